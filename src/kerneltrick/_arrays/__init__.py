@@ -1,0 +1,59 @@
+"""The only room that knows which array library it is in.
+
+Everything above works on a namespace `xp` (the array-API module of NumPy, PyTorch, JAX or any
+other conforming library) and asks this room for what the standard lacks: reading values, stopping
+gradients, sums wider than the library's floats, and a loop over blocks of tokens.
+"""
+
+from kerneltrick._arrays._library import (
+    Array,
+    Namespace,
+    as_numpy,
+    astype,
+    clean_blocks_only,
+    compute_dtype,
+    constant,
+    contiguous,
+    convert,
+    device,
+    half_dtypes,
+    is_concrete,
+    is_floating,
+    is_integer,
+    library,
+    max_blocks,
+    namespace,
+    stop_gradient,
+)
+from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start
+from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
+
+__all__ = [
+    "Array",
+    "Namespace",
+    "Wide",
+    "as_numpy",
+    "astype",
+    "clean_blocks_only",
+    "compute_dtype",
+    "constant",
+    "contiguous",
+    "convert",
+    "device",
+    "half_dtypes",
+    "is_concrete",
+    "is_floating",
+    "is_integer",
+    "jit",
+    "library",
+    "max_blocks",
+    "namespace",
+    "register_pytree",
+    "scan",
+    "static_start",
+    "stop_gradient",
+    "wide",
+    "wide_add",
+    "wide_narrow",
+    "wide_zeros",
+]

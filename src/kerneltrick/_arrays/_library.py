@@ -1,0 +1,173 @@
+"""Questions about an array that only its own library can answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+
+Array: TypeAlias = Any  # an array of any library that follows the array-API standard
+Namespace: TypeAlias = Any  # that library's array-API module
+
+
+def namespace(**arrays: Array | None) -> Namespace:
+    """The array-API namespace shared by all arrays given (None is skipped); TypeError if not one.
+
+    >>> import numpy as np
+    >>> namespace(q=np.zeros(3)).__name__
+    'array_api_compat.numpy'
+    """
+    given = {name: x for name, x in arrays.items() if x is not None}
+    for name, x in given.items():
+        if not array_api_compat.is_array_api_obj(x):
+            raise TypeError(
+                f"{name} must be an array (NumPy, PyTorch, JAX or another array-API library), "
+                f"not {type(x).__name__}; convert it first, for example with numpy.asarray"
+            )
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a numpy masked array; pass the plain data and mask=")
+    libraries = {name: library(x) for name, x in given.items()}
+    if len(set(libraries.values())) > 1:
+        listing = ", ".join(f"{name}: {lib}" for name, lib in libraries.items())
+        raise TypeError(f"all arrays must come from one library, but got {listing}")
+    devices = {name: str(device(x)) for name, x in given.items()}
+    if len(set(devices.values())) > 1 and all(map(is_concrete_or_eager, given.values())):
+        listing = ", ".join(f"{name}: {dev}" for name, dev in devices.items())
+        raise ValueError(f"all arrays must be on one device, but got {listing}")
+    return array_api_compat.array_namespace(next(iter(given.values())))
+
+
+def library(x: Array) -> str:
+    """'numpy', 'torch', 'jax', 'array_api_strict' or the module an array's type lives in."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return "numpy"
+    if array_api_compat.is_torch_array(x):
+        return "torch"
+    if array_api_compat.is_jax_array(x):
+        return "jax"
+    return type(x).__module__.split(".")[0]
+
+
+def device(x: Array) -> Any:
+    if library(x) == "jax" and _is_jax_tracer(x):
+        return None
+    return array_api_compat.device(x)
+
+
+def _is_jax_tracer(x: Array) -> bool:
+    return isinstance(x, sys.modules["jax"].core.Tracer)
+
+
+def is_concrete_or_eager(x: Array) -> bool:
+    """False only for arrays being traced, whose device is not known."""
+    return not (library(x) == "jax" and _is_jax_tracer(x))
+
+
+def is_concrete(x: Array) -> bool:
+    """Whether the values of x can be looked at now, on the CPU: not traced, not on an accelerator."""
+    lib = library(x)
+    if lib == "jax":
+        return not _is_jax_tracer(x) and all(d.platform == "cpu" for d in x.devices())
+    if lib == "torch":
+        torch = sys.modules["torch"]
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # vmap, torch.func.grad
+        return (
+            x.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+            and type(x) in (torch.Tensor, torch.nn.Parameter)  # not FakeTensor
+            and not wrapped(x)
+        )
+    return True
+
+
+def clean_blocks_only(x: Array) -> bool:
+    """Whether a check of values may be left out of a block where it finds nothing (no tracing)."""
+    return library(x) != "jax" and is_concrete(x)
+
+
+def is_floating(x: Array) -> bool:
+    xp = array_api_compat.array_namespace(x)
+    return bool(xp.isdtype(x.dtype, "real floating"))
+
+
+def is_integer(x: Array) -> bool:
+    xp = array_api_compat.array_namespace(x)
+    return bool(xp.isdtype(x.dtype, "integral"))
+
+
+def half_dtypes(xp: Namespace) -> list[Any]:
+    """The sixteen-bit floats that a library has."""
+    return [getattr(xp, name) for name in ("float16", "bfloat16") if hasattr(xp, name)]
+
+
+def compute_dtype(x: Array) -> Any:
+    """The dtype sums are made in: float64 stays, everything narrower is float32."""
+    xp = array_api_compat.array_namespace(x)
+    return xp.float64 if x.dtype == xp.float64 else xp.float32
+
+
+def astype(x: Array, dtype: Any) -> Array:
+    if x.dtype == dtype:
+        return x
+    return array_api_compat.array_namespace(x).astype(x, dtype, copy=False)
+
+
+def stop_gradient(x: Array) -> Array:
+    """x as a constant to automatic differentiation."""
+    lib = library(x)
+    if lib == "torch":
+        return x.detach()
+    if lib == "jax":
+        return sys.modules["jax"].lax.stop_gradient(x)
+    return x
+
+
+def contiguous(x: Array) -> Array:
+    """NumPy: a C-ordered copy if needed, so that rounding does not depend on strides."""
+    return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x
+
+
+def constant(values: Any, like: Array, dtype: Any = None) -> Array:
+    """values (NumPy, or an array of the library of `like`) beside `like`, in its dtype or `dtype`.
+
+    Learned weights that are already arrays of that library keep their gradient.
+    """
+    xp = array_api_compat.array_namespace(like)
+    dtype = like.dtype if dtype is None else dtype
+    if not isinstance(values, np.ndarray) and library(values) == library(like):
+        return astype(values, dtype)
+    return convert(np.asarray(values), like, xp, dtype)
+
+
+def convert(values: np.ndarray[Any, Any], like: Array, xp: Namespace, dtype: Any) -> Array:
+    lib = library(like)
+    if lib == "numpy":
+        return values.astype(dtype, copy=False)
+    if lib == "torch":
+        return xp.asarray(values, dtype=dtype, device=like.device)
+    if lib == "jax" and _is_jax_tracer(like):
+        return xp.asarray(values, dtype=dtype)
+    return xp.astype(xp.asarray(values, device=device(like)), dtype, copy=False)
+
+
+def as_numpy(x: Array) -> np.ndarray[Any, Any]:
+    """The values of x as a NumPy array (bfloat16 becomes float32)."""
+    lib = library(x)
+    if lib == "torch":
+        torch = sys.modules["torch"]
+        x = x.detach().cpu()
+        return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
+    if lib == "jax":
+        jnp = sys.modules["jax"].numpy
+        return np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)
+    if lib == "numpy":
+        return np.asarray(x)
+    return np.from_dlpack(x)
+
+
+def max_blocks(like: Array) -> int:
+    """How many chunks may be handled at once: JAX unrolls them, so few keep compilation short."""
+    return 2 if library(like) == "jax" else 16

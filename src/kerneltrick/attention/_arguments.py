@@ -1,0 +1,131 @@
+"""Checks of arguments, shared by every kind of attention: say what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from kerneltrick._arrays import Array, Namespace, is_floating, is_integer, namespace
+
+
+class VanishingNormalizerError(ZeroDivisionError):
+    """The weights of a query sum to exactly 0, so its output does not exist."""
+
+
+class Inputs(NamedTuple):
+    """q (..., H·g, n_q, d), k (..., H, n, d), v (..., H, n, M), always with a head axis."""
+
+    xp: Namespace
+    q: Array
+    k: Array
+    v: Array
+    headless: bool  # the caller gave (n, d) arrays
+
+    @property
+    def groups(self) -> int:
+        """How many query heads share one key/value head."""
+        return int(self.q.shape[-3] // self.k.shape[-3])
+
+    def restore(self, x: Array) -> Array:
+        """A result without the head axis if the caller had none."""
+        return x[0, ...] if self.headless else x
+
+
+def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
+    xp = namespace(q=q, k=k, v=v)
+    arrays = {"q": q, "k": k, "v": v}
+    shapes = ", ".join(f"{name}: {tuple(x.shape)}" for name, x in arrays.items())
+    for name, x in arrays.items():
+        if not is_floating(x):
+            raise TypeError(
+                f"{who} needs floating-point arrays, but {name} has dtype {x.dtype}; "
+                f"cast it to float32 or float64"
+            )
+        if x.ndim < 2:
+            raise ValueError(
+                f"{who} needs arrays (..., heads, n, d) or (n, d), but {name} is {tuple(x.shape)}"
+            )
+    if len({str(x.dtype) for x in arrays.values()}) > 1:
+        dtypes = ", ".join(f"{name}: {x.dtype}" for name, x in arrays.items())
+        raise TypeError(f"{who} needs q, k and v of one dtype, but got {dtypes}")
+    if not q.ndim == k.ndim == v.ndim:
+        raise ValueError(f"{who} needs q, k and v with the same number of axes ({shapes})")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"keys have {k.shape[-1]} features but queries have {q.shape[-1]}; "
+            f"{who} needs them equal ({shapes})"
+        )
+    if q.shape[-1] == 0:
+        raise ValueError(f"{who} needs queries and keys with at least one feature ({shapes})")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"there are {k.shape[-2]} keys but {v.shape[-2]} values; {who} needs a value for "
+            f"each key ({shapes})"
+        )
+    headless = q.ndim == 2
+    if headless:
+        q, k, v = q[None, ...], k[None, ...], v[None, ...]
+    if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
+        raise ValueError(
+            f"{who} needs the same leading dimensions for q, k and v; only the heads (axis -3) "
+            f"of q may be a multiple of those of k and v ({shapes})"
+        )
+    if k.shape[-3] == 0 or q.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+        raise ValueError(
+            f"{who} needs the number of query heads to be a multiple of the number of key/value "
+            f"heads, but there are {q.shape[-3]} and {k.shape[-3]} ({shapes})"
+        )
+    return Inputs(xp, q, k, v, headless)
+
+
+def check_causal(who: str, inputs: Inputs, causal: bool) -> None:
+    n_q, n = inputs.q.shape[-2], inputs.k.shape[-2]
+    if causal and n_q != n:
+        raise ValueError(
+            f"causal {who} needs as many queries as keys, but there are {n_q} and {n}; "
+            f"the past of a stream comes from state="
+        )
+
+
+def check_scale(who: str, scale: Any) -> float:
+    try:
+        value = float(scale)
+    except (TypeError, ValueError):
+        raise TypeError(f"{who} needs scale to be a number > 0, not {scale!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{who} needs scale > 0 and finite, not {value}")
+    return value
+
+
+def token_array(name: str, x: Array | None, like: Array, kind: str) -> Array | None:
+    """One entry per token of `like` (..., H, n, d), as (..., H or 1, n, 1).
+
+    Accepted: (..., H, n), (..., n) without heads, or (n,). kind: "bool", "integer" or "number".
+    """
+    if x is None:
+        return None
+    xp = namespace(like=like, **{name: x})
+    if kind == "bool" and x.dtype != xp.bool:
+        raise TypeError(
+            f"{name} must be boolean, True = keep, not {x.dtype}; write {name} != 0 if that is meant"
+        )
+    if kind == "integer" and not is_integer(x):
+        raise TypeError(f"{name} must be whole numbers, not {x.dtype}")
+    if kind == "number" and not (is_integer(x) or is_floating(x)):
+        raise TypeError(f"{name} must be numbers, not {x.dtype}")
+    shape, full = tuple(x.shape), tuple(like.shape[:-1])
+    if shape == full:
+        return x[..., None]
+    if shape == (*full[:-2], full[-1]):
+        return xp.expand_dims(x, axis=-2)[..., None]
+    if shape == full[-1:]:
+        return xp.reshape(x, (*(1,) * (len(full) - 1), full[-1], 1))
+    raise ValueError(
+        f"{name} must have one entry per token: {full}, {(*full[:-2], full[-1])} or {full[-1:]}, "
+        f"not {shape}"
+    )
+
+
+def check_on_zero(on_zero: str | None) -> None:
+    if on_zero not in (None, "raise", "nan", "zero"):
+        raise ValueError(f'on_zero must be "raise", "nan", "zero" or None, not {on_zero!r}')

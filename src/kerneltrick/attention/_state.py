@@ -1,0 +1,347 @@
+"""The constant-size memory of causal linear attention, as a value."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from kerneltrick import maps
+from kerneltrick._arrays import (
+    Array,
+    Wide,
+    as_numpy,
+    clean_blocks_only,
+    constant,
+    library,
+    namespace,
+    register_pytree,
+    wide,
+    wide_add,
+    wide_narrow,
+)
+from kerneltrick.attention._arguments import check_inputs, check_scale
+from kerneltrick.engines import Carry, Plan, empty_carry
+
+FORMAT = "kerneltrick.State/1"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class State:
+    """U = Σ φ(k)vᵀ and Z = Σ φ(k) over tokens start … stop−1, both times exp(−log_scale).
+
+    Made by `linear_attention(..., return_state=True)` and given back to it as `state=`; never
+    changed. Sums are float64, or pairs of float32 where the library has no float64.
+
+    >>> import numpy as np, kerneltrick as kt
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 100, 8))
+    >>> whole = kt.linear_attention(q, k, v, causal=True)
+    >>> left, state = kt.linear_attention(q[:60], k[:60], v[:60], causal=True, return_state=True)
+    >>> right = kt.linear_attention(q[60:], k[60:], v[60:], causal=True, state=state)
+    >>> np.allclose(whole, np.concatenate([left, right])), state.U.shape, state.stop
+    (True, (8, 8), 60)
+    """
+
+    sums: Wide  # (..., H, m, M + 1): U and, as the last column, Z
+    scale_log: Array | None  # (..., H, 1, 1)
+    decay_log: Wide | None  # (..., H, 1, 1 or m)
+    start: Any
+    stop: Any
+    fingerprint: str  # the map, its scale and the shapes
+
+    def __post_init__(self) -> None:
+        if library(self.sums.hi) == "jax":
+            fields = ("sums", "scale_log", "decay_log", "start", "stop")
+            register_pytree(State, fields, ("fingerprint",))
+
+    @property
+    def U(self) -> Array:
+        """Σ φ(k)vᵀ · exp(−log_scale), (..., H, m, M)."""
+        return self._whole()[..., :-1]
+
+    @property
+    def Z(self) -> Array:
+        """Σ φ(k) · exp(−log_scale), (..., H, m)."""
+        return self._whole()[..., -1]
+
+    @property
+    def log_scale(self) -> Array:
+        """What U and Z are relative to, (..., H); 0 for maps without a log-scale."""
+        if self.scale_log is None:
+            return namespace(U=self.sums.hi).zeros_like(self.sums.hi[..., 0, 0])
+        return self.scale_log[..., 0, 0]
+
+    @property
+    def log_decay(self) -> Array:
+        """Σ log-decay from start to stop, (..., H, 1 or m); −inf if the state restarted between."""
+        if self.decay_log is None:
+            return namespace(U=self.sums.hi).zeros_like(self.sums.hi[..., 0, :1])
+        return wide_narrow(self.decay_log, self.decay_log.hi.dtype)[..., 0, :]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by U and Z."""
+        parts = 1 if self.sums.lo is None else 2
+        itemsize = 8 if self.sums.lo is None else 4
+        return parts * itemsize * math.prod(self.sums.hi.shape)
+
+    def _whole(self) -> Array:
+        return wide_narrow(self.sums, self.sums.hi.dtype)
+
+    def __repr__(self) -> str:
+        shape = tuple(self.sums.hi.shape)
+        return (
+            f"<State of {self.fingerprint}, tokens {self.start}:{self.stop}, "
+            f"U {(*shape[:-1], shape[-1] - 1)} {library(self.sums.hi)}>"
+        )
+
+    @staticmethod
+    def empty(
+        feature_map: maps.MapLike, k: Array, v: Array, *, start: int = 0, scale: float | None = None
+    ) -> State:
+        """The state before token `start`, for keys and values shaped like k and v.
+
+        Give it to the second half of a document to make a state that `merge` can append.
+        """
+        inputs = check_inputs("State.empty", k, k, v)
+        chosen = maps.get(feature_map)
+        d = k.shape[-1]
+        scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
+        plan = Plan(chosen, scale, True, True, math.nan, 1, 0)
+        carry = empty_carry(plan, inputs.k, inputs.v)
+        print_ = fingerprint(chosen, scale, d, carry)
+        return state_of(carry, start, start, print_, inputs.headless)
+
+    def merge(self, right: State) -> State:
+        """The state after both stretches: `right` must start where this one stops.
+
+        exp(right.log_decay) ⊙ U + right.U, so halves of a sequence can be summed apart.
+        """
+        if not isinstance(right, State):
+            raise TypeError(f"merge needs a State, not {type(right).__name__}")
+        _same_kind(self, right, "merge")
+        if _known(self.stop) and _known(right.start) and int(self.stop) != int(right.start):
+            raise ValueError(
+                f"merge needs adjacent states, but the left one ends at token {self.stop} and the "
+                f"right one starts at {right.start}"
+            )
+        xp = namespace(left=self.sums.hi, right=right.sums.hi)
+        decay = None
+        if right.decay_log is not None:
+            decay = wide_narrow(right.decay_log, right.decay_log.hi.dtype)
+        left_shift = right_shift = log_scale = None
+        if self.scale_log is not None and right.scale_log is not None:
+            slowest = self.scale_log
+            if decay is not None:
+                slowest = slowest + xp.astype(xp.max(decay, axis=-1, keepdims=True), slowest.dtype)
+            log_scale = xp.maximum(slowest, right.scale_log)
+            low = xp.where(log_scale == -math.inf, xp.zeros_like(log_scale), log_scale)
+            left_shift, right_shift = self.scale_log - low, xp.exp(right.scale_log - low)
+        factor = decay
+        if left_shift is not None:
+            factor = left_shift if factor is None else factor + left_shift
+        grown = right.sums
+        if right_shift is not None:
+            grown = wide_add(grown, xp.zeros_like(grown.hi), right_shift.mT)
+        sums = wide_add(self.sums, grown.hi, None if factor is None else xp.exp(factor).mT)
+        if grown.lo is not None:
+            sums = wide_add(sums, grown.lo)
+        decay_log = self.decay_log
+        if right.decay_log is not None:
+            decay_log = right.decay_log
+            if self.decay_log is not None:
+                decay_log = wide_add(self.decay_log, decay_log.hi)
+        return State(sums, log_scale, decay_log, self.start, right.stop, self.fingerprint)
+
+    def to(self, like: Array) -> State:
+        """The same state as arrays of the library and on the device of `like`."""
+
+        xp = namespace(like=like)
+        probe = wide(constant(np.zeros(1), like, xp.float32))
+
+        def move(values: np.ndarray[Any, Any]) -> Wide:
+            hi = constant(values, like, probe.hi.dtype)
+            if probe.lo is None:
+                return Wide(hi, None)
+            rest = np.where(np.isfinite(values), values - as_numpy(hi), 0.0)
+            return Wide(hi, constant(rest, like, probe.hi.dtype))
+
+        values, scale = self.sums.numpy(), None
+        if self.scale_log is not None:
+            exact = as_numpy(self.scale_log)
+            scale = constant(exact, like, probe.hi.dtype)
+            # Where the log-scale had to be rounded, the sums take up the difference.
+            finite = np.isfinite(exact)
+            gap = np.where(finite, exact, 0.0) - np.where(finite, as_numpy(scale), 0.0)
+            values = values * np.exp(gap)
+        decay = None if self.decay_log is None else move(self.decay_log.numpy())
+        return State(move(values), scale, decay, self.start, self.stop, self.fingerprint)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a safetensors file; the file appears whole or not at all."""
+        whole = self.sums.numpy()
+        tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
+        if self.scale_log is not None:
+            tensors["log_scale"] = as_numpy(self.scale_log)
+        if self.decay_log is not None:
+            tensors["log_decay"] = self.decay_log.numpy()
+        metadata = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "start": str(int(self.start)),
+            "stop": str(int(self.stop)),
+        }
+        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        write_atomically(Path(path), safetensors.numpy.save(tensors, metadata))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
+        """Read a state back, as NumPy arrays or as those of the library of `like`."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no state file at {os.fspath(path)}")
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise ValueError(f"{os.fspath(path)} is not a readable state file: {error}") from None
+        state = _rebuild(os.fspath(path), metadata, tensors)
+        return state if like is None else state.to(like)
+
+
+def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> State:
+    def fail(reason: str) -> ValueError:
+        return ValueError(f"{path} is not a state of this package: {reason}")
+
+    if metadata.get("format") != FORMAT:
+        raise fail(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
+    try:
+        start, stop = int(metadata["start"]), int(metadata["stop"])
+        print_ = metadata["fingerprint"]
+        U, Z = tensors["U"], tensors["Z"]
+    except (KeyError, ValueError) as error:
+        raise fail(f"missing or malformed entry {error}") from None
+    unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay"}
+    if unknown:
+        raise fail(f"unexpected tensors {sorted(unknown)}")
+    if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
+        raise fail(f"U {U.dtype} {U.shape} and Z {Z.dtype} {Z.shape} do not belong together")
+    if not 0 <= start <= stop:
+        raise fail(f"it covers tokens {start}:{stop}")
+    scale, decay = tensors.get("log_scale"), tensors.get("log_decay")
+    if scale is not None and (scale.shape != (*U.shape[:-2], 1, 1) or scale.dtype.kind != "f"):
+        raise fail(f"log_scale is {scale.dtype} {scale.shape}")
+    if decay is not None and decay.shape not in ((*U.shape[:-2], 1, e) for e in (1, U.shape[-2])):
+        raise fail(f"log_decay is {decay.dtype} {decay.shape}")
+    sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
+    decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
+    return State(sums, scale, decay_log, start, stop, print_)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside the target and rename, so that a reader never sees half a file."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def fingerprint(feature_map: maps.FeatureMap, scale: float, d: int, carry: Carry) -> str:
+    m, width = carry.sums.hi.shape[-2:]
+    return f"{feature_map} (scale {scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
+
+
+def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -> State:
+    """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
+    xp = namespace(sums=carry.sums.hi)
+    hi, lo = carry.sums
+    if carry.bad is not None:
+        hi = xp.where(carry.bad, xp.full_like(hi, math.nan), hi)
+
+    def strip(x: Array | None) -> Array | None:
+        return x[0, ...] if headless and x is not None else x
+
+    decay = carry.log_decay
+    if decay is not None:
+        decay = Wide(strip(decay.hi), strip(decay.lo))
+    return State(Wide(strip(hi), strip(lo)), strip(carry.log_scale), decay, start, stop, print_)
+
+
+def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carry:
+    """The engines' carry from a state, checked against the empty carry of this call."""
+    if not isinstance(state, State):
+        raise TypeError(f"state must be a State, not {type(state).__name__}")
+    if state.fingerprint != print_:
+        raise ValueError(f"the state is of {state.fingerprint}, but this call needs {print_}")
+    ours, theirs = library(state.sums.hi), library(expected.sums.hi)
+    if ours != theirs:
+        raise TypeError(f"the state holds {ours} arrays, the inputs are {theirs}; use state.to(q)")
+
+    def lift(x: Array) -> Array:
+        return x[None, ...] if headless else x
+
+    hi, lo = lift(state.sums.hi), None if state.sums.lo is None else lift(state.sums.lo)
+    if hi.shape != expected.sums.hi.shape:
+        raise ValueError(
+            f"the state has U {_u_shape(hi)}, but these inputs need {_u_shape(expected.sums.hi)}"
+        )
+    xp = namespace(hi=hi)
+    nan = xp.isnan(hi)
+    bad = None
+    if not (clean_blocks_only(hi) and not bool(xp.any(nan))):
+        bad = xp.any(nan, axis=-2, keepdims=True)
+        hi = xp.where(nan, xp.zeros_like(hi), hi)
+        lo = None if lo is None else xp.where(nan, xp.zeros_like(lo), lo)
+    log_scale, sums = expected.log_scale, Wide(hi, lo)
+    if log_scale is not None:
+        exact = lift(state.scale_log)
+        log_scale = xp.astype(exact, log_scale.dtype)
+        if exact.dtype != log_scale.dtype:  # the sums take up what rounding the log-scale changes
+            empty = exact == -math.inf
+            gap = xp.where(empty, xp.zeros_like(exact), exact - xp.astype(log_scale, exact.dtype))
+            sums = wide_add(sums, xp.zeros_like(hi), xp.exp(gap))
+    log_decay = expected.log_decay
+    if state.decay_log is not None:
+        parts = [None if x is None else lift(x) for x in state.decay_log]
+        if log_decay is not None and log_decay.hi.shape[-1] > parts[0].shape[-1]:
+            shape = log_decay.hi.shape
+            parts = [None if x is None else xp.broadcast_to(x, shape) for x in parts]
+        log_decay = Wide(*parts)
+    return Carry(sums, log_scale, log_decay, bad)
+
+
+def _u_shape(sums: Array) -> tuple[int, ...]:
+    return (*sums.shape[:-1], sums.shape[-1] - 1)
+
+
+def _same_kind(left: State, right: State, who: str) -> None:
+    if left.fingerprint != right.fingerprint:
+        raise ValueError(
+            f"{who} needs states of one map: left is {left.fingerprint}, right {right.fingerprint}"
+        )
+    if left.sums.hi.shape != right.sums.hi.shape:
+        raise ValueError(
+            f"{who} needs states of one shape: left has U {_u_shape(left.sums.hi)}, "
+            f"right {_u_shape(right.sums.hi)}"
+        )
+
+
+def _known(position: Any) -> bool:
+    try:
+        int(position)
+    except Exception:  # a traced number
+        return False
+    return True

@@ -1,0 +1,25 @@
+"""Ways to run the same recurrence, one signature: engine(plan, data) → result.
+
+`dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
+matrix products and runs everywhere.
+"""
+
+from kerneltrick.engines._chunked import chunked
+from kerneltrick.engines._dense import dense, dense_rows
+from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry
+from kerneltrick.engines._recurrent import recurrent
+
+ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked}
+
+__all__ = [
+    "ENGINES",
+    "Carry",
+    "Data",
+    "Plan",
+    "Result",
+    "chunked",
+    "dense",
+    "dense_rows",
+    "empty_carry",
+    "recurrent",
+]

@@ -1,0 +1,173 @@
+"""Linear attention with its n×n weights formed: slow, obviously right, the oracle of the others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kerneltrick._arrays import (
+    Array,
+    astype,
+    compute_dtype,
+    constant,
+    namespace,
+    wide,
+    wide_add,
+    wide_narrow,
+)
+from kerneltrick.engines._problem import (
+    Carry,
+    Data,
+    Keys,
+    Plan,
+    Queries,
+    Result,
+    block_positions,
+    either,
+    finish,
+    prepare_keys,
+    prepare_queries,
+    safe,
+)
+
+
+class DenseRows(NamedTuple):
+    """Chosen rows of the weights before normalising, and what they are to be summed with."""
+
+    weights: Array  # (..., H, g, r, n), relative to exp(reference)
+    reference: Array | None  # (..., H, 1, r, 1)
+    state: Array  # (..., H, g, r, M + 1): what the initial state adds, relative likewise
+    values: Array  # (..., H, 1, n, M + 1)
+    bad: Array | None  # (..., H, 1, r, M + 1): sums that are NaN
+    queries: Queries
+    keys: Keys
+
+
+class _Sight(NamedTuple):
+    """What row i sees of key j, in logarithms; e = 1, or m where the decay is per feature."""
+
+    allowed: Array  # (..., H, r, n) bool
+    exponent: Array  # (..., H, r, n, e), −inf where not allowed
+    sees_state: Array  # (..., H, r, 1) bool
+    entry: Array  # (..., H, r, e): the exponent of the initial state, −inf where not seen
+    reference: Array | None  # (..., H, r, 1): the largest exponent
+
+
+def dense(plan: Plan, data: Data) -> Result:
+    """Weights (n × n) first, then weights times values."""
+    rows = dense_rows(plan, data, np.arange(data.q.shape[-2]))
+    mixed = rows.weights @ rows.values + rows.state
+    output, zero = finish(plan, mixed, rows.reference, rows.queries, rows.bad, data.v.dtype)
+    return Result(output, zero, _after(plan, data, rows.keys))
+
+
+def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
+    """The rows of the weights for the queries at `rows`, without forming the others."""
+    xp = namespace(q=data.q)
+    n, n_q = data.k.shape[-2], data.q.shape[-2]
+    pick = constant(rows, data.q, xp.int64)
+    where_k = block_positions(data.k_positions, data.start, 0, n, data.k)
+    keys = prepare_keys(plan, data.k, data.v, data.mask, data.log_decay, None, where_k)
+    where_q = block_positions(data.q_positions, data.start, 0, n_q, data.q)
+    keep = data.mask if plan.causal else data.query_mask
+    queries = prepare_queries(
+        plan,
+        xp.take(data.q, pick, axis=-2),
+        None if keep is None else xp.take(keep, pick, axis=-2),
+        xp.take(where_q, pick, axis=-1),
+        data.k.shape[-3],
+    )
+    sight = _look(plan, data, keys, rows)
+    low = 0 if sight.reference is None else safe(sight.reference, xp)
+
+    phi_q, phi_k = queries.features, xp.expand_dims(keys.features, axis=-3)
+    factor = xp.expand_dims(xp.exp(sight.exponent - (low if sight.reference is None else low[..., None])), axis=-4)
+    if factor.shape[-1] == 1:
+        weights = phi_q @ phi_k.mT * factor[..., 0]
+    else:
+        weights = xp.sum(phi_q[..., :, None, :] * phi_k[..., None, :, :] * factor, axis=-1)
+    allowed = xp.expand_dims(sight.allowed, axis=-3)
+    weights = xp.where(allowed, weights, xp.zeros_like(weights))
+
+    sees_state = xp.expand_dims(sight.sees_state, axis=-3)
+    sums = xp.expand_dims(wide_narrow(data.carry.sums, phi_q.dtype), axis=-3)
+    state = (phi_q * xp.expand_dims(xp.exp(sight.entry - low), axis=-3)) @ sums
+    state = xp.where(sees_state, state, xp.zeros_like(state))
+
+    bad = None
+    if keys.bad is not None:
+        count = xp.astype(allowed, phi_q.dtype) @ xp.expand_dims(
+            xp.astype(keys.bad, phi_q.dtype), axis=-3
+        )
+        bad = count > 0
+    if data.carry.bad is not None:
+        bad = either(bad, xp.expand_dims(data.carry.bad, axis=-3) & sees_state)
+    reference = None if sight.reference is None else xp.expand_dims(sight.reference, axis=-3)
+    values = xp.expand_dims(keys.values, axis=-3)
+    return DenseRows(weights, reference, state, values, bad, queries, keys)
+
+
+def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Sight:
+    xp = namespace(k=data.k)
+    n, dtype = data.k.shape[-2], compute_dtype(data.k)
+    pick = constant(rows, data.k, xp.int64)
+    triangle = np.arange(n)[None, :] <= rows[:, None]
+    if not plan.causal:
+        triangle = np.ones_like(triangle)
+    shape = (*data.k.shape[:-2], len(rows), n)
+    allowed = xp.broadcast_to(constant(triangle, data.k, xp.bool), shape)
+    sees_state = xp.ones_like(allowed[..., :1])
+    if data.mask is not None:
+        allowed = allowed & data.mask.mT
+    if data.restart is not None:
+        segment = xp.cumulative_sum(xp.astype(data.restart, xp.int64), axis=-2)
+        own = xp.take(segment, pick, axis=-2)
+        allowed = allowed & (own == segment.mT)
+        sees_state = sees_state & (own == 0)
+
+    exponent = xp.zeros_like(xp.astype(allowed, dtype))[..., None]
+    entry = exponent[..., 0, :]
+    if keys.log_decay is not None:
+        since = xp.cumulative_sum(wide(keys.log_decay).hi, axis=-2)
+        own = xp.take(since, pick, axis=-2)
+        exponent = exponent + astype(own[..., :, None, :] - since[..., None, :, :], dtype)
+        entry = entry + astype(own, dtype)
+    if keys.log_scale is not None:
+        assert data.carry.log_scale is not None
+        exponent = exponent + keys.log_scale.mT[..., None]
+        entry = entry + data.carry.log_scale
+    exponent = xp.where(allowed[..., None], exponent, xp.full_like(exponent, -math.inf))
+    entry = xp.where(sees_state, entry, xp.full_like(entry, -math.inf))
+    reference = None
+    if keys.log_scale is not None:
+        largest = xp.max(xp.max(exponent, axis=-1), axis=-1)[..., None]
+        reference = xp.maximum(largest, xp.max(entry, axis=-1, keepdims=True))
+    return _Sight(allowed, exponent, sees_state, entry, reference)
+
+
+def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
+    """The state after the last token: what a row there sees, summed over the keys."""
+    xp = namespace(k=data.k)
+    carry, last = data.carry, np.array([data.k.shape[-2] - 1])
+    sight = _look(plan, data, keys, last)
+    low = 0 if sight.reference is None else safe(sight.reference, xp)
+    leaving = keys.features * xp.exp(
+        sight.exponent[..., 0, :, :] - (0 if sight.reference is None else low)
+    )
+    through = xp.exp(sight.entry - low).mT
+    sums = wide_add(carry.sums, leaving.mT @ keys.values, through)
+    log_decay = carry.log_decay
+    if log_decay is not None:
+        since = xp.zeros_like(log_decay.hi)
+        if keys.log_decay is not None:
+            since = since + xp.sum(wide(keys.log_decay).hi, axis=-2, keepdims=True)
+        since = xp.where(sight.sees_state, since, xp.full_like(since, -math.inf))
+        log_decay = wide_add(log_decay, since)
+    bad = None
+    if keys.bad is not None:
+        bad = xp.any(keys.bad & sight.allowed.mT, axis=-2, keepdims=True)
+    if carry.bad is not None:
+        bad = either(bad, carry.bad & sight.sees_state)
+    return Carry(sums, sight.reference, log_decay, bad)

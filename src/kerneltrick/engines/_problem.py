@@ -1,0 +1,264 @@
+"""What every engine is given, and the preparation of tokens they share.
+
+Symbols: n tokens, d dimensions, m features, M value width, H key/value heads, g query heads per
+key/value head. Every array keeps its tokens on axis −2. Values carry one more column of ones, so
+that the sum U of φ(k)vᵀ and the normaliser's sum Z of φ(k) are the columns of one matrix, `sums`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from kerneltrick._arrays import (
+    Array,
+    Namespace,
+    Wide,
+    astype,
+    clean_blocks_only,
+    compute_dtype,
+    contiguous,
+    device,
+    library,
+    namespace,
+    stop_gradient,
+    wide_add,
+    wide_zeros,
+)
+from kerneltrick.maps import FeatureMap, feature_shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The part of a call that is not arrays: hashable, so that JAX compiles once per plan."""
+
+    feature_map: FeatureMap
+    scale: float
+    causal: bool
+    normalize: bool
+    zero_fill: float  # what an output becomes where the normaliser is exactly 0
+    chunk_size: int
+    offset: int  # padding in front of the first chunk, so that chunks lie at absolute positions
+
+
+class Carry(NamedTuple):
+    """The state of the recurrence after some tokens: U and Z are e^{log_scale} · sums."""
+
+    sums: Wide  # (..., H, m, M + 1)
+    log_scale: Array | None  # (..., H, 1, 1); None if the map has no log-scale
+    log_decay: Wide | None  # (..., H, 1, 1 or m), Σ log-decay since the start; None if no decay
+    bad: Array | None  # (..., H, 1, M + 1): columns that a non-finite k or v has made NaN
+
+
+class Data(NamedTuple):
+    """The arrays of a call."""
+
+    q: Array  # (..., H·g, n_q, d)
+    k: Array  # (..., H, n, d)
+    v: Array  # (..., H, n, M)
+    mask: Array | None  # (..., H or 1, n, 1) bool, True = keep
+    query_mask: Array | None  # the same for queries; full attention only
+    log_decay: Array | None  # (..., H, n, 1 or m)
+    restart: Array | None  # (..., H or 1, n, 1) bool: the state is emptied before this token
+    q_positions: Array | None  # (..., H·g or 1, n_q, 1)
+    k_positions: Array | None
+    start: Any  # absolute position of the first token
+    carry: Carry
+
+
+class Result(NamedTuple):
+    output: Array  # (..., H·g, n_q, M)
+    zero: Array | None  # (..., H·g, n_q, 1) bool: rows whose normaliser is exactly 0
+    carry: Carry
+
+
+class Keys(NamedTuple):
+    """Tokens ready to be summed; masked ones are zeros."""
+
+    features: Array  # (..., H, n, m)
+    values: Array  # (..., H, n, M + 1), last column 1
+    log_scale: Array | None  # (..., H, n, 1), −inf where masked
+    log_decay: Array | None  # (..., H, n, 1 or m), 0 where masked, −inf at a restart
+    bad: Array | None  # (..., H, n, M + 1)
+
+
+class Queries(NamedTuple):
+    features: Array  # (..., H, g, n, m)
+    log_scale: Array | None  # (..., H, g, n, 1)
+    keep: Array | None  # (..., H, 1 or g, n, 1) bool
+    bad: Array | None  # (..., H, g, n, 1)
+
+
+def prepare_keys(
+    plan: Plan,
+    k: Array,
+    v: Array,
+    keep: Array | None,
+    log_decay: Array | None,
+    restart: Array | None,
+    positions: Array | None,
+) -> Keys:
+    """Clean, scale and map keys and values. NaN and inf become flags: 0 · NaN must not spread."""
+    xp = namespace(k=k)
+    dtype = compute_dtype(k)
+    k, v = blank(k, keep, xp), blank(v, keep, xp)
+    k, bad_k = finite(k, xp)
+    v, bad_v = finite(v, xp)
+    bad = None
+    if bad_k is not None or bad_v is not None:
+        bad_k = xp.zeros_like(k, dtype=xp.bool) if bad_k is None else bad_k
+        bad_v = xp.zeros_like(v, dtype=xp.bool) if bad_v is None else bad_v
+        token = xp.any(bad_k, axis=-1, keepdims=True)
+        bad = xp.concat([bad_v | token, token], axis=-1)
+    features, log_scale = plan.feature_map.phi_key(_scaled(k, plan, dtype), positions)
+    features = blank(features, keep, xp)
+    if log_scale is not None:
+        log_scale = log_scale[..., None]
+        if keep is not None:
+            log_scale = xp.where(keep, log_scale, xp.full_like(log_scale, -math.inf))
+    v = astype(v, dtype)
+    values = xp.concat([v, xp.ones_like(features[..., :1])], axis=-1)
+    if log_decay is not None:
+        log_decay = blank(astype(log_decay, dtype), keep, xp)
+    if restart is not None:
+        zero = xp.zeros_like(features[..., :1])
+        log_decay = zero if log_decay is None else log_decay
+        log_decay = xp.where(restart, xp.full_like(log_decay, -math.inf), log_decay)
+    return Keys(contiguous(features), values, log_scale, log_decay, bad)
+
+
+def prepare_queries(
+    plan: Plan, q: Array, keep: Array | None, positions: Array | None, heads: int
+) -> Queries:
+    """Clean, scale and map queries, and sort query heads under the key head they share."""
+    xp = namespace(q=q)
+
+    def grouped(x: Array) -> Array:
+        return xp.reshape(x, (*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:]))
+
+    if keep is not None:
+        keep = xp.expand_dims(keep, axis=-3) if keep.shape[-3] in (1, heads) else grouped(keep)
+    groups = q.shape[-3] // heads
+    if keep is not None:
+        shape = (*q.shape[:-3], heads, groups, q.shape[-2], 1)
+        flat = xp.reshape(xp.broadcast_to(keep, shape), (*q.shape[:-1], 1))
+        q = blank(q, flat, xp)
+    q, bad = finite(q, xp)
+    features, log_scale = plan.feature_map.phi_query(
+        _scaled(q, plan, compute_dtype(q)), positions
+    )
+    return Queries(
+        grouped(contiguous(features)),
+        None if log_scale is None else grouped(log_scale[..., None]),
+        keep,
+        None if bad is None else grouped(xp.any(bad, axis=-1, keepdims=True)),
+    )
+
+
+def both(mask: Array | None, valid: Array | None) -> Array | None:
+    """A mask (..., n, 1) and the validity (n, 1) of a block's tokens, as one."""
+    if mask is None or valid is None:
+        return valid[None] if mask is None and valid is not None else mask
+    return mask & valid
+
+
+def block_positions(given: Array | None, start: Any, first: Any, count: int, like: Array) -> Array:
+    """Positions (..., n) of a block: as given (..., n, 1), or counted from the start."""
+    if given is not None:
+        return given[..., 0]
+    xp = namespace(like=like)
+    dev = None if library(like) == "jax" else device(like)
+    return xp.arange(count, device=dev) + (start + first)
+
+
+def blank(x: Array, keep: Array | None, xp: Namespace) -> Array:
+    """x with zeros where a token is not kept."""
+    return x if keep is None else xp.where(keep, x, xp.zeros_like(x))
+
+
+def finite(x: Array, xp: Namespace) -> tuple[Array, Array | None]:
+    """x with zeros for NaN and inf, and where they were (None if it is known that there were none)."""
+    good = xp.isfinite(x)
+    if clean_blocks_only(x) and bool(xp.all(good)):
+        return x, None
+    return xp.where(good, x, xp.zeros_like(x)), ~good
+
+
+def _scaled(x: Array, plan: Plan, dtype: Any) -> Array:
+    x = contiguous(astype(x, dtype))
+    return x if plan.scale == 1 else x * math.sqrt(plan.scale)
+
+
+def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
+    """The state before the first token, shaped for keys k and values v; decay_width 0, 1 or m."""
+    xp = namespace(k=k)
+    m, has_scale = feature_shape(plan.feature_map, k)
+    lead = k.shape[:-2]
+    sums = wide_zeros((*lead, m, v.shape[-1] + 1), k, xp)
+    zero = astype(sums.hi[..., :1, :1], compute_dtype(k))
+    log_scale = xp.full_like(zero, -math.inf) if has_scale else None
+    log_decay = None
+    if decay_width:
+        log_decay = wide_zeros((*lead, 1, decay_width), k, xp)
+    bad = None
+    if not clean_blocks_only(k):
+        bad = xp.zeros((*lead, 1, v.shape[-1] + 1), dtype=xp.bool)
+    return Carry(sums, log_scale, log_decay, bad)
+
+
+def add_decay(total: Wide | None, log_decay: Array | None) -> Wide | None:
+    if total is None or log_decay is None:
+        return total
+    return wide_add(total, log_decay)
+
+
+def either(a: Array | None, b: Array | None) -> Array | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a | b
+
+
+def safe(log_scale: Array, xp: Namespace) -> Array:
+    """A log-scale to subtract: 0 in place of −inf (nothing summed yet), constant to gradients."""
+    log_scale = stop_gradient(log_scale)
+    return xp.where(log_scale == -math.inf, xp.zeros_like(log_scale), log_scale)
+
+
+def finish(
+    plan: Plan, mixed: Array, reference: Array | None, queries: Queries, bad: Array | None, dtype: Any
+) -> tuple[Array, Array | None]:
+    """Outputs (..., H·g, n, M) from sums (..., H, g, n, M + 1): normalise, then mark NaN and masks.
+
+    `reference` is the log-scale the sums are relative to; `bad` says which columns are NaN.
+    """
+    xp = namespace(mixed=mixed)
+    output, zero = mixed[..., :-1], None
+    if plan.normalize:
+        total = mixed[..., -1:]
+        zero = total == 0
+        if bad is not None:
+            zero = zero & ~bad[..., -1:]
+        if queries.bad is not None:
+            zero = zero & ~queries.bad
+        if queries.keep is not None:
+            zero = zero & queries.keep
+        # Dividing by 1 where the sum is 0 keeps the gradient of that row exactly 0.
+        empty = total == 0
+        output = output / xp.where(empty, xp.ones_like(total), total)
+        output = xp.where(empty, xp.full_like(output, plan.zero_fill), output)
+    else:
+        log_scale = queries.log_scale
+        if reference is not None:
+            safe_reference = safe(reference, xp)
+            log_scale = safe_reference if log_scale is None else log_scale + safe_reference
+        if log_scale is not None:
+            output = output * xp.exp(log_scale)
+    spoiled = either(queries.bad, None if bad is None else bad[..., :-1])
+    if spoiled is not None:
+        output = xp.where(spoiled, xp.full_like(output, math.nan), output)
+    output = astype(blank(output, queries.keep, xp), dtype)
+    flat = (*output.shape[:-4], output.shape[-4] * output.shape[-3], *output.shape[-2:])
+    if zero is not None:
+        zero = xp.reshape(zero, (*flat[:-1], 1))
+    return xp.reshape(output, flat), zero

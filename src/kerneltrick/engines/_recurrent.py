@@ -1,0 +1,100 @@
+"""Linear attention token by token: the recurrence as it is written, and what a decoder runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kerneltrick._arrays import Array, namespace, scan, wide_add, wide_narrow
+from kerneltrick.engines._problem import (
+    Carry,
+    Data,
+    Keys,
+    Plan,
+    Queries,
+    Result,
+    add_decay,
+    block_positions,
+    both,
+    either,
+    finish,
+    prepare_keys,
+    prepare_queries,
+    safe,
+)
+
+
+def recurrent(plan: Plan, data: Data) -> Result:
+    """U ← a ⊙ U + φ(k)vᵀ, Z ← a ⊙ Z + φ(k), o = φ(q)ᵀU / φ(q)ᵀZ, one token at a time."""
+    heads = data.k.shape[-3]
+
+    def write(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Carry:
+        k, v, mask, log_decay, restart, positions = blocks
+        where = block_positions(positions, data.start, first, 1, k)
+        keys = prepare_keys(plan, k, v, both(mask, valid), log_decay, restart, where)
+        return step(carry, keys)
+
+    def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
+        q, mask, positions = blocks
+        where = block_positions(positions, data.start, first, 1, q)
+        queries = prepare_queries(plan, q, both(mask, valid), where, heads)
+        return finish(plan, *look_up(carry, queries), dtype=data.v.dtype)
+
+    keys_in = (data.k, data.v, data.mask, data.log_decay, data.restart, data.k_positions)
+    if not plan.causal:
+        queries_in = (data.q, data.query_mask, data.q_positions)
+        n, n_q = data.k.shape[-2], data.q.shape[-2]
+        carry, _ = scan(
+            lambda *a: (write(*a), ()), data.carry, keys_in, length=n, block=1
+        )
+        carry, (output, zero) = scan(
+            lambda carry, *a: (carry, read(carry, *a)), carry, queries_in, length=n_q, block=1
+        )
+        return Result(output, zero, carry)
+
+    def both_sides(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
+        carry = write(carry, blocks[:6], first, valid)
+        return carry, read(carry, (blocks[6], blocks[2], blocks[7]), first, valid)
+
+    streams = (*keys_in, data.q, data.q_positions)
+    carry, (output, zero) = scan(
+        both_sides, data.carry, streams, length=data.k.shape[-2], block=1
+    )
+    return Result(output, zero, carry)
+
+
+def step(carry: Carry, keys: Keys) -> Carry:
+    """The state after one more token."""
+    xp = namespace(features=keys.features)
+    features, factor, log_scale = keys.features, None, carry.log_scale
+    decay, bad = keys.log_decay, carry.bad
+    if keys.log_scale is not None:
+        assert carry.log_scale is not None
+        slowest = carry.log_scale
+        if decay is not None:
+            slowest = slowest + xp.max(decay, axis=-1, keepdims=True)
+        log_scale = xp.maximum(slowest, keys.log_scale)
+        low = safe(log_scale, xp)
+        features = features * xp.exp(keys.log_scale - low)
+        shift = carry.log_scale - low
+        factor = xp.exp(shift if decay is None else decay + shift)
+    elif decay is not None:
+        factor = xp.exp(decay)
+    sums = wide_add(
+        carry.sums, features.mT @ keys.values, None if factor is None else factor.mT
+    )
+    if bad is not None and decay is not None:
+        bad = bad & (xp.max(decay, axis=-1, keepdims=True) > -math.inf)
+    return Carry(sums, log_scale, add_decay(carry.log_decay, decay), either(bad, keys.bad))
+
+
+def look_up(
+    carry: Carry, queries: Queries
+) -> tuple[Array, Array | None, Queries, Array | None]:
+    """φ(q)ᵀ(U, Z) for queries that see the whole state; the arguments of `finish`."""
+    xp = namespace(features=queries.features)
+    sums = wide_narrow(carry.sums, queries.features.dtype)
+    mixed = queries.features @ xp.expand_dims(sums, axis=-3)
+    reference = None if carry.log_scale is None else xp.expand_dims(carry.log_scale, axis=-3)
+    bad = None if carry.bad is None else xp.expand_dims(carry.bad, axis=-3)
+    return mixed, reference, queries, bad

@@ -1,0 +1,32 @@
+"""Feature maps: what φ(x) is, its dimension, its exact kernel, its sign."""
+
+from kerneltrick.maps._base import Custom, FeatureMap, feature_shape
+from kerneltrick.maps._cosformer import Cosformer
+from kerneltrick.maps._elementwise import Elu, Exp, Identity, Relu, Relu2, Square
+from kerneltrick.maps._favor import Favor, draw_projection, random_features
+from kerneltrick.maps._learned import T2R, Hedgehog
+from kerneltrick.maps._polynomial import Poly, Taylor
+from kerneltrick.maps._registry import MapLike, get, names
+
+__all__ = [
+    "T2R",
+    "Cosformer",
+    "Custom",
+    "Elu",
+    "Exp",
+    "Favor",
+    "FeatureMap",
+    "Hedgehog",
+    "Identity",
+    "MapLike",
+    "Poly",
+    "Relu",
+    "Relu2",
+    "Square",
+    "Taylor",
+    "draw_projection",
+    "feature_shape",
+    "get",
+    "names",
+    "random_features",
+]

@@ -1,0 +1,174 @@
+"""What every feature map has, and how maps are written as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import array_api_compat
+import numpy as np
+
+from kerneltrick._arrays import Array, as_numpy, constant, library
+
+Sign = Literal["positive", "non-negative", "any"]
+Features = tuple[Array, Array | None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """φ: ℝᵈ → ℝᵐ, so that the similarity of q and k is φ(q)·φ(k).
+
+    `phi` is the mathematics. Engines use `phi_query` and `phi_key`, which return
+    `(features, log_scale)` with φ(x) = features · exp(log_scale), so that no finite input
+    overflows where that can be avoided; log_scale is (..., n), or None for 0.
+
+    >>> import numpy as np
+    >>> from kerneltrick import maps
+    >>> elu = maps.get("elu")
+    >>> elu.phi(np.array([[2.0, 0.0]])), elu.dim(2), elu.sign
+    (array([[3., 1.]]), 2, 'positive')
+    """
+
+    name: ClassVar[str] = ""
+    approximates_softmax: ClassVar[bool] = False
+    exact: ClassVar[bool] = True  # φ(q)·φ(k) equals kernel(q, k), not only on average
+    shown: ClassVar[tuple[str, ...]] = ()  # parameters written in the text even at their default
+
+    @property
+    def sign(self) -> Sign:
+        """What φ(q)·φ(k) can be: a map that is "any" can make the normaliser cancel."""
+        return "any"
+
+    def dim(self, d: int) -> int:
+        """m, the number of features of a d-dimensional input."""
+        return d
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        """φ(x): (..., n, d) → (..., n, m); `positions` (..., n) matter to few maps."""
+        raise NotImplementedError
+
+    def phi_query(self, x: Array, positions: Array | None = None) -> Features:
+        return self.phi(x, positions), None
+
+    def phi_key(self, x: Array, positions: Array | None = None) -> Features:
+        return self.phi_query(x, positions)
+
+    def kernel(
+        self,
+        q: Array,
+        k: Array,
+        q_positions: Array | None = None,
+        k_positions: Array | None = None,
+    ) -> Array:
+        """The similarities (..., n_q, n_k) that φ stands for, in closed form where there is one."""
+        return self.phi(q, q_positions) @ self.phi(k, k_positions).mT
+
+    def default_scale(self, d: int) -> float:
+        """1/√d for maps that stand for softmax, else 1."""
+        return 1 / math.sqrt(d) if self.approximates_softmax else 1.0
+
+    def check_positions(self, first: int, last: int) -> None:
+        """ValueError if the map cannot serve tokens at distances up to last − first."""
+
+    def __call__(self, x: Array) -> Array:
+        return self.phi(x)
+
+    def __str__(self) -> str:
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in self.shown and value is field.default:
+                continue
+            if field.name in self.shown or not _same(value, field.default):
+                parts.append(f"{field.name}={_write(value)}")
+        return self.name + (":" + ",".join(parts) if parts else "")
+
+    def __repr__(self) -> str:
+        return f"<feature map {self}>"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Custom(FeatureMap):
+    """Any function x → φ(x) on arrays (..., n, d), as it is."""
+
+    function: Callable[[Array], Array]
+    name: ClassVar[str] = "callable"
+
+    def dim(self, d: int) -> int:
+        return int(self.phi(np.zeros((1, d))).shape[-1])
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        y = self.function(x)
+        if library(y) != library(x) or y.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"the feature map {self.label} must turn an array (..., n, d) into (..., n, m) of "
+                f"the same library; it turned {library(x)} {tuple(x.shape)} into "
+                f"{library(y)} {tuple(getattr(y, 'shape', ()))}"
+            )
+        return y
+
+    @property
+    def label(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return hash((Custom, id(self.function)))
+
+
+def feature_shape(feature_map: FeatureMap, like: Array) -> tuple[int, bool]:
+    """m for inputs such as `like`, and whether the map has a log-scale: asked of one zero token."""
+    features, log_scale = feature_map.phi_key(constant(np.zeros((1, like.shape[-1])), like))
+    return int(features.shape[-1]), log_scale is not None
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value == int(value):
+        return str(int(value))
+    if array_api_compat.is_array_api_obj(value):
+        return digest(value)
+    return str(value)
+
+
+def digest(weights: Array) -> str:
+    """A short hash that tells one set of learned weights from another."""
+    try:
+        values = as_numpy(weights)
+    except Exception:  # being traced: the values are not known yet
+        return "traced"
+    data = np.ascontiguousarray(values, dtype=np.float64)
+    return "sha256-" + hashlib.sha256(repr(data.shape).encode() + data.tobytes()).hexdigest()[:16]
+
+
+def default_positions(x: Array, positions: Array | None) -> Array:
+    """positions (..., n, 1) in the dtype of x; 0, 1, 2, … where none are given."""
+    xp = array_api_compat.array_namespace(x)
+    if positions is None:
+        positions = constant(np.arange(x.shape[-2]), x)
+    return xp.astype(positions, x.dtype, copy=False)[..., None]
+
+
+def positive_int(owner: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{owner} needs {name} to be a positive whole number, not {value!r}")
+
+
+def one_of(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{owner} needs {name} to be one of {', '.join(allowed)}, not {value!r}")
+
+

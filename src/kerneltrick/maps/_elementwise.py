@@ -1,0 +1,115 @@
+"""Maps that act on each coordinate alone: m = d, φ(q)·φ(k) = Σ f(qᵢ)f(kᵢ)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import array_api_compat
+
+from kerneltrick._arrays import Array, stop_gradient
+from kerneltrick.maps._base import Features, FeatureMap, Sign
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Identity(FeatureMap):
+    """φ(x) = x. The similarity q·k may be negative; unnormalised, (QKᵀ)V = Q(KᵀV) exactly."""
+
+    name: ClassVar[str] = "identity"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        return x
+
+    def kernel(
+        self,
+        q: Array,
+        k: Array,
+        q_positions: Array | None = None,
+        k_positions: Array | None = None,
+    ) -> Array:
+        return q @ k.mT
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Elu(FeatureMap):
+    """φ(x) = ELU(x) + 1: x + 1 where x > 0, else eˣ. Strictly positive.
+
+    Katharopoulos et al. 2020, "Transformers are RNNs", Eq. 7. Never computed as elu(x) + 1, which
+    cancels to 0 at x ≈ −17 in float32.
+    """
+
+    name: ClassVar[str] = "elu"
+
+    @property
+    def sign(self) -> Sign:
+        return "positive"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        xp = array_api_compat.array_namespace(x)
+        up = x > 0
+        # The inner where keeps the gradient of the branch not taken finite.
+        return xp.where(up, x + 1, xp.exp(xp.where(up, xp.zeros_like(x), x)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Relu(FeatureMap):
+    """φ(x) = max(0, x). Non-negative, not positive: a normaliser of 0 happens and is reported."""
+
+    name: ClassVar[str] = "relu"
+
+    @property
+    def sign(self) -> Sign:
+        return "non-negative"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        xp = array_api_compat.array_namespace(x)
+        return xp.where(x <= 0, xp.zeros_like(x), x)  # NaN stays NaN
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Relu2(Relu):
+    """φ(x) = max(0, x)². Non-negative, smoother than ReLU at 0."""
+
+    name: ClassVar[str] = "relu2"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        y = super().phi(x)
+        return y * y
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Exp(FeatureMap):
+    """φ(x) = eˣ elementwise. Positive; φ(q)·φ(k) = Σ exp(qᵢ + kᵢ)."""
+
+    name: ClassVar[str] = "exp"
+
+    @property
+    def sign(self) -> Sign:
+        return "positive"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        return array_api_compat.array_namespace(x).exp(x)
+
+    def phi_query(self, x: Array, positions: Array | None = None) -> Features:
+        return shifted_exp(x)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Square(FeatureMap):
+    """φ(x) = x² elementwise. Non-negative; φ(q)·φ(k) = Σ qᵢ²kᵢ², not (q·k)²."""
+
+    name: ClassVar[str] = "square"
+
+    @property
+    def sign(self) -> Sign:
+        return "non-negative"
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        return x * x
+
+
+def shifted_exp(exponents: Array) -> Features:
+    """exp(exponents) as (features ≤ 1, log_scale): the largest feature of each token is 1."""
+    xp = array_api_compat.array_namespace(exponents)
+    top = stop_gradient(xp.max(exponents, axis=-1, keepdims=True))
+    return xp.exp(exponents - top), top[..., 0]

@@ -1,0 +1,112 @@
+"""Maps with weights, trained to imitate softmax: Hedgehog and T2R."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from kerneltrick._arrays import Array, constant
+from kerneltrick.maps._base import Features, FeatureMap, Sign, one_of, positive_int
+from kerneltrick.maps._elementwise import Relu, shifted_exp
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Hedgehog(FeatureMap):
+    """φ(x) = softmax or exp of [xW, −xW]; Zhang et al. 2024, Eq. 6. m = 2·(columns of W).
+
+    `weight` is (d, p), or (heads, d, p) for one matrix per head: NumPy, or an array of the library
+    it is used with. None stands for the identity, with which training starts.
+    """
+
+    weight: Array | None = None
+    activation: str = "softmax"
+    name: ClassVar[str] = "hedgehog"
+    approximates_softmax: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        one_of("hedgehog", "activation", self.activation, ("softmax", "exp"))
+        _check_weight("hedgehog", self.weight)
+
+    @property
+    def sign(self) -> Sign:
+        return "positive"
+
+    def dim(self, d: int) -> int:
+        return 2 * (d if self.weight is None else int(self.weight.shape[-1]))
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        xp = array_api_compat.array_namespace(x)
+        features, log_scale = self.phi_query(x)
+        return features if log_scale is None else features * xp.exp(log_scale)[..., None]
+
+    def phi_query(self, x: Array, positions: Array | None = None) -> Features:
+        xp = array_api_compat.array_namespace(x)
+        y = x if self.weight is None else _project("hedgehog", x, self.weight)
+        features, log_scale = shifted_exp(xp.concat([y, -y], axis=-1))
+        if self.activation == "exp":
+            return features, log_scale
+        return features / xp.sum(features, axis=-1, keepdims=True), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class T2R(FeatureMap):
+    """φ(x) = ReLU(xW + b); Kasai et al. 2021, Eq. 4. m = columns of W.
+
+    `weight` is (d, m) or (heads, d, m), `bias` (m,) or (heads, 1, m). Without them W is drawn
+    from N(0, 1/d) with `seed`, and b = 0, with which training starts.
+    """
+
+    features: int = 32
+    seed: int = 0
+    weight: Array | None = None
+    bias: Array | None = None
+    name: ClassVar[str] = "t2r"
+    shown: ClassVar[tuple[str, ...]] = ("features",)
+
+    def __post_init__(self) -> None:
+        _check_weight("t2r", self.weight)
+        if self.weight is not None:
+            object.__setattr__(self, "features", int(self.weight.shape[-1]))
+        positive_int("t2r", "features", self.features)
+        if self.bias is not None and self.bias.shape[-1] != self.features:
+            raise ValueError(
+                f"t2r needs one bias for each of its {self.features} features, "
+                f"not an array {tuple(self.bias.shape)}"
+            )
+
+    @property
+    def sign(self) -> Sign:
+        return "non-negative"
+
+    def dim(self, d: int) -> int:
+        return self.features
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        d = x.shape[-1]
+        weight: Any = self.weight
+        if weight is None:
+            draws = np.random.default_rng(self.seed).standard_normal((d, self.features))
+            weight = draws / math.sqrt(d)
+        y = _project("t2r", x, weight)
+        return Relu().phi(y if self.bias is None else y + constant(self.bias, x))
+
+
+def _check_weight(owner: str, weight: Array | None) -> None:
+    if weight is None:
+        return
+    if not array_api_compat.is_array_api_obj(weight) or weight.ndim not in (2, 3):
+        got = tuple(weight.shape) if hasattr(weight, "shape") else type(weight).__name__
+        raise ValueError(f"{owner} needs weight to be an array (d, p) or (heads, d, p), not {got}")
+
+
+def _project(owner: str, x: Array, weight: Array) -> Array:
+    if weight.shape[-2] != x.shape[-1]:
+        raise ValueError(
+            f"{owner} has weights for inputs of {weight.shape[-2]} dimensions, "
+            f"but x has {x.shape[-1]} (x: {tuple(x.shape)}, weight: {tuple(weight.shape)})"
+        )
+    return x @ constant(weight, x)

@@ -1,0 +1,137 @@
+"""Exact maps of polynomials in q·k: one feature per monomial, the √ of its coefficient in front."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from typing import Any, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from kerneltrick._arrays import Array, constant
+from kerneltrick.maps._base import FeatureMap, Sign, positive_int
+
+IndexTable = np.ndarray[Any, np.dtype[np.int64]]
+Coefficients = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Poly(FeatureMap):
+    """The exact map of (q·k + c)ᵖ.
+
+    φ_α(x) = √(p!/(α₀!α₁!…α_d!)) · c^{α₀/2} · ∏xᵢ^{αᵢ} over all α with Σα = p, so m = C(d+p, p), or
+    C(d+p−1, p) for c = 0. For p = 2, c = 1: 1, √2·xᵢ, xᵢ², √2·xᵢxⱼ (i < j).
+    """
+
+    degree: int = 2
+    constant: float = 1.0
+    name: ClassVar[str] = "poly"
+    shown: ClassVar[tuple[str, ...]] = ("degree",)
+
+    def __post_init__(self) -> None:
+        positive_int("poly", "degree", self.degree)
+        if not (math.isfinite(self.constant) and self.constant >= 0):
+            raise ValueError(
+                f"poly needs constant ≥ 0, not {self.constant!r}: with a negative constant "
+                f"(q·k + c)ᵖ has no real feature map"
+            )
+
+    @property
+    def sign(self) -> Sign:
+        return "non-negative" if self.degree % 2 == 0 else "any"
+
+    def dim(self, d: int) -> int:
+        variables = d + 1 if self.constant > 0 else d
+        return math.comb(variables + self.degree - 1, self.degree)
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        first = math.sqrt(self.constant) if self.constant > 0 else None
+        index, multinomial = _monomials(x.shape[-1], self.degree, first is not None)
+        return _products(x, first, index, np.sqrt(multinomial))
+
+    def kernel(
+        self,
+        q: Array,
+        k: Array,
+        q_positions: Array | None = None,
+        k_positions: Array | None = None,
+    ) -> Array:
+        return (q @ k.mT + self.constant) ** self.degree
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Taylor(FeatureMap):
+    """The exact map of Σ_{r≤p} (q·k)ʳ/r!, the start of the series of e^{q·k}.
+
+    Arora et al. 2024 ("Based") use order 2 after projecting q and k to d′ = 16 dimensions; the
+    projection is not part of the map. φ_α(x) = ∏xᵢ^{αᵢ}/√(αᵢ!), m = C(d+p, p). Even orders are
+    positive: 1 + t + t²/2 = ½((1+t)² + 1) ≥ ½. Odd orders can have any sign.
+    """
+
+    order: int = 2
+    name: ClassVar[str] = "taylor"
+    approximates_softmax: ClassVar[bool] = True
+    shown: ClassVar[tuple[str, ...]] = ("order",)
+
+    def __post_init__(self) -> None:
+        positive_int("taylor", "order", self.order)
+
+    @property
+    def sign(self) -> Sign:
+        return "positive" if self.order % 2 == 0 else "any"
+
+    def dim(self, d: int) -> int:
+        return math.comb(d + self.order, self.order)
+
+    def phi(self, x: Array, positions: Array | None = None) -> Array:
+        index, multinomial = _monomials(x.shape[-1], self.order, True)
+        # p!/(α₀! ∏αᵢ!) without its p!/α₀! is 1/∏αᵢ!, the coefficient of the monomial in Σ tʳ/r!.
+        ones = (index == 0).sum(axis=1)
+        drop = np.array([math.factorial(self.order) // math.factorial(a) for a in ones.tolist()])
+        return _products(x, 1.0, index, np.sqrt(multinomial / drop))
+
+    def kernel(
+        self,
+        q: Array,
+        k: Array,
+        q_positions: Array | None = None,
+        k_positions: Array | None = None,
+    ) -> Array:
+        t = q @ k.mT
+        total = 1 + t / self.order
+        for r in range(self.order - 1, 0, -1):  # Horner: 1 + t(1 + t/2(1 + t/3(…)))
+            total = 1 + t / r * total
+        return total
+
+
+@functools.lru_cache(maxsize=64)
+def _monomials(d: int, degree: int, with_constant: bool) -> tuple[IndexTable, Coefficients]:
+    """All products of `degree` variables as an index table (m, degree), with p!/∏α!.
+
+    Variable 0 is the constant, if there is one; then come the d coordinates.
+    """
+    variables = range(d + 1 if with_constant else d)
+    rows = list(itertools.combinations_with_replacement(variables, degree))
+    index = np.array(rows, dtype=np.int64).reshape(len(rows), degree)
+    top = math.factorial(degree)
+    counts = [
+        top // math.prod(math.factorial(a) for a in Counter(row).values()) for row in rows
+    ]
+    return index, np.array(counts, dtype=np.float64)
+
+
+def _products(
+    x: Array, first: float | None, index: IndexTable, coefficients: Coefficients
+) -> Array:
+    xp = array_api_compat.array_namespace(x)
+    if first is not None:
+        x = xp.concat([xp.zeros_like(x[..., :1]) + first, x], axis=-1)
+    columns = constant(index, x, xp.int64 if hasattr(xp, "int64") else None)
+    y = constant(coefficients, x)
+    for factor in range(index.shape[1]):
+        y = y * xp.take(x, columns[:, factor], axis=-1)
+    return y
