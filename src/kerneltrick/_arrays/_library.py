@@ -21,7 +21,7 @@ def namespace(**arrays: Array | None) -> Namespace:
     """
     given = {name: x for name, x in arrays.items() if x is not None}
     for name, x in given.items():
-        if not array_api_compat.is_array_api_obj(x):
+        if not is_array(x):
             raise TypeError(
                 f"{name} must be an array (NumPy, PyTorch, JAX or another array-API library), "
                 f"not {type(x).__name__}; convert it first, for example with numpy.asarray"
@@ -36,18 +36,39 @@ def namespace(**arrays: Array | None) -> Namespace:
     if len(set(devices.values())) > 1 and all(map(is_concrete_or_eager, given.values())):
         listing = ", ".join(f"{name}: {dev}" for name, dev in devices.items())
         raise ValueError(f"all arrays must be on one device, but got {listing}")
-    return array_api_compat.array_namespace(next(iter(given.values())))
+    return space(next(iter(given.values())))
+
+
+def is_array(x: Any) -> bool:
+    return bool(array_api_compat.is_array_api_obj(x))
+
+
+_LIBRARIES: dict[type, str] = {}
+_SPACES: dict[type, Namespace] = {}
 
 
 def library(x: Array) -> str:
     """'numpy', 'torch', 'jax', 'array_api_strict' or the module an array's type lives in."""
-    if isinstance(x, (np.ndarray, np.generic)):
-        return "numpy"
-    if array_api_compat.is_torch_array(x):
-        return "torch"
-    if array_api_compat.is_jax_array(x):
-        return "jax"
-    return type(x).__module__.split(".")[0]
+    kind = type(x)
+    if kind not in _LIBRARIES:
+        if isinstance(x, (np.ndarray, np.generic)):
+            name = "numpy"
+        elif array_api_compat.is_torch_array(x):
+            name = "torch"
+        elif array_api_compat.is_jax_array(x):
+            name = "jax"
+        else:
+            name = kind.__module__.split(".")[0]
+        _LIBRARIES[kind] = name
+    return _LIBRARIES[kind]
+
+
+def space(x: Array) -> Namespace:
+    """The namespace of an array that is known to be one; `namespace` is for what users pass."""
+    kind = type(x)
+    if kind not in _SPACES:
+        _SPACES[kind] = array_api_compat.array_namespace(x)
+    return _SPACES[kind]
 
 
 def device(x: Array) -> Any:
@@ -66,7 +87,7 @@ def is_concrete_or_eager(x: Array) -> bool:
 
 
 def is_concrete(x: Array) -> bool:
-    """Whether the values of x can be looked at now, on the CPU: not traced, not on an accelerator."""
+    """Whether the values of x can be looked at now: on the CPU and not traced."""
     lib = library(x)
     if lib == "jax":
         return not _is_jax_tracer(x) and all(d.platform == "cpu" for d in x.devices())
@@ -83,18 +104,26 @@ def is_concrete(x: Array) -> bool:
     return True
 
 
+def all_finite(x: Array) -> bool:
+    """Whether no value of a concrete x is NaN or inf: in one pass, as either spoils the sum."""
+    xp = space(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = xp.sum(x, dtype=compute_dtype(x))
+        return bool(xp.isfinite(total)) or bool(xp.all(xp.isfinite(x)))
+
+
 def clean_blocks_only(x: Array) -> bool:
     """Whether a check of values may be left out of a block where it finds nothing (no tracing)."""
     return library(x) != "jax" and is_concrete(x)
 
 
 def is_floating(x: Array) -> bool:
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     return bool(xp.isdtype(x.dtype, "real floating"))
 
 
 def is_integer(x: Array) -> bool:
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     return bool(xp.isdtype(x.dtype, "integral"))
 
 
@@ -105,14 +134,21 @@ def half_dtypes(xp: Namespace) -> list[Any]:
 
 def compute_dtype(x: Array) -> Any:
     """The dtype sums are made in: float64 stays, everything narrower is float32."""
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     return xp.float64 if x.dtype == xp.float64 else xp.float32
+
+
+def index_dtype(like: Array) -> Any:
+    """The widest whole numbers that the library has without being asked for more."""
+    if library(like) == "jax" and not sys.modules["jax"].config.jax_enable_x64:
+        return sys.modules["jax"].numpy.int32
+    return space(like).int64
 
 
 def astype(x: Array, dtype: Any) -> Array:
     if x.dtype == dtype:
         return x
-    return array_api_compat.array_namespace(x).astype(x, dtype, copy=False)
+    return space(x).astype(x, dtype, copy=False)
 
 
 def stop_gradient(x: Array) -> Array:
@@ -135,7 +171,7 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
 
     Learned weights that are already arrays of that library keep their gradient.
     """
-    xp = array_api_compat.array_namespace(like)
+    xp = space(like)
     dtype = like.dtype if dtype is None else dtype
     if not isinstance(values, np.ndarray) and library(values) == library(like):
         return astype(values, dtype)

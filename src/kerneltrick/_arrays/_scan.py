@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat
 
-from kerneltrick._arrays._library import Array, is_concrete, library
+from kerneltrick._arrays._library import Array, is_concrete, library, space
 
 Streams = tuple[Array | None, ...]
 Body = Callable[[Any, Streams, Any, Array | None], tuple[Any, Streams]]
@@ -22,7 +22,7 @@ def scan(
 
     body(carry, blocks, first, valid) → (carry, outputs). Block b covers the tokens from
     first = b·block − offset; tokens outside [0, length) are zeros and False in `valid` (block, 1),
-    which is None where every token is real. Outputs (..., block, e) come back joined, cut to length.
+    which is None where every token is real. Outputs (..., block, e) are joined and cut to length.
     """
     like = next(x for x in streams if x is not None)
     if library(like) == "jax":
@@ -33,7 +33,7 @@ def scan(
 def _scan_eager(
     body: Body, carry: Any, streams: Streams, length: int, block: int, offset: int, like: Array
 ) -> tuple[Any, Streams]:
-    xp = array_api_compat.array_namespace(like)
+    xp = space(like)
     joined: list[_Join | None] | None = None
     for first in range(-offset, length, block):
         low, high = max(first, 0), min(first + block, length)
@@ -48,6 +48,7 @@ def _scan_eager(
             joined = [None if y is None else _Join(length, xp) for y in outputs]
         for join, y in zip(joined, outputs, strict=True):
             if join is not None:
+                assert y is not None
                 join.put(y[..., before : block - after, :], low, high)
     assert joined is not None, "scan needs at least one block"
     return carry, tuple(None if join is None else join.result() for join in joined)
@@ -66,7 +67,7 @@ def _cut(x: Array | None, low: int, high: int, before: int, after: int, xp: Any)
 
 
 class _Join:
-    """Joins outputs along the tokens: into one buffer, or by concat where gradients are recorded."""
+    """Joins outputs along the tokens: in a buffer, or by concat where gradients are recorded."""
 
     def __init__(self, length: int, xp: Any) -> None:
         self.length, self.xp = length, xp
@@ -153,10 +154,9 @@ def register_pytree(cls: type, fields: tuple[str, ...], static: tuple[str, ...])
         return [getattr(obj, f) for f in fields], tuple(getattr(obj, f) for f in static)
 
     def unflatten(aux: Any, leaves: Any) -> Any:
-        obj = object.__new__(cls)
+        obj: Any = object.__new__(cls)
         for name, value in zip((*fields, *static), (*leaves, *aux), strict=True):
             object.__setattr__(obj, name, value)
         return obj
 
     sys.modules["jax"].tree_util.register_pytree_node(cls, flatten, unflatten)
-

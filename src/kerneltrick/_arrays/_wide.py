@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays._library import Array, Namespace, as_numpy, astype, library
+from kerneltrick._arrays._library import Array, Namespace, as_numpy, astype, library, space
 
 
 class Wide(NamedTuple):
@@ -39,7 +39,7 @@ def has_float64(x: Array) -> bool:
 
 
 def wide(x: Array) -> Wide:
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     if has_float64(x):
         return Wide(astype(x, xp.float64), None)
     x = astype(x, xp.float32)
@@ -61,7 +61,7 @@ def wide_narrow(w: Wide, dtype: Any) -> Array:
 
 def wide_add(w: Wide, x: Array, factor: Array | None = None) -> Wide:
     """factor ⊙ w + x; a factor of 0 forgets w whatever it holds, inf and NaN included."""
-    xp = array_api_compat.array_namespace(w.hi)
+    xp = space(w.hi)
     if w.lo is None:
         hi = w.hi
         if factor is not None:

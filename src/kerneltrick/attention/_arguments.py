@@ -107,7 +107,8 @@ def token_array(name: str, x: Array | None, like: Array, kind: str) -> Array | N
     xp = namespace(like=like, **{name: x})
     if kind == "bool" and x.dtype != xp.bool:
         raise TypeError(
-            f"{name} must be boolean, True = keep, not {x.dtype}; write {name} != 0 if that is meant"
+            f"{name} must be boolean, True = keep, not {x.dtype}; "
+            f"write {name} != 0 if that is what it means"
         )
     if kind == "integer" and not is_integer(x):
         raise TypeError(f"{name} must be whole numbers, not {x.dtype}")

@@ -30,13 +30,13 @@ from kerneltrick.attention._arguments import (
     token_array,
 )
 from kerneltrick.attention._state import State, carry_of, fingerprint, state_of
-from kerneltrick.engines import ENGINES, Carry, Data, Plan, dense_rows, empty_carry
+from kerneltrick.engines import ENGINES, Carry, Data, DenseRows, Plan, dense_rows, empty_carry
 
 OnZero = Literal["raise", "nan", "zero"]
 Positions = Array | tuple[Array, Array]
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A checked call: what engines need, and what turns their result into the caller's."""
 
     inputs: Inputs
@@ -166,7 +166,7 @@ def linear_attention(
     >>> kt.linear_attention(q, k, v, "elu", causal=True).shape
     (4, 2, 1000, 16)
     """
-    call = _check(
+    call = check_call(
         "linear_attention", q, k, v, feature_map, causal, scale, log_decay, normalize, mask,
         query_mask, segment_ids, positions, state, on_zero, chunk_size,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def linear_attention(
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
     run = ENGINES["chunked" if engine == "auto" else engine]
     result = jit(run, call.plan, call.data, call.inputs.q)
-    _report_zero(call, result.zero)
+    report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = call.inputs.restore(output)
     if not return_state:
@@ -215,37 +215,41 @@ def attention_weights(
     v = xp.zeros_like(k[..., :1]) if k.ndim >= 1 else k
     if state is not None:  # the width of the values remembered does not matter to the weights
         v = xp.zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), dtype=k.dtype)
-    call = _check(
+    call = check_call(
         "attention_weights", q, k, v, feature_map, causal, scale, log_decay, normalize, mask,
         query_mask, segment_ids, positions, state, on_zero, 1,
     )  # fmt: skip
     n_q, n = q.shape[-2], k.shape[-2]
     chosen = _check_rows(rows, n_q)
     picked = dense_rows(call.plan, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))
-    weights, keep, bad = picked.weights, picked.queries.keep, picked.bad
-    if call.plan.normalize:
-        total = xp.sum(weights, axis=-1, keepdims=True) + picked.state[..., -1:]
-        empty = total == 0
-        zero = empty if keep is None else empty & keep
-        for flag in (picked.queries.bad, None if bad is None else bad[..., -1:]):
-            if flag is not None:
-                zero = zero & ~flag
-                weights = xp.where(flag, xp.full_like(weights, math.nan), weights)
-        _report_zero(call, xp.reshape(zero, (*zero.shape[:-4], -1, zero.shape[-2], 1)), chosen)
-        weights = weights / xp.where(empty, xp.ones_like(total), total)
-        weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
-    else:
-        log_scale = picked.queries.log_scale
-        if log_scale is not None and picked.reference is not None:
-            weights = weights * xp.exp(log_scale + picked.reference)
-        for flag in (picked.queries.bad, _bad_keys(picked.keys.bad, xp)):
-            if flag is not None:
-                weights = xp.where(flag, xp.full_like(weights, math.nan), weights)
-    if keep is not None:
-        weights = xp.where(keep, weights, xp.zeros_like(weights))
-    weights = xp.reshape(weights, (*weights.shape[:-4], -1, *weights.shape[-2:]))
+    weights = normalized_weights(call, picked, picked.weights, chosen)
     weights = call.inputs.restore(astype(weights[..., :n], q.dtype))
     return weights if n_q else weights[..., :0, :]
+
+
+def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any) -> Array:
+    """Weights (..., H, g, r, n) of rows as the caller sees them, (..., H·g, r, n)."""
+    xp = call.inputs.xp
+    keep = rows.queries.keep
+    flags = [rows.queries.bad, _bad_keys(rows.keys.bad, xp)]
+    if call.plan.normalize:
+        total = xp.sum(weights, axis=-1, keepdims=True) + rows.state[..., -1:]
+        zero = empty = total == 0
+        zero = zero if keep is None else zero & keep
+        flags[1] = None if rows.bad is None else rows.bad[..., -1:]
+        for flag in flags:
+            zero = zero if flag is None else zero & ~flag
+        report_zero(call, xp.reshape(zero, (*zero.shape[:-4], -1, zero.shape[-2], 1)), numbers)
+        weights = weights / xp.where(empty, xp.ones_like(total), total)
+        weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
+    elif rows.queries.log_scale is not None and rows.reference is not None:
+        weights = weights * xp.exp(rows.queries.log_scale + rows.reference)
+    for flag in flags:
+        if flag is not None:
+            weights = xp.where(flag, xp.full_like(weights, math.nan), weights)
+    if keep is not None:
+        weights = xp.where(keep, weights, xp.zeros_like(weights))
+    return xp.reshape(weights, (*weights.shape[:-4], -1, *weights.shape[-2:]))
 
 
 def _bad_keys(bad: Array | None, xp: Any) -> Array | None:
@@ -265,7 +269,7 @@ def _check_rows(rows: Any, n_q: int) -> np.ndarray[Any, Any]:
     return np.where(chosen < 0, chosen + n_q, chosen)
 
 
-def _check(
+def check_call(
     who: str,
     q: Array,
     k: Array,
@@ -282,7 +286,7 @@ def _check(
     state: State | None,
     on_zero: OnZero | None,
     chunk_size: int,
-) -> _Call:
+) -> Call:
     inputs = check_inputs(who, q, k, v)
     xp = inputs.xp
     chosen = maps.get(feature_map)
@@ -322,7 +326,7 @@ def _check(
     )  # fmt: skip
     data, padded = _pad_empty(data, causal, xp)
     raises = normalize and (on_zero == "raise" or (on_zero is None and is_concrete(q)))
-    return _Call(inputs, plan, data, raises, print_, padded)
+    return Call(inputs, plan, data, raises, print_, padded)
 
 
 def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | None, Array | None]:
@@ -434,7 +438,7 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
     return data, (no_queries, no_keys)
 
 
-def _report_zero(call: _Call, zero: Array | None, rows: Any = None) -> None:
+def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
     if not call.raises or zero is None:
         return
     if not is_concrete(zero):
@@ -457,7 +461,7 @@ def _report_zero(call: _Call, zero: Array | None, rows: Any = None) -> None:
     )
 
 
-def _state_after(call: _Call, carry: Carry, before: State | None) -> State:
+def _state_after(call: Call, carry: Carry, before: State | None) -> State:
     start = 0 if before is None else before.start
     stop = (0 if before is None else before.stop) + call.inputs.k.shape[-2]
     return state_of(carry, start, stop, call.fingerprint, call.inputs.headless)

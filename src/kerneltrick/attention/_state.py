@@ -24,6 +24,7 @@ from kerneltrick._arrays import (
     library,
     namespace,
     register_pytree,
+    space,
     wide,
     wide_add,
     wide_narrow,
@@ -76,14 +77,14 @@ class State:
     def log_scale(self) -> Array:
         """What U and Z are relative to, (..., H); 0 for maps without a log-scale."""
         if self.scale_log is None:
-            return namespace(U=self.sums.hi).zeros_like(self.sums.hi[..., 0, 0])
+            return space(self.sums.hi).zeros_like(self.sums.hi[..., 0, 0])
         return self.scale_log[..., 0, 0]
 
     @property
     def log_decay(self) -> Array:
         """Σ log-decay from start to stop, (..., H, 1 or m); −inf if the state restarted between."""
         if self.decay_log is None:
-            return namespace(U=self.sums.hi).zeros_like(self.sums.hi[..., 0, :1])
+            return space(self.sums.hi).zeros_like(self.sums.hi[..., 0, :1])
         return wide_narrow(self.decay_log, self.decay_log.hi.dtype)[..., 0, :]
 
     @property
@@ -91,7 +92,7 @@ class State:
         """Bytes held by U and Z."""
         parts = 1 if self.sums.lo is None else 2
         itemsize = 8 if self.sums.lo is None else 4
-        return parts * itemsize * math.prod(self.sums.hi.shape)
+        return parts * itemsize * int(math.prod(self.sums.hi.shape))
 
     def _whole(self) -> Array:
         return wide_narrow(self.sums, self.sums.hi.dtype)
@@ -266,7 +267,7 @@ def fingerprint(feature_map: maps.FeatureMap, scale: float, d: int, carry: Carry
 
 def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -> State:
     """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
-    xp = namespace(sums=carry.sums.hi)
+    xp = space(carry.sums.hi)
     hi, lo = carry.sums
     if carry.bad is not None:
         hi = xp.where(carry.bad, xp.full_like(hi, math.nan), hi)
@@ -298,7 +299,7 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
         raise ValueError(
             f"the state has U {_u_shape(hi)}, but these inputs need {_u_shape(expected.sums.hi)}"
         )
-    xp = namespace(hi=hi)
+    xp = space(hi)
     nan = xp.isnan(hi)
     bad = None
     if not (clean_blocks_only(hi) and not bool(xp.any(nan))):
@@ -315,10 +316,10 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
             sums = wide_add(sums, xp.zeros_like(hi), xp.exp(gap))
     log_decay = expected.log_decay
     if state.decay_log is not None:
-        parts = [None if x is None else lift(x) for x in state.decay_log]
-        if log_decay is not None and log_decay.hi.shape[-1] > parts[0].shape[-1]:
+        shape = lift(state.decay_log.hi).shape
+        if log_decay is not None and log_decay.hi.shape[-1] > shape[-1]:
             shape = log_decay.hi.shape
-            parts = [None if x is None else xp.broadcast_to(x, shape) for x in parts]
+        parts = [None if x is None else xp.broadcast_to(lift(x), shape) for x in state.decay_log]
         log_decay = Wide(*parts)
     return Carry(sums, log_scale, log_decay, bad)
 

@@ -5,8 +5,8 @@ matrix products and runs everywhere.
 """
 
 from kerneltrick.engines._chunked import chunked
-from kerneltrick.engines._dense import dense, dense_rows
-from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry
+from kerneltrick.engines._dense import DenseRows, dense, dense_rows
+from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish
 from kerneltrick.engines._recurrent import recurrent
 
 ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked}
@@ -15,11 +15,13 @@ __all__ = [
     "ENGINES",
     "Carry",
     "Data",
+    "DenseRows",
     "Plan",
     "Result",
     "chunked",
     "dense",
     "dense_rows",
     "empty_carry",
+    "finish",
     "recurrent",
 ]

@@ -20,8 +20,8 @@ from kerneltrick._arrays import (
     compute_dtype,
     constant,
     max_blocks,
-    namespace,
     scan,
+    space,
     wide_add,
     wide_narrow,
 )
@@ -86,7 +86,6 @@ def _causal(plan: Plan, data: Data) -> Result:
 def _full(plan: Plan, data: Data) -> Result:
     heads, n, n_q = data.k.shape[-3], data.k.shape[-2], data.q.shape[-2]
     chunk, group = _sizes(plan, data)
-    carry = data.carry
 
     def absorb(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         k, v, mask, positions = blocks
@@ -94,14 +93,13 @@ def _full(plan: Plan, data: Data) -> Result:
         keys = prepare_keys(plan, k, v, both(mask, valid), None, None, where)
         return _absorb(carry, keys, chunk), ()
 
-    if n:
-        streams = (data.k, data.v, data.mask, data.k_positions)
-        offset = plan.offset % chunk
-        carry, _ = scan(absorb, carry, streams, length=n, block=chunk * group, offset=offset)
+    keys_in = (data.k, data.v, data.mask, data.k_positions)
+    offset = plan.offset % chunk
+    carry, _ = scan(absorb, data.carry, keys_in, length=n, block=chunk * group, offset=offset)
 
     def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, mask, positions = blocks
-        xp = namespace(q=q)
+        xp = space(q)
         where = block_positions(positions, data.start, first, q.shape[-2], q)
         queries = prepare_queries(plan, q, both(mask, valid), where, heads)
         sums = wide_narrow(carry.sums, queries.features.dtype)
@@ -109,8 +107,8 @@ def _full(plan: Plan, data: Data) -> Result:
         reference, bad = _per_query(carry.log_scale, xp), _per_query(carry.bad, xp)
         return carry, finish(plan, mixed, reference, queries, bad, data.v.dtype)
 
-    streams = (data.q, data.query_mask, data.q_positions)
-    carry, (output, zero) = scan(read, carry, streams, length=n_q, block=chunk * group)
+    queries_in = (data.q, data.query_mask, data.q_positions)
+    carry, (output, zero) = scan(read, carry, queries_in, length=n_q, block=chunk * group)
     return Result(output, zero, carry)
 
 
@@ -120,7 +118,7 @@ def _per_query(x: Array | None, xp: Namespace) -> Array | None:
 
 def _sizes(plan: Plan, data: Data) -> tuple[int, int]:
     """The chunk length, and how many chunks to take at once (which changes no number)."""
-    xp = namespace(q=data.q)
+    xp = space(data.q)
     chunk = plan.chunk_size
     if compute_dtype(data.q) != xp.float64:
         chunk = min(chunk, FLOAT32_SPAN)
@@ -152,7 +150,9 @@ class _Weights(NamedTuple):
     log_decay: Array | None  # (..., 1, ·) per chunk: the log-decay over the chunk
 
 
-def _factors(carry: Carry, log_decay: Array | None, log_scale: Array | None, xp: Namespace) -> _Weights:
+def _factors(
+    carry: Carry, log_decay: Array | None, log_scale: Array | None, xp: Namespace
+) -> _Weights:
     """log_decay and log_scale are (..., H, chunks, C, ·).
 
     All exponents are ≤ 0: decays are summed between j and i (never divided out of cumulative
@@ -188,7 +188,9 @@ def _factors(carry: Carry, log_decay: Array | None, log_scale: Array | None, xp:
         reference = xp.maximum(before + slowest_since, own)
         after = scale
     low = safe(reference, xp) if reference is not None else zero
-    exponent = between if log_scale is None else between + (log_scale[..., None, :, :] - low[..., None, :])
+    exponent = (
+        between if log_scale is None else between + (log_scale[..., None, :, :] - low[..., None, :])
+    )
     pair = xp.exp(xp.where(past, exponent, xp.full_like(exponent, -math.inf)))
     return _Weights(
         pair=pair,
@@ -220,7 +222,7 @@ def _by_chunk(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
 def _pass_on(
     carry: Carry, own: Array, weights: _Weights, bad: Array | None, xp: Namespace, dtype: Any
 ) -> tuple[Carry, Array]:
-    """Add the sums (..., chunks, m, M+1) of each chunk in order; also the sums before each chunk."""
+    """Add the sums (..., chunks, m, M+1) of the chunks in order; also those before each chunk."""
     sums, total = carry.sums, carry.log_decay
     before = []
     for c in range(own.shape[-3]):
@@ -237,7 +239,7 @@ def _rows(
     carry: Carry, keys: Keys, queries: Queries, chunk: int
 ) -> tuple[Carry, Array, Array | None, Array | None]:
     """Sums for every query row of a group of chunks, and the state after it."""
-    xp = namespace(features=keys.features)
+    xp = space(keys.features)
     phi_k, values = _split(keys.features, chunk, xp), _split(keys.values, chunk, xp)
     phi_q = _by_chunk(queries.features, chunk, xp)  # (..., chunks, g, C, m)
     assert phi_k is not None
@@ -252,7 +254,6 @@ def _rows(
     after, before = _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)
 
     flat = (*phi_q.shape[:-3], groups * chunk, m)
-    past = constant(np.tri(chunk, dtype=bool), phi_q, xp.bool)
     if weights.pair is not None and weights.pair.shape[-1] > 1:
         products = phi_q[..., :, None, :] * phi_k[..., None, None, :, :]
         inside = xp.sum(products * weights.pair[..., None, :, :, :], axis=-1)
@@ -261,7 +262,7 @@ def _rows(
         inside = xp.reshape(inside, (*phi_q.shape[:-1], chunk))
         if weights.pair is not None:
             inside = inside * weights.pair[..., None, :, :, 0]
-    inside = xp.where(past, inside, xp.zeros_like(inside))
+    inside = xp.tril(inside)  # selects: what is above the diagonal may be NaN or inf
 
     entering = phi_q
     if weights.entry is not None:
@@ -288,7 +289,7 @@ def _rows(
 
 def _absorb(carry: Carry, keys: Keys, chunk: int) -> Carry:
     """The state after a group of chunks, for full attention, where no row is needed."""
-    xp = namespace(features=keys.features)
+    xp = space(keys.features)
     phi_k, values = _split(keys.features, chunk, xp), _split(keys.values, chunk, xp)
     assert phi_k is not None
     assert values is not None

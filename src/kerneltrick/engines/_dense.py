@@ -9,10 +9,10 @@ import numpy as np
 
 from kerneltrick._arrays import (
     Array,
-    astype,
     compute_dtype,
     constant,
-    namespace,
+    index_dtype,
+    space,
     wide,
     wide_add,
     wide_narrow,
@@ -36,7 +36,8 @@ from kerneltrick.engines._problem import (
 class DenseRows(NamedTuple):
     """Chosen rows of the weights before normalising, and what they are to be summed with."""
 
-    weights: Array  # (..., H, g, r, n), relative to exp(reference)
+    weights: Array  # (..., H, g, r, n), relative to exp(reference), 0 where not allowed
+    allowed: Array  # (..., H, 1, r, n) bool: the keys that a row may see
     reference: Array | None  # (..., H, 1, r, 1)
     state: Array  # (..., H, g, r, M + 1): what the initial state adds, relative likewise
     values: Array  # (..., H, 1, n, M + 1)
@@ -65,9 +66,9 @@ def dense(plan: Plan, data: Data) -> Result:
 
 def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     """The rows of the weights for the queries at `rows`, without forming the others."""
-    xp = namespace(q=data.q)
+    xp = space(data.q)
     n, n_q = data.k.shape[-2], data.q.shape[-2]
-    pick = constant(rows, data.q, xp.int64)
+    pick = constant(rows, data.q, index_dtype(data.q))
     where_k = block_positions(data.k_positions, data.start, 0, n, data.k)
     keys = prepare_keys(plan, data.k, data.v, data.mask, data.log_decay, None, where_k)
     where_q = block_positions(data.q_positions, data.start, 0, n_q, data.q)
@@ -80,10 +81,12 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         data.k.shape[-3],
     )
     sight = _look(plan, data, keys, rows)
-    low = 0 if sight.reference is None else safe(sight.reference, xp)
+    low = xp.zeros_like(sight.entry[..., :1])
+    if sight.reference is not None:
+        low = safe(sight.reference, xp)
 
     phi_q, phi_k = queries.features, xp.expand_dims(keys.features, axis=-3)
-    factor = xp.expand_dims(xp.exp(sight.exponent - (low if sight.reference is None else low[..., None])), axis=-4)
+    factor = xp.expand_dims(xp.exp(sight.exponent - low[..., None]), axis=-4)
     if factor.shape[-1] == 1:
         weights = phi_q @ phi_k.mT * factor[..., 0]
     else:
@@ -106,13 +109,13 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         bad = either(bad, xp.expand_dims(data.carry.bad, axis=-3) & sees_state)
     reference = None if sight.reference is None else xp.expand_dims(sight.reference, axis=-3)
     values = xp.expand_dims(keys.values, axis=-3)
-    return DenseRows(weights, reference, state, values, bad, queries, keys)
+    return DenseRows(weights, allowed, reference, state, values, bad, queries, keys)
 
 
 def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Sight:
-    xp = namespace(k=data.k)
+    xp = space(data.k)
     n, dtype = data.k.shape[-2], compute_dtype(data.k)
-    pick = constant(rows, data.k, xp.int64)
+    pick = constant(rows, data.k, index_dtype(data.k))
     triangle = np.arange(n)[None, :] <= rows[:, None]
     if not plan.causal:
         triangle = np.ones_like(triangle)
@@ -122,7 +125,7 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
     if data.mask is not None:
         allowed = allowed & data.mask.mT
     if data.restart is not None:
-        segment = xp.cumulative_sum(xp.astype(data.restart, xp.int64), axis=-2)
+        segment = xp.cumulative_sum(xp.astype(data.restart, index_dtype(data.k)), axis=-2)
         own = xp.take(segment, pick, axis=-2)
         allowed = allowed & (own == segment.mT)
         sees_state = sees_state & (own == 0)
@@ -130,10 +133,14 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
     exponent = xp.zeros_like(xp.astype(allowed, dtype))[..., None]
     entry = exponent[..., 0, :]
     if keys.log_decay is not None:
-        since = xp.cumulative_sum(wide(keys.log_decay).hi, axis=-2)
-        own = xp.take(since, pick, axis=-2)
-        exponent = exponent + astype(own[..., :, None, :] - since[..., None, :, :], dtype)
-        entry = entry + astype(own, dtype)
+        # Σ over l in (j, i], added up backwards from i: what is near, and matters, is exact.
+        past = constant(triangle[:, :, None], data.k, xp.bool)
+        steps = xp.where(past, keys.log_decay[..., None, :, :], xp.zeros_like(exponent))
+        back = xp.flip(xp.cumulative_sum(xp.flip(steps, axis=-2), axis=-2), axis=-2)
+        exponent = exponent + xp.concat(
+            [back[..., 1:, :], xp.zeros_like(back[..., :1, :])], axis=-2
+        )
+        entry = entry + back[..., 0, :]
     if keys.log_scale is not None:
         assert data.carry.log_scale is not None
         exponent = exponent + keys.log_scale.mT[..., None]
@@ -149,7 +156,7 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
 
 def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
     """The state after the last token: what a row there sees, summed over the keys."""
-    xp = namespace(k=data.k)
+    xp = space(data.k)
     carry, last = data.carry, np.array([data.k.shape[-2] - 1])
     sight = _look(plan, data, keys, last)
     low = 0 if sight.reference is None else safe(sight.reference, xp)

@@ -15,13 +15,14 @@ from kerneltrick._arrays import (
     Array,
     Namespace,
     Wide,
+    all_finite,
     astype,
     clean_blocks_only,
     compute_dtype,
     contiguous,
     device,
     library,
-    namespace,
+    space,
     stop_gradient,
     wide_add,
     wide_zeros,
@@ -100,7 +101,7 @@ def prepare_keys(
     positions: Array | None,
 ) -> Keys:
     """Clean, scale and map keys and values. NaN and inf become flags: 0 · NaN must not spread."""
-    xp = namespace(k=k)
+    xp = space(k)
     dtype = compute_dtype(k)
     k, v = blank(k, keep, xp), blank(v, keep, xp)
     k, bad_k = finite(k, xp)
@@ -132,7 +133,7 @@ def prepare_queries(
     plan: Plan, q: Array, keep: Array | None, positions: Array | None, heads: int
 ) -> Queries:
     """Clean, scale and map queries, and sort query heads under the key head they share."""
-    xp = namespace(q=q)
+    xp = space(q)
 
     def grouped(x: Array) -> Array:
         return xp.reshape(x, (*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:]))
@@ -145,9 +146,7 @@ def prepare_queries(
         flat = xp.reshape(xp.broadcast_to(keep, shape), (*q.shape[:-1], 1))
         q = blank(q, flat, xp)
     q, bad = finite(q, xp)
-    features, log_scale = plan.feature_map.phi_query(
-        _scaled(q, plan, compute_dtype(q)), positions
-    )
+    features, log_scale = plan.feature_map.phi_query(_scaled(q, plan, compute_dtype(q)), positions)
     return Queries(
         grouped(contiguous(features)),
         None if log_scale is None else grouped(log_scale[..., None]),
@@ -159,7 +158,7 @@ def prepare_queries(
 def both(mask: Array | None, valid: Array | None) -> Array | None:
     """A mask (..., n, 1) and the validity (n, 1) of a block's tokens, as one."""
     if mask is None or valid is None:
-        return valid[None] if mask is None and valid is not None else mask
+        return valid[None, ...] if mask is None and valid is not None else mask
     return mask & valid
 
 
@@ -167,7 +166,7 @@ def block_positions(given: Array | None, start: Any, first: Any, count: int, lik
     """Positions (..., n) of a block: as given (..., n, 1), or counted from the start."""
     if given is not None:
         return given[..., 0]
-    xp = namespace(like=like)
+    xp = space(like)
     dev = None if library(like) == "jax" else device(like)
     return xp.arange(count, device=dev) + (start + first)
 
@@ -178,10 +177,10 @@ def blank(x: Array, keep: Array | None, xp: Namespace) -> Array:
 
 
 def finite(x: Array, xp: Namespace) -> tuple[Array, Array | None]:
-    """x with zeros for NaN and inf, and where they were (None if it is known that there were none)."""
-    good = xp.isfinite(x)
-    if clean_blocks_only(x) and bool(xp.all(good)):
+    """x with zeros for NaN and inf, and where they were (None: there were surely none)."""
+    if clean_blocks_only(x) and all_finite(x):
         return x, None
+    good = xp.isfinite(x)
     return xp.where(good, x, xp.zeros_like(x)), ~good
 
 
@@ -192,7 +191,7 @@ def _scaled(x: Array, plan: Plan, dtype: Any) -> Array:
 
 def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
     """The state before the first token, shaped for keys k and values v; decay_width 0, 1 or m."""
-    xp = namespace(k=k)
+    xp = space(k)
     m, has_scale = feature_shape(plan.feature_map, k)
     lead = k.shape[:-2]
     sums = wide_zeros((*lead, m, v.shape[-1] + 1), k, xp)
@@ -226,17 +225,22 @@ def safe(log_scale: Array, xp: Namespace) -> Array:
 
 
 def finish(
-    plan: Plan, mixed: Array, reference: Array | None, queries: Queries, bad: Array | None, dtype: Any
+    plan: Plan,
+    mixed: Array,
+    reference: Array | None,
+    queries: Queries,
+    bad: Array | None,
+    dtype: Any,
 ) -> tuple[Array, Array | None]:
     """Outputs (..., H·g, n, M) from sums (..., H, g, n, M + 1): normalise, then mark NaN and masks.
 
     `reference` is the log-scale the sums are relative to; `bad` says which columns are NaN.
     """
-    xp = namespace(mixed=mixed)
+    xp = space(mixed)
     output, zero = mixed[..., :-1], None
     if plan.normalize:
         total = mixed[..., -1:]
-        zero = total == 0
+        zero = empty = total == 0
         if bad is not None:
             zero = zero & ~bad[..., -1:]
         if queries.bad is not None:
@@ -244,9 +248,9 @@ def finish(
         if queries.keep is not None:
             zero = zero & queries.keep
         # Dividing by 1 where the sum is 0 keeps the gradient of that row exactly 0.
-        empty = total == 0
         output = output / xp.where(empty, xp.ones_like(total), total)
-        output = xp.where(empty, xp.full_like(output, plan.zero_fill), output)
+        if not clean_blocks_only(total) or bool(xp.any(empty)):
+            output = xp.where(empty, xp.full_like(output, plan.zero_fill), output)
     else:
         log_scale = queries.log_scale
         if reference is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kerneltrick._arrays import Array, namespace, scan, wide_add, wide_narrow
+from kerneltrick._arrays import Array, astype, scan, space, wide_add, wide_narrow
 from kerneltrick.engines._problem import (
     Carry,
     Data,
@@ -44,9 +44,7 @@ def recurrent(plan: Plan, data: Data) -> Result:
     if not plan.causal:
         queries_in = (data.q, data.query_mask, data.q_positions)
         n, n_q = data.k.shape[-2], data.q.shape[-2]
-        carry, _ = scan(
-            lambda *a: (write(*a), ()), data.carry, keys_in, length=n, block=1
-        )
+        carry, _ = scan(lambda *a: (write(*a), ()), data.carry, keys_in, length=n, block=1)
         carry, (output, zero) = scan(
             lambda carry, *a: (carry, read(carry, *a)), carry, queries_in, length=n_q, block=1
         )
@@ -57,16 +55,15 @@ def recurrent(plan: Plan, data: Data) -> Result:
         return carry, read(carry, (blocks[6], blocks[2], blocks[7]), first, valid)
 
     streams = (*keys_in, data.q, data.q_positions)
-    carry, (output, zero) = scan(
-        both_sides, data.carry, streams, length=data.k.shape[-2], block=1
-    )
+    carry, (output, zero) = scan(both_sides, data.carry, streams, length=data.k.shape[-2], block=1)
     return Result(output, zero, carry)
 
 
 def step(carry: Carry, keys: Keys) -> Carry:
     """The state after one more token."""
-    xp = namespace(features=keys.features)
-    features, factor, log_scale = keys.features, None, carry.log_scale
+    xp = space(keys.features)
+    features, values = (astype(x, carry.sums.hi.dtype) for x in (keys.features, keys.values))
+    factor, log_scale = None, carry.log_scale
     decay, bad = keys.log_decay, carry.bad
     if keys.log_scale is not None:
         assert carry.log_scale is not None
@@ -80,21 +77,17 @@ def step(carry: Carry, keys: Keys) -> Carry:
         factor = xp.exp(shift if decay is None else decay + shift)
     elif decay is not None:
         factor = xp.exp(decay)
-    sums = wide_add(
-        carry.sums, features.mT @ keys.values, None if factor is None else factor.mT
-    )
+    sums = wide_add(carry.sums, features.mT @ values, None if factor is None else factor.mT)
     if bad is not None and decay is not None:
         bad = bad & (xp.max(decay, axis=-1, keepdims=True) > -math.inf)
     return Carry(sums, log_scale, add_decay(carry.log_decay, decay), either(bad, keys.bad))
 
 
-def look_up(
-    carry: Carry, queries: Queries
-) -> tuple[Array, Array | None, Queries, Array | None]:
+def look_up(carry: Carry, queries: Queries) -> tuple[Array, Array | None, Queries, Array | None]:
     """φ(q)ᵀ(U, Z) for queries that see the whole state; the arguments of `finish`."""
-    xp = namespace(features=queries.features)
-    sums = wide_narrow(carry.sums, queries.features.dtype)
-    mixed = queries.features @ xp.expand_dims(sums, axis=-3)
+    xp = space(queries.features)
+    sums = wide_narrow(carry.sums, carry.sums.hi.dtype)
+    mixed = astype(queries.features, sums.dtype) @ xp.expand_dims(sums, axis=-3)
     reference = None if carry.log_scale is None else xp.expand_dims(carry.log_scale, axis=-3)
     bad = None if carry.bad is None else xp.expand_dims(carry.bad, axis=-3)
     return mixed, reference, queries, bad

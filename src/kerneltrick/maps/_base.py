@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays import Array, as_numpy, constant, library
+from kerneltrick._arrays import Array, as_numpy, constant, is_array, library, space
 
 Sign = Literal["positive", "non-negative", "any"]
 Features = tuple[Array, Array | None]
@@ -139,7 +138,7 @@ def _write(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float) and value == int(value):
         return str(int(value))
-    if array_api_compat.is_array_api_obj(value):
+    if is_array(value):
         return digest(value)
     return str(value)
 
@@ -156,7 +155,7 @@ def digest(weights: Array) -> str:
 
 def default_positions(x: Array, positions: Array | None) -> Array:
     """positions (..., n, 1) in the dtype of x; 0, 1, 2, … where none are given."""
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     if positions is None:
         positions = constant(np.arange(x.shape[-2]), x)
     return xp.astype(positions, x.dtype, copy=False)[..., None]
@@ -170,5 +169,3 @@ def positive_int(owner: str, name: str, value: Any) -> None:
 def one_of(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{owner} needs {name} to be one of {', '.join(allowed)}, not {value!r}")
-
-

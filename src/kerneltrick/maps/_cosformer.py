@@ -6,9 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import array_api_compat
-
-from kerneltrick._arrays import Array
+from kerneltrick._arrays import Array, space
 from kerneltrick.maps._base import FeatureMap, Sign, default_positions, positive_int
 from kerneltrick.maps._elementwise import Relu
 
@@ -36,7 +34,7 @@ class Cosformer(FeatureMap):
         return 2 * d
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = array_api_compat.array_namespace(x)
+        xp = space(x)
         angle = default_positions(x, positions) * (math.pi / (2 * self.horizon))
         y = Relu().phi(x)
         return xp.concat([y * xp.cos(angle), y * xp.sin(angle)], axis=-1)
@@ -48,7 +46,7 @@ class Cosformer(FeatureMap):
         q_positions: Array | None = None,
         k_positions: Array | None = None,
     ) -> Array:
-        xp = array_api_compat.array_namespace(q)
+        xp = space(q)
         i, j = default_positions(q, q_positions), default_positions(k, k_positions)
         relu = Relu()
         return relu.phi(q) @ relu.phi(k).mT * xp.cos((i - j.mT) * (math.pi / (2 * self.horizon)))

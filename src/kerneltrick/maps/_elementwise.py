@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import array_api_compat
+import numpy as np
 
-from kerneltrick._arrays import Array, stop_gradient
-from kerneltrick.maps._base import Features, FeatureMap, Sign
+from kerneltrick._arrays import Array, constant, space, stop_gradient
+from kerneltrick.maps._base import FeatureMap, Features, Sign
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -45,10 +45,10 @@ class Elu(FeatureMap):
         return "positive"
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = array_api_compat.array_namespace(x)
-        up = x > 0
-        # The inner where keeps the gradient of the branch not taken finite.
-        return xp.where(up, x + 1, xp.exp(xp.where(up, xp.zeros_like(x), x)))
+        xp = space(x)
+        zero = constant(np.zeros(()), x)
+        # e^0 + x = 1 + x above 0 and e^x + 0 below: no branch, and no exp of a large number.
+        return xp.exp(xp.minimum(x, zero)) + xp.maximum(x, zero)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -62,8 +62,7 @@ class Relu(FeatureMap):
         return "non-negative"
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = array_api_compat.array_namespace(x)
-        return xp.where(x <= 0, xp.zeros_like(x), x)  # NaN stays NaN
+        return space(x).maximum(x, constant(np.zeros(()), x))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -88,7 +87,7 @@ class Exp(FeatureMap):
         return "positive"
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        return array_api_compat.array_namespace(x).exp(x)
+        return space(x).exp(x)
 
     def phi_query(self, x: Array, positions: Array | None = None) -> Features:
         return shifted_exp(x)
@@ -110,6 +109,6 @@ class Square(FeatureMap):
 
 def shifted_exp(exponents: Array) -> Features:
     """exp(exponents) as (features ≤ 1, log_scale): the largest feature of each token is 1."""
-    xp = array_api_compat.array_namespace(exponents)
+    xp = space(exponents)
     top = stop_gradient(xp.max(exponents, axis=-1, keepdims=True))
     return xp.exp(exponents - top), top[..., 0]

@@ -7,11 +7,10 @@ import functools
 import math
 from typing import Any, ClassVar
 
-import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays import Array, constant, stop_gradient
-from kerneltrick.maps._base import Features, FeatureMap, Sign, one_of, positive_int
+from kerneltrick._arrays import Array, constant, space, stop_gradient
+from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int
 
 Projection = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -65,7 +64,7 @@ class Favor(FeatureMap):
         return draw_projection(self.draws, d, self.seed, self.orthogonal)
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = array_api_compat.array_namespace(x)
+        xp = space(x)
         features, log_scale = self.phi_query(x)
         return features * xp.exp(log_scale)[..., None]
 
@@ -80,7 +79,7 @@ class Favor(FeatureMap):
         q_positions: Array | None = None,
         k_positions: Array | None = None,
     ) -> Array:
-        return array_api_compat.array_namespace(q).exp(q @ k.mT)
+        return space(q).exp(q @ k.mT)
 
 
 def random_features(x: Array, projected: Array, kind: str = "positive") -> Features:
@@ -89,7 +88,7 @@ def random_features(x: Array, projected: Array, kind: str = "positive") -> Featu
     The largest exponent of each token is taken out on its own, never over the sequence: a maximum
     over the sequence would let the future change the past.
     """
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     half_norm = xp.sum(x * x, axis=-1) / 2
     if kind == "trig":
         both = xp.concat([xp.cos(projected), xp.sin(projected)], axis=-1)

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays import Array, constant
-from kerneltrick.maps._base import Features, FeatureMap, Sign, one_of, positive_int
+from kerneltrick._arrays import Array, constant, is_array, space
+from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int
 from kerneltrick.maps._elementwise import Relu, shifted_exp
 
 
@@ -39,12 +38,12 @@ class Hedgehog(FeatureMap):
         return 2 * (d if self.weight is None else int(self.weight.shape[-1]))
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = array_api_compat.array_namespace(x)
+        xp = space(x)
         features, log_scale = self.phi_query(x)
         return features if log_scale is None else features * xp.exp(log_scale)[..., None]
 
     def phi_query(self, x: Array, positions: Array | None = None) -> Features:
-        xp = array_api_compat.array_namespace(x)
+        xp = space(x)
         y = x if self.weight is None else _project("hedgehog", x, self.weight)
         features, log_scale = shifted_exp(xp.concat([y, -y], axis=-1))
         if self.activation == "exp":
@@ -98,7 +97,7 @@ class T2R(FeatureMap):
 def _check_weight(owner: str, weight: Array | None) -> None:
     if weight is None:
         return
-    if not array_api_compat.is_array_api_obj(weight) or weight.ndim not in (2, 3):
+    if not is_array(weight) or weight.ndim not in (2, 3):
         got = tuple(weight.shape) if hasattr(weight, "shape") else type(weight).__name__
         raise ValueError(f"{owner} needs weight to be an array (d, p) or (heads, d, p), not {got}")
 

@@ -9,10 +9,9 @@ import math
 from collections import Counter
 from typing import Any, ClassVar
 
-import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays import Array, constant
+from kerneltrick._arrays import Array, constant, index_dtype, space
 from kerneltrick.maps._base import FeatureMap, Sign, positive_int
 
 IndexTable = np.ndarray[Any, np.dtype[np.int64]]
@@ -118,19 +117,17 @@ def _monomials(d: int, degree: int, with_constant: bool) -> tuple[IndexTable, Co
     rows = list(itertools.combinations_with_replacement(variables, degree))
     index = np.array(rows, dtype=np.int64).reshape(len(rows), degree)
     top = math.factorial(degree)
-    counts = [
-        top // math.prod(math.factorial(a) for a in Counter(row).values()) for row in rows
-    ]
+    counts = [top // math.prod(math.factorial(a) for a in Counter(row).values()) for row in rows]
     return index, np.array(counts, dtype=np.float64)
 
 
 def _products(
     x: Array, first: float | None, index: IndexTable, coefficients: Coefficients
 ) -> Array:
-    xp = array_api_compat.array_namespace(x)
+    xp = space(x)
     if first is not None:
         x = xp.concat([xp.zeros_like(x[..., :1]) + first, x], axis=-1)
-    columns = constant(index, x, xp.int64 if hasattr(xp, "int64") else None)
+    columns = constant(index, x, index_dtype(x))
     y = constant(coefficients, x)
     for factor in range(index.shape[1]):
         y = y * xp.take(x, columns[:, factor], axis=-1)
