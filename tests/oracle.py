@@ -1,8 +1,62 @@
-"""Linear attention as plain Python loops over tokens, in float64: what every engine must equal."""
-
-import math
+"""Linear attention as a loop over tokens, in float64: what every engine must equal."""
 
 import numpy as np
+
+MAPS = [
+    "identity",
+    "elu",
+    "relu",
+    "relu2",
+    "exp",
+    "square",
+    "cosformer:horizon=100000",
+    "favor:features=16",
+    "favor:features=16,kind=hyperbolic",
+    "favor:features=16,kind=trig",
+    "poly:degree=2",
+    "poly:degree=3,constant=0.5",
+    "taylor:order=2",
+    "taylor:order=3",
+    "hedgehog",
+    "hedgehog:activation=exp",
+    "t2r:features=12",
+]
+
+# Maps whose features change sign: sums cancel, so numerator and normaliser are judged apart.
+SIGNED_FEATURES = {
+    "identity",
+    "favor:features=16,kind=trig",
+    "poly:degree=2",
+    "poly:degree=3,constant=0.5",
+    "taylor:order=2",
+    "taylor:order=3",
+}
+
+DECAYS = ["none", "number", "head", "token", "feature"]
+
+
+def make_decay(kind, rng, k, m, strength=2.0):
+    """log_decay of one kind for keys (..., H, n, d); some tokens decay almost not, some much."""
+    if kind == "none":
+        return None
+    if kind == "number":
+        return -0.3
+    shape = {
+        "head": k.shape[-3:-2],
+        "token": k.shape[:-1],
+        "feature": (*k.shape[:-1], m),
+    }[kind]
+    return -strength * rng.random(shape) ** 3
+
+
+def one_head_decay(log_decay, kind, batch, head, n):
+    if kind == "none":
+        return None
+    if kind == "number":
+        return np.full((n, 1), log_decay)
+    if kind == "head":
+        return np.full((n, 1), log_decay[head])
+    return log_decay[batch, head][:, None] if kind == "token" else log_decay[batch, head]
 
 
 def brute_force(
@@ -21,15 +75,14 @@ def brute_force(
 ):
     """One head: phi_q (n_q, m), phi_k (n, m), v (n, M), log_decay (n, 1 or m) → output, U, Z."""
     n, m = phi_k.shape
-    M = v.shape[1]
-    U = np.zeros((m, M)) if U is None else U.copy()
+    U = np.zeros((m, v.shape[1])) if U is None else U.copy()
     Z = np.zeros(m) if Z is None else Z.copy()
     keep = np.ones(n, bool) if mask is None else mask
     rows = []
 
     def read(row):
-        top = [sum(row[f] * U[f, c] for f in range(m)) for c in range(M)]
-        return [t / sum(row[f] * Z[f] for f in range(m)) for t in top] if normalize else top
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return row @ U / (row @ Z) if normalize else row @ U
 
     for t in range(n):
         if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
@@ -41,14 +94,19 @@ def brute_force(
             U = U + np.outer(phi_k[t], v[t])
             Z = Z + phi_k[t]
         if causal:
-            rows.append(read(phi_q[t]) if keep[t] else [0.0] * M)
+            rows.append(read(phi_q[t]) if keep[t] else np.zeros(v.shape[1]))
     if not causal:
         for i in range(len(phi_q)):
-            rows.append(read(phi_q[i]) if query_mask is None or query_mask[i] else [0.0] * M)
-    return np.array(rows, dtype=np.float64).reshape(-1, M), U, Z
+            hidden = query_mask is not None and not query_mask[i]
+            rows.append(np.zeros(v.shape[1]) if hidden else read(phi_q[i]))
+    return np.array(rows).reshape(-1, v.shape[1]), U, Z
 
 
 def ulp(x):
-    """The spacing of float32 at the largest magnitude of x."""
-    top = float(np.max(np.abs(x), initial=0.0))
-    return float(np.spacing(np.float32(top))) if math.isfinite(top) else math.nan
+    """The spacing of float32 at the largest magnitude in x."""
+    return float(np.spacing(np.float32(np.max(np.abs(x)))))
+
+
+def same_bits(a, b):
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

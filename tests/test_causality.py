@@ -1,0 +1,181 @@
+"""No output depends on the future, on padding, or on the batch it rode in: to the bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import MAPS, make_decay, same_bits
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+ENGINES = ["dense", "recurrent", "chunked"]
+CHANGES = {
+    "scaled": lambda x: x * np.asarray(1e4, x.dtype),
+    "nan": lambda x: np.full_like(x, np.nan),
+    "inf": lambda x: np.full_like(x, np.inf),
+    "minus inf": lambda x: np.full_like(x, -np.inf),
+}
+
+
+def inputs(n, dtype=np.float32, seed=0, d=6, lead=(2,)):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((*lead, n, w)).astype(dtype) for w in (d, d, 5)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", MAPS)
+def test_past_is_bit_identical_when_the_future_changes(text, engine, change):
+    n = 150
+    q, k, v = inputs(n)
+    options = {"causal": True, "on_zero": "nan", "engine": engine}
+    for normalize in (True, False):
+        with np.errstate(all="ignore"):
+            before = kt.linear_attention(q, k, v, text, normalize=normalize, **options)
+            for cut in (1, 50, 64, 127):
+                future = [x.copy() for x in (q, k, v)]
+                for x in future:
+                    x[:, cut:] = CHANGES[change](x[:, cut:])
+                after = kt.linear_attention(*future, text, normalize=normalize, **options)
+                assert same_bits(before[:, :cut], after[:, :cut]), (normalize, cut)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["number", "head", "token", "feature"])
+@pytest.mark.parametrize("text", ["elu", "favor:features=16"])
+def test_past_is_bit_identical_with_decay_and_segments(text, kind, engine):
+    n = 100
+    q, k, v = inputs(n)
+    rng = np.random.default_rng(1)
+    decay = make_decay(kind, rng, k, maps.get(text).dim(6))
+    ids = np.sort(rng.integers(0, 4, n))
+    if isinstance(decay, np.ndarray):
+        decay = decay.astype(np.float32)
+    options = {"causal": True, "engine": engine, "log_decay": decay, "segment_ids": ids}
+    before = kt.linear_attention(q, k, v, text, **options)
+    for change in CHANGES.values():
+        future = [x.copy() for x in (q, k, v)]
+        for x in future:
+            x[:, 70:] = change(x[:, 70:])
+        with np.errstate(all="ignore"):
+            after = kt.linear_attention(*future, text, **options)
+        assert same_bits(before[:, :70], after[:, :70])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", MAPS)
+def test_length_does_not_change_earlier_outputs(text, engine):
+    q, k, v = inputs(200)
+    with np.errstate(all="ignore"):
+        long = kt.linear_attention(q, k, v, text, causal=True, on_zero="nan", engine=engine)
+        short = kt.linear_attention(
+            *(x[:, :77] for x in (q, k, v)), text, causal=True, on_zero="nan", engine=engine
+        )
+    if engine == "dense":  # one matrix product of another size: equal to rounding
+        np.testing.assert_allclose(long[:, :77], short, rtol=2e-3, atol=2e-5)
+    else:
+        assert same_bits(long[:, :77], short)
+
+
+class TestPads:
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    @pytest.mark.parametrize("text", MAPS)
+    def test_contents_of_pads_change_no_bit(self, text, causal, engine):
+        n = 100
+        q, k, v = inputs(n)
+        mask = np.random.default_rng(2).random((2, n)) > 0.3
+        options = {"causal": causal, "mask": mask, "on_zero": "nan", "engine": engine}
+        if not causal:
+            options["query_mask"] = mask
+        expected, state = kt.linear_attention(q, k, v, text, return_state=True, **options)
+        for filler in (0.0, 1e4, np.nan, np.inf):
+            padded = [np.where(mask[..., None], x, np.float32(filler)) for x in (q, k, v)]
+            out, after = kt.linear_attention(*padded, text, return_state=True, **options)
+            assert same_bits(out, expected)
+            assert same_bits(after.U, state.U)
+            assert same_bits(after.Z, state.Z)
+            assert (out[~mask] == 0).all()
+
+    @pytest.mark.parametrize("engine", ["recurrent", "chunked"])
+    @pytest.mark.parametrize("text", MAPS)
+    @given(n=st.integers(1, 130), extra=st.integers(1, 130), seed=st.integers(0, 1000))
+    def test_right_padding_is_bit_equal_to_no_padding(self, text, engine, n, extra, seed):
+        if engine == "recurrent":
+            n, extra = 1 + n % 20, 1 + extra % 10
+        q, k, v = inputs(n + extra, seed=seed)
+        mask = np.arange(n + extra) < n
+        padded, state = kt.linear_attention(
+            q, k, v, text, causal=True, mask=mask, on_zero="nan", engine=engine, return_state=True
+        )
+        plain, own = kt.linear_attention(
+            *(x[:, :n] for x in (q, k, v)), text, causal=True, on_zero="nan", engine=engine,
+            return_state=True,
+        )  # fmt: skip
+        assert same_bits(padded[:, :n], plain)
+        assert same_bits(state.U, own.U)
+
+    @pytest.mark.parametrize("text", ["elu", "favor:features=16", "taylor:order=2"])
+    def test_full_right_padding_is_bit_equal_to_no_padding(self, text):
+        q, k, v = inputs(150)
+        mask = np.arange(150) < 90
+        padded = kt.linear_attention(q, k, v, text, mask=mask, query_mask=mask)
+        plain = kt.linear_attention(*(x[:, :90] for x in (q, k, v)), text)
+        assert same_bits(padded[:, :90], plain)
+
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("text", ["elu", "relu", "favor:features=16", "exp"])
+    def test_left_and_interior_pads_agree_with_leaving_them_out(self, text, engine):
+        n = 90
+        q, k, v = inputs(n, np.float64)
+        rng = np.random.default_rng(3)
+        for mask in (np.arange(n) >= 40, rng.random(n) > 0.5):
+            for decay in (None, -0.1):
+                options = {"causal": True, "engine": engine, "on_zero": "nan", "log_decay": decay}
+                out = kt.linear_attention(q, k, v, text, mask=mask, **options)
+                left_out = kt.linear_attention(*(x[:, mask] for x in (q, k, v)), text, **options)
+                np.testing.assert_allclose(out[:, mask], left_out, rtol=1e-11, atol=1e-13)
+
+    def test_mask_without_heads_and_with_heads(self):
+        q, k, v = inputs(30, np.float64, lead=(3, 2))
+        one = np.arange(30) % 3 > 0
+        out = kt.linear_attention(q, k, v, causal=True, mask=one)
+        for shape in ((3, 30), (3, 2, 30)):
+            again = kt.linear_attention(q, k, v, causal=True, mask=np.broadcast_to(one, shape))
+            assert same_bits(out, again)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", MAPS)
+def test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch(text, engine, causal, dtype):
+    q, k, v = inputs(75, dtype, lead=(4, 2))
+    options = {"causal": causal, "on_zero": "nan", "engine": engine}
+    whole = kt.linear_attention(q, k, v, text, **options)
+    for b in range(4):
+        alone = kt.linear_attention(*(x[b : b + 1] for x in (q, k, v)), text, **options)
+        assert same_bits(whole[b : b + 1], alone)
+
+
+def test_strides_do_not_change_bits():
+    q, k, v = inputs(100, lead=(3, 2))
+    expected = kt.linear_attention(q, k, v, "favor:features=16", causal=True)
+    strided = [np.asfortranarray(x) for x in (q, k, v)]
+    assert same_bits(kt.linear_attention(*strided, "favor:features=16", causal=True), expected)
+    flipped = [np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :] for x in (q, k, v)]
+    assert same_bits(kt.linear_attention(*flipped, "favor:features=16", causal=True), expected)
+
+
+def test_inputs_are_not_changed():
+    arrays = inputs(100)
+    arrays[1][0, 5] = np.nan
+    mask = np.arange(100) % 7 > 0
+    copies = [x.copy() for x in (*arrays, mask)]
+    for x in (*arrays, mask):
+        x.flags.writeable = False
+    for engine in ENGINES:
+        kt.linear_attention(*arrays, causal=True, mask=mask, engine=engine)
+    for x, copy in zip((*arrays, mask), copies, strict=True):
+        assert same_bits(x, copy)

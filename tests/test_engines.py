@@ -1,0 +1,379 @@
+"""Every engine computes the recurrence: against a loop over tokens, and against each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import DECAYS, MAPS, SIGNED_FEATURES, brute_force, make_decay, one_head_decay, ulp
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+ENGINES = ["dense", "recurrent", "chunked"]
+D, WIDTH = 4, 3
+
+
+def inputs(rng, n, n_q=None, dtype=np.float64, heads=(4, 2)):
+    q = rng.standard_normal((2, heads[0], n if n_q is None else n_q, D))
+    k = rng.standard_normal((2, heads[1], n, D))
+    v = rng.standard_normal((2, heads[1], n, WIDTH))
+    v[..., -1] = 1  # unnormalised, this column is the normaliser
+    return tuple(x.astype(dtype) for x in (q, k, v))
+
+
+def true_state(state):
+    scale = np.exp(state.log_scale)
+    return state.U * scale[..., None, None], state.Z * scale[..., None]
+
+
+def check_against_loop(text, q, k, v, out, state, kind, log_decay, initial=None, **options):
+    feature_map = maps.get(text)
+    root = np.sqrt(feature_map.default_scale(D))
+    n, start = k.shape[-2], 0 if initial is None else initial.stop
+    U, Z = true_state(state)
+    U0, Z0 = (None, None) if initial is None else true_state(initial)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            g = h // (q.shape[1] // k.shape[1])
+            own = {
+                name: None if x is None else x[b] for name, x in options.items() if name != "causal"
+            }
+            expected, U1, Z1 = brute_force(
+                feature_map.phi(q[b, h] * root, start + np.arange(q.shape[-2])),
+                feature_map.phi(k[b, g] * root, start + np.arange(n)),
+                v[b, g],
+                causal=options["causal"],
+                normalize=text not in SIGNED_FEATURES,
+                log_decay=one_head_decay(log_decay, kind, b, g, n),
+                U=None if U0 is None else U0[b, g],
+                Z=None if Z0 is None else Z0[b, g],
+                **own,
+            )
+            size = max(1.0, np.nanmax(np.abs(expected), initial=0.0))
+            np.testing.assert_allclose(out[b, h], expected, rtol=1e-10, atol=1e-12 * size)
+            np.testing.assert_allclose(U[b, g], U1, rtol=1e-10, atol=1e-11 * np.abs(U1).max())
+            np.testing.assert_allclose(Z[b, g], Z1, rtol=1e-10, atol=1e-11 * np.abs(Z1).max())
+
+
+@pytest.mark.parametrize("with_state", [False, True], ids=["fresh", "continued"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("text", MAPS)
+def test_causal_engines_equal_the_loop(text, kind, masked, with_state):
+    rng = np.random.default_rng(abs(hash_of(text, kind, masked, with_state)))
+    n = 23
+    m = maps.get(text).dim(D)
+    common = {"causal": True, "on_zero": "nan", "normalize": text not in SIGNED_FEATURES}
+    state = None
+    if with_state:
+        q, k, v = inputs(rng, 9)
+        decay = make_decay(kind, rng, k, m)
+        _, state = kt.linear_attention(
+            q, k, v, text, log_decay=decay, return_state=True, engine="dense", **common
+        )
+    q, k, v = inputs(rng, n)
+    decay = make_decay(kind, rng, k, m)
+    mask = rng.random((2, n)) > 0.3 if masked else None
+    for engine in ENGINES:
+        out, after = kt.linear_attention(
+            q, k, v, text, log_decay=decay, mask=mask, state=state, return_state=True,
+            engine=engine, chunk_size=7, **common,
+        )  # fmt: skip
+        check_against_loop(
+            text, q, k, v, out, after, kind, decay, state, causal=True, mask=mask
+        )
+
+
+def hash_of(*parts):
+    """A seed that is the same in every process."""
+    import zlib
+
+    return zlib.crc32(repr(parts).encode())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", MAPS)
+def test_full_engines_equal_the_loop(text, engine):
+    rng = np.random.default_rng(1)
+    q, k, v = inputs(rng, 23, n_q=11)
+    mask, query_mask = rng.random((2, 23)) > 0.3, rng.random((2, 11)) > 0.3
+    out, state = kt.linear_attention(
+        q, k, v, text, mask=mask, query_mask=query_mask, normalize=text not in SIGNED_FEATURES,
+        on_zero="nan", return_state=True, engine=engine, chunk_size=7,
+    )  # fmt: skip
+    check_against_loop(
+        text, q, k, v, out, state, "none", None, causal=False, mask=mask, query_mask=query_mask
+    )
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "identity", "exp"])
+def test_segments_restart_the_state(text, kind):
+    rng = np.random.default_rng(2)
+    n = 40
+    q, k, v = inputs(rng, n)
+    ids = np.stack([np.sort(rng.integers(0, 5, n)), rng.integers(0, 2, n)])
+    mask = rng.random((2, n)) > 0.2
+    decay = make_decay(kind, rng, k, maps.get(text).dim(D))
+    for engine in ENGINES:
+        out, state = kt.linear_attention(
+            q, k, v, text, causal=True, log_decay=decay, segment_ids=ids, mask=mask, on_zero="nan",
+            normalize=text not in SIGNED_FEATURES, return_state=True, engine=engine, chunk_size=16,
+        )  # fmt: skip
+        if mask[:, -1].all():
+            check_against_loop(
+                text, q, k, v, out, state, kind, decay, causal=True, mask=mask, segment_ids=ids
+            )
+        assert (state.log_decay == -np.inf).all()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 63, 64, 65, 130])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", MAPS)
+def test_chunk_size_does_not_matter(text, causal, chunk_size):
+    rng = np.random.default_rng(3)
+    q, k, v = inputs(rng, 130, heads=(2, 1))
+    options = {"causal": causal, "normalize": text not in SIGNED_FEATURES, "on_zero": "nan"}
+    expected = kt.linear_attention(q, k, v, text, engine="dense", **options)
+    actual = kt.linear_attention(q, k, v, text, chunk_size=chunk_size, **options)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-11 * np.nanmax(abs(expected)))
+
+
+@given(
+    text=st.sampled_from(MAPS),
+    n=st.integers(1, 150),
+    chunk_size=st.sampled_from([1, 3, 16, 64]),
+    kind=st.sampled_from(DECAYS),
+    masked=st.booleans(),
+    segmented=st.booleans(),
+    normalize=st.booleans(),
+    groups=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+)
+def test_chunked_and_recurrent_equal_dense(
+    text, n, chunk_size, kind, masked, segmented, normalize, groups, seed
+):
+    rng = np.random.default_rng(seed)
+    q, k, v = inputs(rng, n, heads=(2 * groups, 2))
+    options = {
+        "causal": True,
+        "on_zero": "nan",
+        "normalize": normalize and text not in SIGNED_FEATURES,
+        "log_decay": make_decay(kind, rng, k, maps.get(text).dim(D)),
+        "mask": rng.random((2, 2, n)) > 0.3 if masked else None,
+        "segment_ids": np.sort(rng.integers(0, 4, (2, n))) if segmented else None,
+    }
+    expected = kt.linear_attention(q, k, v, text, engine="dense", **options)
+    size = np.nanmax(np.abs(expected), initial=1.0)
+    for engine in ("chunked", "recurrent"):
+        actual = kt.linear_attention(
+            q, k, v, text, engine=engine, chunk_size=chunk_size, **options
+        )
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-10 * size)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_any_leading_dimensions(shape, engine):
+    rng = np.random.default_rng(4)
+    q, k = rng.standard_normal((2, *shape, 20, 4))
+    v = rng.standard_normal((*shape, 20, 6))
+    out = kt.linear_attention(q, k, v, causal=True, engine=engine, chunk_size=8)
+    assert out.shape == (*shape, 20, 6)
+    flat = [x.reshape(-1, 20, x.shape[-1]) for x in (q, k, v, out)]
+    for one_q, one_k, one_v, one_out in zip(*flat, strict=True):
+        phi = maps.get("elu").phi
+        expected, _, _ = brute_force(phi(one_q), phi(one_k), one_v, causal=True)
+        np.testing.assert_allclose(one_out, expected, rtol=1e-12)
+
+
+def test_grouped_queries_share_key_heads_in_order():
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((6, 30, 4)), *rng.standard_normal((2, 2, 30, 4))
+    out = kt.linear_attention(q, k, v, causal=True)
+    repeated = kt.linear_attention(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), causal=True)
+    np.testing.assert_allclose(out, repeated, rtol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_scale_multiplies_the_products(causal, engine):
+    rng = np.random.default_rng(6)
+    q, k, v = rng.standard_normal((3, 20, 4))
+    for text in ("taylor:order=2", "elu", "favor:features=8"):
+        out = kt.linear_attention(q, k, v, text, scale=0.3, causal=causal, engine=engine)
+        root = np.sqrt(0.3)
+        same = kt.linear_attention(q * root, k * root, v, text, scale=1.0, causal=causal)
+        np.testing.assert_allclose(out, same, rtol=1e-12)
+    default = kt.linear_attention(q, k, v, "taylor:order=2", causal=causal, engine=engine)
+    half = kt.linear_attention(q, k, v, "taylor:order=2", scale=0.5, causal=causal)
+    np.testing.assert_allclose(default, half, rtol=1e-12)  # 1/√4
+
+
+@pytest.mark.parametrize("n", [63, 200, 1000])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", MAPS)
+def test_float32_is_as_accurate_as_the_naive_formula(text, causal, n):
+    rng = np.random.default_rng(n)
+    feature_map = maps.get(text)
+    d = 8
+    q, k, v = (rng.standard_normal((2, n, d)).astype(np.float32) for _ in range(3))
+    normalize = text not in SIGNED_FEATURES
+    if not normalize:
+        v[..., -1] = 1  # numerator and normaliser judged apart
+    options = {"causal": causal, "normalize": normalize, "on_zero": "zero"}
+    exact = kt.linear_attention(
+        *(x.astype(np.float64) for x in (q, k, v)), text, engine="dense", **options
+    )
+    root = np.float32(np.sqrt(feature_map.default_scale(d)))
+    phi_q, phi_k = feature_map.phi(q * root), feature_map.phi(k * root)
+    if causal:
+        weights = np.tril(phi_q @ phi_k.mT)
+        naive, total = weights @ v, weights.sum(-1, keepdims=True)
+    else:
+        naive, total = phi_q @ (phi_k.mT @ v), phi_q @ phi_k.sum(-2)[..., None]
+    if normalize:
+        naive = np.where(total == 0, 0, naive / np.where(total == 0, 1, total))
+    for engine in ("chunked", "recurrent"):
+        ours = kt.linear_attention(q, k, v, text, engine=engine, **options)
+        assert ours.dtype == np.float32
+        for columns in (slice(None),) if normalize else (slice(0, -1), slice(-1, None)):
+            allowed = np.abs(naive - exact)[..., columns].max() * 2
+            allowed += 2 * ulp(exact[..., columns])
+            assert np.abs(ours - exact)[..., columns].max() <= allowed, engine
+
+
+def test_a_million_float32_tokens_lose_nothing():
+    n, d, width, piece = 1_000_000, 8, 4, 1 << 17
+    rng = np.random.default_rng(7)
+    state, U, Z = None, np.zeros((d, width)), np.zeros(d)
+    for first in range(0, n, piece):
+        count = min(piece, n - first)
+        k, v = (rng.standard_normal((count, w)).astype(np.float32) for w in (d, width))
+        _, state = kt.linear_attention(k, k, v, "elu", causal=True, state=state, return_state=True)
+        phi = maps.get("elu").phi(k.astype(np.float64))
+        U, Z = U + phi.T @ v.astype(np.float64), Z + phi.sum(0)
+    assert state.stop == n
+    assert (np.abs(state.Z - Z) <= 2 * np.spacing(Z.astype(np.float32))).all()
+    assert np.abs(state.U - U).max() <= 1e-6 * np.sqrt(np.mean(U**2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "taylor:order=2"])
+def test_float16_is_summed_in_float32(text, engine):
+    rng = np.random.default_rng(8)
+    q, k, v = (rng.standard_normal((2, 3000, 8)).astype(np.float16) for _ in range(3))
+    v = np.abs(v)
+    if engine != "chunked":
+        q, k, v = (x[:, :300] for x in (q, k, v))
+    out = kt.linear_attention(q, k, v, text, causal=True, engine=engine)
+    exact = kt.linear_attention(*(x.astype(np.float64) for x in (q, k, v)), text, causal=True)
+    assert out.dtype == np.float16
+    np.testing.assert_allclose(out, exact, rtol=2**-10, atol=1e-6)
+
+
+def test_stepwise_decay_matches_retnet_and_ssd_written_as_matrices():
+    rng = np.random.default_rng(9)
+    q, k, v = rng.standard_normal((3, 50, 4))
+    i = np.arange(50)
+    gamma = 0.9
+    retention = np.tril(q @ k.T * gamma ** (i[:, None] - i[None, :]).clip(0)) @ v
+    for engine in ENGINES:
+        out = kt.linear_attention(
+            q, k, v, "identity", causal=True, normalize=False, log_decay=np.log(gamma),
+            engine=engine, chunk_size=16,
+        )  # fmt: skip
+        np.testing.assert_allclose(out, retention, rtol=1e-10, atol=1e-12)
+    a = rng.random(50)
+    L = np.array([[np.prod(a[j + 1 : r + 1]) if j <= r else 0 for j in i] for r in i])
+    for engine in ENGINES:
+        out = kt.linear_attention(
+            q, k, v, "identity", causal=True, normalize=False, log_decay=np.log(a), engine=engine
+        )
+        np.testing.assert_allclose(out, (L * (q @ k.T)) @ v, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_strong_decay_does_not_divide_by_underflow(engine, dtype):
+    """Products of decays underflow to 0 within a chunk; their ratios would be 0/0."""
+    rng = np.random.default_rng(10)
+    n = 128
+    q, k, v = (rng.standard_normal((n, 4)).astype(dtype) for _ in range(3))
+    log_decay = np.full(n, -50.0, dtype)
+    log_decay[::3] = -1e-3
+    out = kt.linear_attention(q, k, v, "elu", causal=True, log_decay=log_decay, engine=engine)
+    phi = maps.get("elu").phi
+    exact, _, _ = brute_force(
+        phi(q.astype(float)), phi(k.astype(float)), v.astype(float), causal=True,
+        log_decay=log_decay[:, None].astype(float),
+    )  # fmt: skip
+    np.testing.assert_allclose(out, exact, rtol=1e-5 if dtype == np.float32 else 1e-12, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", ["favor:features=16", "exp", "hedgehog:activation=exp"])
+def test_log_scales_survive_keys_of_very_different_size(text, engine):
+    """One huge key, then small ones: the sums are relative to what each row can see."""
+    rng = np.random.default_rng(11)
+    q, k, v = rng.standard_normal((3, 70, 4))
+    k[35] += 200.0
+    options = {"causal": True, "scale": 1.0}
+    if text.startswith("favor"):
+        k[35] -= 195.0
+    out = kt.linear_attention(q, k, v, text, engine=engine, chunk_size=16, **options)
+    assert np.isfinite(out).all()
+    weights = kt.attention_weights(q, k, text, **options)
+    np.testing.assert_allclose(out, weights @ v, rtol=1e-9, atol=1e-12)
+    if not text.startswith("favor"):  # the huge key takes all the weight from its token on
+        np.testing.assert_allclose(out[35:], np.broadcast_to(v[35], (35, 4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["recurrent", "chunked"])
+def test_a_forgotten_scale_does_not_swallow_what_comes_later(engine):
+    """A key of scale e^500 decays away; later keys must not be stored relative to e^500."""
+    n = 200
+    k = np.zeros((n, 2))
+    k[0] = 500.0
+    v = np.arange(n, dtype=float)[:, None]
+    decay = np.full(n, -20.0)
+    out = kt.linear_attention(k * 0, k, v, "exp", causal=True, log_decay=decay, engine=engine)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out[100:, 0], v[100:, 0], atol=1e-6)
+
+
+def test_empty_sequences_and_batches_are_not_errors():
+    for engine in ENGINES:
+        for shape in ((0, 4), (2, 0, 4), (0, 3, 5, 4), (2, 3, 0, 4)):
+            x = np.zeros(shape)
+            for causal in (False, True):
+                out, state = kt.linear_attention(
+                    x, x, x, causal=causal, engine=engine, return_state=True
+                )
+                assert out.shape == shape
+                assert state.stop == shape[-2]
+                assert (state.U == 0).all()
+        q, k = np.ones((3, 4)), np.ones((0, 4))
+        with pytest.raises(kt.VanishingNormalizerError):
+            kt.linear_attention(q, k, k, engine=engine)
+        assert np.isnan(kt.linear_attention(q, k, k, engine=engine, on_zero="nan")).all()
+        assert kt.linear_attention(k, q, q, engine=engine).shape == (0, 4)
+        one = kt.linear_attention(q[:1], q[:1], q[:1] * 7, causal=True, engine=engine)
+        assert (one == 7).all()
+        wide = kt.linear_attention(q, q, np.ones((3, 0)), engine=engine)
+        assert wide.shape == (3, 0)
+
+
+def test_forward_memory_does_not_grow_with_n():
+    """Beyond inputs and outputs the chunked engine allocates the same for n and 4n."""
+    import tracemalloc
+
+    peaks = []
+    for n in (4096, 16384):
+        q, k, v = (np.random.default_rng(0).standard_normal((4, n, 32)) for _ in range(3))
+        kt.linear_attention(q[:, :64], k[:, :64], v[:, :64], causal=True)
+        tracemalloc.start()
+        out = kt.linear_attention(q, k, v, causal=True)
+        peaks.append(tracemalloc.get_traced_memory()[1] - out.nbytes)
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0] + 4 * 16384 * 2

@@ -1,0 +1,273 @@
+"""φ(q)·φ(k) is the kernel it claims to be, with the dimension and sign it claims."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import MAPS
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+EXACT = [text for text in MAPS if maps.get(text).exact]
+
+
+def direct_kernel(text, q, k):
+    """Every kernel written out for one pair of vectors at positions 0 and 0."""
+    t = float(q @ k)
+
+    def elu(x):
+        return np.where(x > 0, x + 1, np.exp(x))
+
+    def relu(x):
+        return np.maximum(x, 0)
+
+    def hedgehog(x):
+        return np.exp(np.concatenate([x, -x]))
+
+    def softened(x):
+        return hedgehog(x) / hedgehog(x).sum()
+
+    return {
+        "identity": lambda: t,
+        "elu": lambda: elu(q) @ elu(k),
+        "relu": lambda: relu(q) @ relu(k),
+        "relu2": lambda: relu(q) ** 2 @ relu(k) ** 2,
+        "exp": lambda: np.exp(q) @ np.exp(k),
+        "square": lambda: q**2 @ k**2,
+        "cosformer:horizon=100000": lambda: relu(q) @ relu(k),
+        "poly:degree=2": lambda: (t + 1) ** 2,
+        "poly:degree=3,constant=0.5": lambda: (t + 0.5) ** 3,
+        "taylor:order=2": lambda: 1 + t + t**2 / 2,
+        "taylor:order=3": lambda: 1 + t + t**2 / 2 + t**3 / 6,
+        "hedgehog": lambda: softened(q) @ softened(k),
+        "hedgehog:activation=exp": lambda: hedgehog(q) @ hedgehog(k),
+    }[text]()
+
+
+vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("text", [t for t in EXACT if not t.startswith("t2r")])
+@given(data=st.data())
+def test_features_multiply_to_the_kernel_written_out(text, data):
+    q = np.array(data.draw(vectors))
+    k = np.array(data.draw(st.lists(st.floats(-3, 3), min_size=len(q), max_size=len(q))))
+    feature_map = maps.get(text)
+    phi_q, phi_k = feature_map.phi(q[None])[0], feature_map.phi(k[None])[0]
+    bound = 1e-14 * max(1.0, float(np.abs(phi_q) @ np.abs(phi_k))) * len(phi_q)
+    assert abs(float(phi_q @ phi_k) - direct_kernel(text, q, k)) <= bound
+    gram = feature_map.kernel(q[None], k[None])
+    assert abs(float(gram[0, 0]) - direct_kernel(text, q, k)) <= bound
+
+
+@pytest.mark.parametrize("text", EXACT)
+def test_kernel_is_the_gram_matrix_of_the_features(text):
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 3, 20, 5))
+    feature_map = maps.get(text)
+    gram = feature_map.phi(q) @ feature_map.phi(k).mT
+    np.testing.assert_allclose(feature_map.kernel(q, k), gram, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", MAPS)
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_dim_is_the_width_of_the_features(text, d):
+    feature_map = maps.get(text)
+    x = np.random.default_rng(1).standard_normal((2, 7, d))
+    assert feature_map.phi(x).shape == (2, 7, feature_map.dim(d))
+
+
+@pytest.mark.parametrize("text", MAPS)
+def test_stabilised_features_times_their_scale_are_phi(text):
+    feature_map = maps.get(text)
+    x = np.random.default_rng(2).standard_normal((4, 9, 6))
+    for side in (feature_map.phi_query, feature_map.phi_key):
+        features, log_scale = side(x)
+        whole = features if log_scale is None else features * np.exp(log_scale)[..., None]
+        np.testing.assert_allclose(whole, feature_map.phi(x), rtol=1e-13)
+
+
+@pytest.mark.parametrize("text", MAPS)
+def test_sign_holds_on_data(text):
+    feature_map = maps.get(text)
+    rng = np.random.default_rng(3)
+    q, k = 2 * rng.standard_normal((2, 200, 3))
+    gram = feature_map.phi(q) @ feature_map.phi(k).T
+    if feature_map.sign == "positive":
+        assert (gram > 0).all()
+    elif feature_map.sign == "non-negative":
+        assert (gram > -1e-12 * np.abs(gram).max()).all()
+        assert (np.abs(gram) < 1e-3 * gram.max()).any()
+    else:
+        assert (gram < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("poly:degree=2", math.comb(66, 2)),
+        ("poly:degree=2,constant=0", math.comb(65, 2)),
+        ("poly:degree=3", math.comb(67, 3)),
+        ("taylor:order=2", math.comb(66, 2)),
+        ("cosformer:horizon=8", 128),
+        ("favor:features=100", 100),
+        ("hedgehog", 128),
+        ("t2r:features=7", 7),
+        ("square", 64),
+    ],
+)
+def test_dimensions_at_d_64(text, expected):
+    assert maps.get(text).dim(64) == expected
+
+
+def test_quadratic_map_has_the_root_two_on_linear_and_cross_terms():
+    x = np.array([[2.0, 3.0]])
+    features = maps.get("poly:degree=2").phi(x)[0]
+    r = math.sqrt(2)
+    assert sorted(features) == pytest.approx(sorted([1, 2 * r, 3 * r, 4, 9, 6 * r]))
+
+
+def test_cosformer_weighs_by_distance():
+    feature_map = maps.get("cosformer:horizon=10")
+    x = np.ones((11, 1))
+    gram = feature_map.phi(x) @ feature_map.phi(x).T
+    i = np.arange(11)
+    expected = np.cos(np.pi * (i[:, None] - i[None, :]) / 20)
+    np.testing.assert_allclose(gram, expected, atol=1e-15)
+    np.testing.assert_allclose(feature_map.kernel(x, x), expected, atol=1e-15)
+    moved = feature_map.phi(x, i + 7.0)
+    np.testing.assert_allclose(moved @ moved.T, expected, atol=1e-14)
+
+
+def test_cosformer_refuses_tokens_beyond_its_horizon():
+    q = np.ones((12, 2))
+    with pytest.raises(ValueError, match=r"up to 11 apart.*horizon=11"):
+        kt.linear_attention(q, q, q, "cosformer:horizon=10", causal=True)
+    kt.linear_attention(q, q, q, "cosformer:horizon=11", causal=True)
+
+
+def test_elu_is_within_3_ulp_of_exact_down_to_minus_80_in_float32():
+    x = np.linspace(-80, 5, 20001, dtype=np.float32)
+    y = maps.get("elu").phi(x[:, None])[:, 0]
+    exact = np.where(x > 0, x.astype(np.float64) + 1, np.exp(x.astype(np.float64)))
+    assert (np.abs(y - exact) <= 3 * np.spacing(exact.astype(np.float32))).all()
+    assert (y > 0).all()
+
+
+def test_elu_gradient_is_finite_at_100():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[-100.0], [-1.0], [0.0], [1.0], [100.0]], requires_grad=True)
+    maps.get("elu").phi(x).sum().backward()
+    expected = [math.exp(-100), math.exp(-1), 1, 1, 1]
+    assert x.grad.flatten().tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("text", MAPS)
+def test_text_form_gives_the_map_back(text):
+    feature_map = maps.get(text)
+    assert str(feature_map) == text
+    again = maps.get(str(feature_map))
+    x = np.random.default_rng(4).standard_normal((5, 3))
+    np.testing.assert_array_equal(again.phi(x), feature_map.phi(x))
+
+
+def test_every_name_is_in_the_test_list():
+    assert {text.partition(":")[0] for text in MAPS} == set(maps.names())
+
+
+def test_text_shows_what_differs_from_the_default():
+    assert str(maps.get("favor:features=64,kind=positive,seed=0")) == "favor:features=64"
+    assert str(maps.get("favor:orthogonal=false,seed=3,features=8")) == (
+        "favor:features=8,seed=3,orthogonal=false"
+    )
+    assert str(maps.get("taylor")) == "taylor:order=2"
+    assert str(maps.get(" poly : degree = 3 , constant = 2 ")) == "poly:degree=3,constant=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ell", r"unknown feature map 'ell'; did you mean 'elu'"),
+        ("nonsense", r"known are identity, elu"),
+        ("favor:feature=8", r"favor has no parameter 'feature'.*'features'"),
+        ("elu:x=1", r"it has no parameters"),
+        ("favor:features=eight", r"features to be a whole number, not 'eight'"),
+        ("favor:features=0", r"positive whole number, not 0"),
+        ("favor:features", r"expected key=value"),
+        ("favor:seed=1,seed=2", r"gives seed twice"),
+        ("favor:features=7,kind=trig", r"must be even, not 7"),
+        ("favor:features=7,kind=hyperbolic", r"must be even, not 7"),
+        ("favor:kind=sine", r"one of positive, hyperbolic, trig, not 'sine'"),
+        ("favor:seed=-1", r"whole number ≥ 0, not -1"),
+        ("favor:orthogonal=maybe", r"true or false, not 'maybe'"),
+        ("poly:constant=-1", r"constant ≥ 0, not -1"),
+        ("poly:constant=nan", r"constant ≥ 0, not nan"),
+        ("poly:degree=0", r"positive whole number, not 0"),
+        ("taylor:order=-2", r"positive whole number, not -2"),
+        ("cosformer", r"cosformer needs horizon"),
+        ("hedgehog:activation=relu", r"one of softmax, exp"),
+        ("t2r:weight=1", r"no parameter 'weight' that text can give"),
+    ],
+)
+def test_bad_text_is_refused_by_name(text, message):
+    with pytest.raises(ValueError, match=message):
+        maps.get(text)
+
+
+def test_get_refuses_what_is_no_map():
+    with pytest.raises(TypeError, match="not int"):
+        maps.get(3)
+    with pytest.raises(TypeError, match="is a class"):
+        maps.get(maps.Elu)
+
+
+def test_plain_functions_are_maps():
+    q, k, v = np.random.default_rng(5).standard_normal((3, 30, 4))
+    ours = kt.linear_attention(q, k, v, lambda x: np.exp(x), causal=True)
+    np.testing.assert_allclose(ours, kt.linear_attention(q, k, v, "exp", causal=True), rtol=1e-12)
+    assert maps.get(np.exp).dim(4) == 4
+
+
+def test_a_function_of_the_wrong_shape_is_refused():
+    q = np.ones((5, 4))
+    with pytest.raises(ValueError, match=r"must turn an array \(..., n, d\) into"):
+        kt.linear_attention(q, q, q, lambda x: x.sum(axis=-1))
+
+
+class TestLearned:
+    def test_hedgehog_with_weights_per_head(self):
+        rng = np.random.default_rng(6)
+        x, weight = rng.standard_normal((2, 3, 10, 4)), rng.standard_normal((3, 4, 5))
+        features = maps.Hedgehog(weight).phi(x)
+        assert features.shape == (2, 3, 10, 10)
+        y = np.concatenate([x[1, 2] @ weight[2], -x[1, 2] @ weight[2]], axis=-1)
+        expected = np.exp(y) / np.exp(y).sum(-1, keepdims=True)
+        np.testing.assert_allclose(features[1, 2], expected, rtol=1e-12)
+
+    def test_t2r_is_relu_of_an_affine_map(self):
+        rng = np.random.default_rng(7)
+        x, weight, bias = rng.standard_normal((10, 4)), rng.standard_normal((4, 6)), np.arange(6.0)
+        expected = np.maximum(x @ weight + bias, 0)
+        np.testing.assert_allclose(maps.T2R(weight=weight, bias=bias).phi(x), expected)
+
+    def test_text_tells_weights_apart(self):
+        one, two = maps.Hedgehog(np.eye(3)), maps.Hedgehog(2 * np.eye(3))
+        assert str(one) != str(two)
+        assert "weight=sha256-" in str(one)
+        assert str(one) == str(maps.Hedgehog(np.eye(3)))
+
+    @pytest.mark.parametrize(
+        ("build", "message"),
+        [
+            (lambda: maps.Hedgehog(np.ones(3)), r"\(d, p\) or \(heads, d, p\), not \(3,\)"),
+            (lambda: maps.Hedgehog([[1.0]]), "not list"),
+            (lambda: maps.T2R(weight=np.ones((2, 3)), bias=np.ones(2)), "each of its 3 features"),
+            (lambda: maps.Hedgehog(np.eye(3)).phi(np.ones((2, 4))), "inputs of 3 dimensions"),
+        ],
+    )
+    def test_bad_weights_are_refused(self, build, message):
+        with pytest.raises(ValueError, match=message):
+            build()

@@ -1,0 +1,132 @@
+"""Random features of e^{q·k}: unbiased, with the variance of theory, and Haar where orthogonal."""
+
+import numpy as np
+import pytest
+
+from kerneltrick import maps
+
+D = 4
+KINDS = ["positive", "hyperbolic", "trig"]
+
+
+def pair(norm_of_sum=0.5, seed=0):
+    rng = np.random.default_rng(seed)
+    q, k = rng.standard_normal((2, D))
+    factor = norm_of_sum / np.linalg.norm(q + k)
+    return q * factor, k * factor
+
+
+def estimates(kind, orthogonal, draws_per_map, maps_count, q, k, seed0=0):
+    """Independent estimates of e^{q·k}, one per seed."""
+    features = draws_per_map if kind == "positive" else 2 * draws_per_map
+    values = np.empty(maps_count)
+    for s in range(maps_count):
+        m = maps.Favor(features=features, kind=kind, seed=seed0 + s, orthogonal=orthogonal)
+        values[s] = float(m.phi(q[None])[0] @ m.phi(k[None])[0])
+    return values
+
+
+def single_draw_estimates(kind, q, k, count=1_000_000, seed=0):
+    """The estimator of one ω, for `count` independent ω, through the package's own features."""
+    omega = maps.draw_projection(count, D, seed, False)
+    both = {}
+    for name, x in (("q", q), ("k", k)):
+        # One draw as a map of its own: the features of each ω, shape (count, 1 or 2).
+        f, log_scale = maps.random_features(
+            np.broadcast_to(x, (count, D)), (omega @ x)[:, None], kind
+        )
+        both[name] = f * np.exp(log_scale)[:, None]
+    return (both["q"] * both["k"]).sum(-1)
+
+
+def theory_variance(kind, q, k):
+    """Of the estimate of one draw (positive: m = 1; hyperbolic and trig: m = 2)."""
+    t, plus, minus = q @ k, (q + k) @ (q + k), (q - k) @ (q - k)
+    iid = np.exp(2 * t) * (np.exp(plus) - 1)
+    return {
+        "positive": iid,
+        "hyperbolic": (1 - np.exp(-plus)) * iid / 2,
+        "trig": np.exp(plus) * np.exp(-2 * t) * (1 - np.exp(-minus)) ** 2 / 2,
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_iid_features_are_unbiased_and_have_the_variance_of_theory(kind, seed):
+    q, k = pair(0.5, seed)
+    values = single_draw_estimates(kind, q, k, seed=100 + seed)
+    error = values.std() / np.sqrt(values.size)
+    assert abs(values.mean() - np.exp(q @ k)) < 4 * error
+    centred = (values - values.mean()) ** 2
+    spread = centred.std() / np.sqrt(values.size)
+    assert abs(centred.mean() - theory_variance(kind, q, k)) < 4 * spread
+    assert spread < 0.02 * centred.mean()  # the test can tell a wrong factor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_orthogonal_features_are_unbiased(kind):
+    q, k = pair(1.0, 3)
+    values = estimates(kind, True, D, 20_000, q, k)
+    error = values.std() / np.sqrt(values.size)
+    assert abs(values.mean() - np.exp(q @ k)) < 4 * error
+    assert error < 0.01 * np.exp(q @ k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_orthogonal_features_are_not_worse_than_iid(kind):
+    q, k = pair(1.0, 4)
+    iid = estimates(kind, False, D, 6000, q, k)
+    orthogonal = estimates(kind, True, D, 6000, q, k)
+    exact = np.exp(q @ k)
+    mse = [float(np.mean((x - exact) ** 2)) for x in (orthogonal, iid)]
+    assert mse[0] <= 1.05 * mse[1]
+
+
+def test_projections_are_haar_with_chi_lengths():
+    d, count = 3, 4000
+    blocks = np.stack([maps.draw_projection(d, d, seed) for seed in range(count)])
+    gram = blocks @ blocks.mT
+    lengths2 = np.diagonal(gram, axis1=1, axis2=2)
+    off = gram - lengths2[:, :, None] * np.eye(d)
+    assert np.abs(off).max() < 1e-12  # rows are orthogonal
+    # χ²_d: mean d, variance 2d, and independent between rows.
+    assert abs(lengths2.mean() - d) < 4 * np.sqrt(2 * d / (d * count))
+    assert abs(lengths2.var() - 2 * d) < 0.6
+    assert abs(np.corrcoef(lengths2[:, 0], lengths2[:, 1])[0, 1]) < 4 / np.sqrt(count)
+    # Each entry of a Haar matrix has mean 0; without sign(diag R) the diagonal does not.
+    unit = blocks / np.sqrt(lengths2)[:, :, None]
+    assert np.abs(unit.mean(axis=0)).max() < 4 / np.sqrt(d * count)
+
+
+def test_blocks_beyond_d_are_orthogonal_within_and_cut_to_size():
+    omega = maps.draw_projection(10, 4, 0)
+    assert omega.shape == (10, 4)
+    for block in (omega[:4], omega[4:8]):
+        gram = block @ block.T
+        np.testing.assert_allclose(gram - np.diag(np.diag(gram)), 0, atol=1e-12)
+
+
+def test_seed_decides_and_projection_is_float64_and_read_only():
+    one, same, other = (maps.Favor(features=8, seed=s).projection(4) for s in (1, 1, 2))
+    assert one.dtype == np.float64
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
+    with pytest.raises(ValueError, match="read-only"):
+        one[0, 0] = 0
+
+
+def test_trig_weights_are_often_negative_on_gaussian_data():
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 100, 64)) / 64**0.25
+    m = maps.Favor(features=64, kind="trig")
+    gram = m.phi(q * 3) @ m.phi(k * 3).T
+    assert 0.4 < (gram < 0).mean() < 0.55
+
+
+def test_positive_features_survive_large_inputs_where_phi_underflows():
+    m = maps.Favor(features=32)
+    x = np.full((1, 16), 40.0)
+    assert m.phi(x).max() == 0 or np.isfinite(m.phi(x)).all()
+    features, log_scale = m.phi_key(x)
+    assert features.max() > 0
+    assert np.isfinite(log_scale).all()
