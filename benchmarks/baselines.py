@@ -44,7 +44,7 @@ def cumsum_causal_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def plain_chunk_torch(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
     """The usual chunked causal formula in plain torch: all chunks at once, states by cumsum."""
     q, k = elu_torch(q), elu_torch(k)
-    b, h, n, d = q.shape
+    b, h, n, _ = q.shape
     if n % chunk:
         pad = chunk - n % chunk
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))

@@ -53,6 +53,7 @@ def test_past_is_bit_identical_with_decay_and_segments(text, kind, engine):
     if isinstance(decay, np.ndarray):
         decay = decay.astype(np.float32)
     options = {"causal": True, "engine": engine, "log_decay": decay, "segment_ids": ids}
+    options["on_zero"] = "nan"
     before = kt.linear_attention(q, k, v, text, **options)
     for change in CHANGES.values():
         future = [x.copy() for x in (q, k, v)]

@@ -79,9 +79,7 @@ def test_causal_engines_equal_the_loop(text, kind, masked, with_state):
             q, k, v, text, log_decay=decay, mask=mask, state=state, return_state=True,
             engine=engine, chunk_size=7, **common,
         )  # fmt: skip
-        check_against_loop(
-            text, q, k, v, out, after, kind, decay, state, causal=True, mask=mask
-        )
+        check_against_loop(text, q, k, v, out, after, kind, decay, state, causal=True, mask=mask)
 
 
 def hash_of(*parts):
@@ -166,9 +164,7 @@ def test_chunked_and_recurrent_equal_dense(
     expected = kt.linear_attention(q, k, v, text, engine="dense", **options)
     size = np.nanmax(np.abs(expected), initial=1.0)
     for engine in ("chunked", "recurrent"):
-        actual = kt.linear_attention(
-            q, k, v, text, engine=engine, chunk_size=chunk_size, **options
-        )
+        actual = kt.linear_attention(q, k, v, text, engine=engine, chunk_size=chunk_size, **options)
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-10 * size)
 
 

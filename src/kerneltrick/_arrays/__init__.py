@@ -28,6 +28,8 @@ from kerneltrick._arrays._library import (
     namespace,
     space,
     stop_gradient,
+    swap_axes,
+    zeros,
 )
 from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start
 from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
@@ -60,8 +62,10 @@ __all__ = [
     "space",
     "static_start",
     "stop_gradient",
+    "swap_axes",
     "wide",
     "wide_add",
     "wide_narrow",
     "wide_zeros",
+    "zeros",
 ]

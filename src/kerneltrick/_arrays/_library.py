@@ -183,10 +183,24 @@ def convert(values: np.ndarray[Any, Any], like: Array, xp: Namespace, dtype: Any
     if lib == "numpy":
         return values.astype(dtype, copy=False)
     if lib == "torch":
-        return xp.asarray(values, dtype=dtype, device=like.device)
+        copy = None if values.flags.writeable else True  # torch has no read-only tensors
+        return xp.asarray(values, dtype=dtype, device=like.device, copy=copy)
     if lib == "jax" and _is_jax_tracer(like):
         return xp.asarray(values, dtype=dtype)
     return xp.astype(xp.asarray(values, device=device(like)), dtype, copy=False)
+
+
+def zeros(shape: tuple[int, ...], like: Array, dtype: Any) -> Array:
+    """Zeros of the library and on the device of `like`."""
+    dev = None if library(like) == "jax" else device(like)
+    return space(like).zeros(shape, dtype=dtype, device=dev)
+
+
+def swap_axes(x: Array, a: int, b: int) -> Array:
+    """x with two axes (counted from the end) exchanged."""
+    order = list(range(x.ndim))
+    order[a], order[b] = order[b], order[a]
+    return space(x).permute_dims(x, tuple(order))
 
 
 def as_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -205,5 +219,5 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 
 def max_blocks(like: Array) -> int:
-    """How many chunks may be handled at once: JAX unrolls them, so few keep compilation short."""
-    return 2 if library(like) == "jax" else 16
+    """How many chunks may be handled at once; one in JAX, whose loop costs nothing."""
+    return 1 if library(like) == "jax" else 16

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat
-
-from kerneltrick._arrays._library import Array, is_concrete, library, space
+from kerneltrick._arrays._library import Array, device, is_concrete, library, space, zeros
 
 Streams = tuple[Array | None, ...]
 Body = Callable[[Any, Streams, Any, Array | None], tuple[Any, Streams]]
@@ -41,7 +39,7 @@ def _scan_eager(
         pieces = tuple(_cut(x, low, high, before, after, xp) for x in streams)
         valid = None
         if before or after:
-            index = xp.arange(first, first + block, device=array_api_compat.device(like))
+            index = xp.arange(first, first + block, device=device(like))
             valid = ((index >= 0) & (index < length))[:, None]
         carry, outputs = body(carry, pieces, first, valid)
         if joined is None:
@@ -59,9 +57,9 @@ def _cut(x: Array | None, low: int, high: int, before: int, after: int, xp: Any)
         return None
     piece = x[..., low:high, :]
     if before or after:
-        shape, dev = piece.shape, array_api_compat.device(x)
-        head = xp.zeros((*shape[:-2], before, shape[-1]), dtype=x.dtype, device=dev)
-        tail = xp.zeros((*shape[:-2], after, shape[-1]), dtype=x.dtype, device=dev)
+        shape = piece.shape
+        head = zeros((*shape[:-2], before, shape[-1]), x, x.dtype)
+        tail = zeros((*shape[:-2], after, shape[-1]), x, x.dtype)
         piece = xp.concat([head, piece, tail], axis=-2)
     return piece
 
@@ -80,8 +78,7 @@ class _Join:
             return
         if self.buffer is None:
             shape = (*y.shape[:-2], self.length, y.shape[-1])
-            dev = array_api_compat.device(y)
-            self.buffer = self.xp.empty(shape, dtype=y.dtype, device=dev)
+            self.buffer = self.xp.empty(shape, dtype=y.dtype, device=device(y))
         self.buffer[..., low:high, :] = y
 
     def result(self) -> Array:

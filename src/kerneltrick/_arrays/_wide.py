@@ -11,10 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from kerneltrick._arrays._library import Array, Namespace, as_numpy, astype, library, space
+from kerneltrick._arrays._library import Array, Namespace, as_numpy, astype, library, space, zeros
 
 
 class Wide(NamedTuple):
@@ -47,11 +46,9 @@ def wide(x: Array) -> Wide:
 
 
 def wide_zeros(shape: tuple[int, ...], like: Array, xp: Namespace) -> Wide:
-    dev = None if library(like) == "jax" else array_api_compat.device(like)
     if has_float64(like):
-        return Wide(xp.zeros(shape, dtype=xp.float64, device=dev), None)
-    zeros = xp.zeros(shape, dtype=xp.float32, device=dev)
-    return Wide(zeros, zeros)
+        return Wide(zeros(shape, like, xp.float64), None)
+    return Wide(zeros(shape, like, xp.float32), zeros(shape, like, xp.float32))
 
 
 def wide_narrow(w: Wide, dtype: Any) -> Array:

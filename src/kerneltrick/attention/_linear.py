@@ -19,6 +19,7 @@ from kerneltrick._arrays import (
     jit,
     namespace,
     static_start,
+    zeros,
 )
 from kerneltrick.attention._arguments import (
     Inputs,
@@ -214,7 +215,7 @@ def attention_weights(
     xp = namespace(q=q, k=k)
     v = xp.zeros_like(k[..., :1]) if k.ndim >= 1 else k
     if state is not None:  # the width of the values remembered does not matter to the weights
-        v = xp.zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), dtype=k.dtype)
+        v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
     call = check_call(
         "attention_weights", q, k, v, feature_map, causal, scale, log_decay, normalize, mask,
         query_mask, segment_ids, positions, state, on_zero, 1,
@@ -231,6 +232,7 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
     """Weights (..., H, g, r, n) of rows as the caller sees them, (..., H·g, r, n)."""
     xp = call.inputs.xp
     keep = rows.queries.keep
+    lead = (*weights.shape[:-4], weights.shape[-4] * weights.shape[-3])
     flags = [rows.queries.bad, _bad_keys(rows.keys.bad, xp)]
     if call.plan.normalize:
         total = xp.sum(weights, axis=-1, keepdims=True) + rows.state[..., -1:]
@@ -239,7 +241,7 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
         flags[1] = None if rows.bad is None else rows.bad[..., -1:]
         for flag in flags:
             zero = zero if flag is None else zero & ~flag
-        report_zero(call, xp.reshape(zero, (*zero.shape[:-4], -1, zero.shape[-2], 1)), numbers)
+        report_zero(call, xp.reshape(zero, (*lead, zero.shape[-2], 1)), numbers)
         weights = weights / xp.where(empty, xp.ones_like(total), total)
         weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
     elif rows.queries.log_scale is not None and rows.reference is not None:
@@ -249,7 +251,7 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
             weights = xp.where(flag, xp.full_like(weights, math.nan), weights)
     if keep is not None:
         weights = xp.where(keep, weights, xp.zeros_like(weights))
-    return xp.reshape(weights, (*weights.shape[:-4], -1, *weights.shape[-2:]))
+    return xp.reshape(weights, (*lead, *weights.shape[-2:]))
 
 
 def _bad_keys(bad: Array | None, xp: Any) -> Array | None:
@@ -416,10 +418,9 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
     def one(x: Array | None) -> Array | None:
         if x is None:
             return None
-        shape = (*x.shape[:-2], 1, x.shape[-1])
-        return xp.zeros(shape, dtype=x.dtype)
+        return zeros((*x.shape[:-2], 1, x.shape[-1]), x, x.dtype)
 
-    hidden = xp.zeros((*(1,) * (data.k.ndim - 2), 1, 1), dtype=xp.bool)
+    hidden = zeros((*(1,) * (data.k.ndim - 2), 1, 1), data.k, xp.bool)
     if no_keys:
         data = data._replace(
             k=one(data.k),
@@ -453,11 +454,16 @@ def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
     if rows is not None:
         where[-1] = int(rows[where[-1]])
     index = where[1:] if call.inputs.headless else where
+    chosen = call.plan.feature_map
+    reason = {
+        "positive": "is positive, so features underflow here; use a wider dtype, smaller inputs",
+        "non-negative": "is non-negative, not positive; choose a positive map",
+        "any": "has similarities of any sign, which can cancel; choose a positive map",
+    }[chosen.sign]
+    count = int(flags.sum())
     raise VanishingNormalizerError(
-        f"the weights of {int(flags.sum())} quer{'y sums' if flags.sum() == 1 else 'ies sum'} to "
-        f"exactly 0, the first at index {tuple(index)}: {call.plan.feature_map} is "
-        f"{call.plan.feature_map.sign.replace('any', 'of any sign')}, not always positive on this "
-        f'data; choose a positive map, or on_zero="nan" or "zero"'
+        f"the weights of {count} {'query sums' if count == 1 else 'queries sum'} to exactly 0, the "
+        f'first at index {tuple(index)}: {chosen} {reason}, or pass on_zero="nan" or "zero"'
     )
 
 

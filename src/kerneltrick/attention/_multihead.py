@@ -107,7 +107,7 @@ class MultiHeadAttention:
         k = np.einsum("bnd,gdk->bgnk", x, self.W_k)
         v = np.einsum("bnd,gdv->bgnv", x, self.W_v)
         output = softmax_attention(q, k, v, causal=causal, mask=mask)
-        return np.einsum("bhnv,hvd->bnd", output, self.W_o)
+        return np.asarray(np.einsum("bhnv,hvd->bnd", output, self.W_o))
 
     def empty_cache(self, batch: int) -> KVCache:
         g, _, k = self.W_k.shape

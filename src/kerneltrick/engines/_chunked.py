@@ -22,8 +22,11 @@ from kerneltrick._arrays import (
     max_blocks,
     scan,
     space,
+    stop_gradient,
+    swap_axes,
     wide_add,
     wide_narrow,
+    zeros,
 )
 from kerneltrick.engines._problem import (
     Carry,
@@ -40,6 +43,7 @@ from kerneltrick.engines._problem import (
     prepare_keys,
     prepare_queries,
     safe,
+    times,
 )
 
 FLOAT32_SPAN = 64  # float32 sums span at most this many tokens
@@ -178,8 +182,9 @@ def _factors(
         slowest = xp.max(between, axis=-1, keepdims=True)
         seen = slowest + log_scale[..., None, :, :]
         seen = xp.where(past, seen, xp.full_like(seen, -math.inf))
-        own = xp.max(seen, axis=-2)  # (..., C, 1): the largest scale among the keys of row i
-        slowest_since = xp.max(since, axis=-1, keepdims=True)
+        # A reference only: constant to gradients, as it cancels from every result.
+        own = stop_gradient(xp.max(seen, axis=-2))  # (..., C, 1): the largest scale in row i
+        slowest_since = stop_gradient(xp.max(since, axis=-1, keepdims=True))
         starts, scale = [], carry.log_scale
         for c in range(own.shape[-3]):
             starts.append(scale)
@@ -216,7 +221,7 @@ def _by_chunk(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
     split = _split(x, chunk, xp)
     if split is None:
         return None
-    return xp.moveaxis(split, -4, -3)
+    return swap_axes(split, -4, -3)
 
 
 def _pass_on(
@@ -249,19 +254,19 @@ def _rows(
     weights = _factors(
         carry, _split(keys.log_decay, chunk, xp), _split(keys.log_scale, chunk, xp), xp
     )
-    leaving = phi_k if weights.leave is None else phi_k * weights.leave
+    leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
     bad, bad_rows = _spoil(carry, keys, chunk, xp)
     after, before = _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)
 
     flat = (*phi_q.shape[:-3], groups * chunk, m)
     if weights.pair is not None and weights.pair.shape[-1] > 1:
         products = phi_q[..., :, None, :] * phi_k[..., None, None, :, :]
-        inside = xp.sum(products * weights.pair[..., None, :, :, :], axis=-1)
+        inside = xp.sum(times(products, weights.pair[..., None, :, :, :], xp), axis=-1)
     else:
         inside = xp.reshape(phi_q, flat) @ phi_k.mT
         inside = xp.reshape(inside, (*phi_q.shape[:-1], chunk))
         if weights.pair is not None:
-            inside = inside * weights.pair[..., None, :, :, 0]
+            inside = times(inside, weights.pair[..., None, :, :, 0], xp)
     inside = xp.tril(inside)  # selects: what is above the diagonal may be NaN or inf
 
     entering = phi_q
@@ -277,7 +282,7 @@ def _rows(
 
     def by_query(x: Array) -> Array:
         """(..., chunks, g or 1, C, e) → (..., g or 1, tokens, e)."""
-        x = xp.moveaxis(x, -3, -4)
+        x = swap_axes(x, -3, -4)
         return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
 
     mixed = by_query(xp.reshape(mixed, (*phi_q.shape[:-1], mixed.shape[-1])))
@@ -294,7 +299,7 @@ def _absorb(carry: Carry, keys: Keys, chunk: int) -> Carry:
     assert phi_k is not None
     assert values is not None
     weights = _factors(carry, None, _split(keys.log_scale, chunk, xp), xp)
-    leaving = phi_k if weights.leave is None else phi_k * weights.leave
+    leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
     bad, _ = _spoil(carry, keys, chunk, xp)
     return _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)[0]
 
@@ -308,7 +313,7 @@ def _spoil(
     shape = keys.values.shape
     bad = keys.bad
     if bad is None:
-        bad = xp.zeros(shape, dtype=xp.bool)
+        bad = zeros(shape, keys.values, xp.bool)
     dtype = keys.values.dtype
     # The last bad token seen by each row, 1-based, against the last restart seen.
     index = constant(np.arange(1, shape[-2] + 1)[:, None], keys.values, dtype)

@@ -13,6 +13,7 @@ from kerneltrick._arrays import (
     constant,
     index_dtype,
     space,
+    stop_gradient,
     wide,
     wide_add,
     wide_narrow,
@@ -30,6 +31,7 @@ from kerneltrick.engines._problem import (
     prepare_keys,
     prepare_queries,
     safe,
+    times,
 )
 
 
@@ -150,7 +152,7 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
     reference = None
     if keys.log_scale is not None:
         largest = xp.max(xp.max(exponent, axis=-1), axis=-1)[..., None]
-        reference = xp.maximum(largest, xp.max(entry, axis=-1, keepdims=True))
+        reference = stop_gradient(xp.maximum(largest, xp.max(entry, axis=-1, keepdims=True)))
     return _Sight(allowed, exponent, sees_state, entry, reference)
 
 
@@ -159,10 +161,10 @@ def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
     xp = space(data.k)
     carry, last = data.carry, np.array([data.k.shape[-2] - 1])
     sight = _look(plan, data, keys, last)
-    low = 0 if sight.reference is None else safe(sight.reference, xp)
-    leaving = keys.features * xp.exp(
-        sight.exponent[..., 0, :, :] - (0 if sight.reference is None else low)
-    )
+    low = xp.zeros_like(sight.entry[..., :1])
+    if sight.reference is not None:
+        low = safe(sight.reference, xp)
+    leaving = times(keys.features, xp.exp(sight.exponent[..., 0, :, :] - low), xp)
     through = xp.exp(sight.entry - low).mT
     sums = wide_add(carry.sums, leaving.mT @ keys.values, through)
     log_decay = carry.log_decay

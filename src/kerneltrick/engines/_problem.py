@@ -23,9 +23,10 @@ from kerneltrick._arrays import (
     device,
     library,
     space,
-    stop_gradient,
+    wide,
     wide_add,
     wide_zeros,
+    zeros,
 )
 from kerneltrick.maps import FeatureMap, feature_shape
 
@@ -202,7 +203,7 @@ def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
         log_decay = wide_zeros((*lead, 1, decay_width), k, xp)
     bad = None
     if not clean_blocks_only(k):
-        bad = xp.zeros((*lead, 1, v.shape[-1] + 1), dtype=xp.bool)
+        bad = zeros((*lead, 1, v.shape[-1] + 1), k, xp.bool)
     return Carry(sums, log_scale, log_decay, bad)
 
 
@@ -219,9 +220,13 @@ def either(a: Array | None, b: Array | None) -> Array | None:
 
 
 def safe(log_scale: Array, xp: Namespace) -> Array:
-    """A log-scale to subtract: 0 in place of −inf (nothing summed yet), constant to gradients."""
-    log_scale = stop_gradient(log_scale)
+    """A log-scale to subtract: 0 in place of −inf, where nothing is summed yet."""
     return xp.where(log_scale == -math.inf, xp.zeros_like(log_scale), log_scale)
+
+
+def times(x: Array, factor: Array, xp: Namespace) -> Array:
+    """x · factor, where a factor of 0 forgets x even if it has overflowed to inf."""
+    return xp.where(factor == 0, xp.zeros_like(x), x * factor)
 
 
 def finish(
@@ -252,12 +257,12 @@ def finish(
         if not clean_blocks_only(total) or bool(xp.any(empty)):
             output = xp.where(empty, xp.full_like(output, plan.zero_fill), output)
     else:
-        log_scale = queries.log_scale
+        # In wide arithmetic: the sum of two large log-scales must not be rounded before exp.
+        logs = [x for x in (queries.log_scale, reference) if x is not None]
         if reference is not None:
-            safe_reference = safe(reference, xp)
-            log_scale = safe_reference if log_scale is None else log_scale + safe_reference
-        if log_scale is not None:
-            output = output * xp.exp(log_scale)
+            logs[-1] = safe(reference, xp)
+        if logs:
+            output = output * astype(xp.exp(sum(wide(x).hi for x in logs)), output.dtype)
     spoiled = either(queries.bad, None if bad is None else bad[..., :-1])
     if spoiled is not None:
         output = xp.where(spoiled, xp.full_like(output, math.nan), output)

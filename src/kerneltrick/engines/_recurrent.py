@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kerneltrick._arrays import Array, astype, scan, space, wide_add, wide_narrow
+from kerneltrick._arrays import Array, astype, scan, space, stop_gradient, wide_add, wide_narrow
 from kerneltrick.engines._problem import (
     Carry,
     Data,
@@ -70,7 +70,7 @@ def step(carry: Carry, keys: Keys) -> Carry:
         slowest = carry.log_scale
         if decay is not None:
             slowest = slowest + xp.max(decay, axis=-1, keepdims=True)
-        log_scale = xp.maximum(slowest, keys.log_scale)
+        log_scale = stop_gradient(xp.maximum(slowest, keys.log_scale))
         low = safe(log_scale, xp)
         features = features * xp.exp(keys.log_scale - low)
         shift = carry.log_scale - low

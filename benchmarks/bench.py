@@ -1,0 +1,275 @@
+"""Time and peak memory of linear attention against the formulas people write by hand.
+
+python benchmarks/bench.py                              print the tables
+python benchmarks/bench.py --quick                      short lengths only
+python benchmarks/bench.py --write docs/performance.md  put them between its markers
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+THREADS = 2
+HEADS, WIDTH = 8, 64  # B = 1, D = M = 64, float32
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+QUICK_LENGTHS = (512, 1024)
+LIMIT = 6 << 30  # bytes: larger cases are skipped
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way to compute attention: a row of the tables."""
+
+    causal: bool
+    library: str
+    name: str
+    squares: int = 0  # arrays of H·n·n numbers alive at once
+    states: int = 0  # arrays of H·n·D·M numbers alive at once
+
+    def bytes(self, n: int) -> int:
+        return 4 * HEADS * n * (self.squares * n + self.states * WIDTH * WIDTH)
+
+
+OURS = "kerneltrick"
+CASES = (
+    Case(True, "torch", OURS),
+    Case(True, "torch", "chunk formula"),
+    Case(True, "torch", "n×n formula", squares=2),
+    Case(True, "torch", "cumulative sum", states=2),
+    Case(True, "torch", "softmax (SDPA)"),
+    Case(True, "numpy", OURS),
+    Case(True, "numpy", "n×n formula", squares=2),
+    Case(False, "torch", OURS),
+    Case(False, "torch", "two products"),
+    Case(False, "torch", "softmax (SDPA)"),
+    Case(False, "numpy", OURS),
+    Case(False, "numpy", "two products"),
+    Case(False, "numpy", "softmax (n×n)", squares=3),
+)
+LIBRARIES = {"torch": "PyTorch", "numpy": "NumPy"}
+
+
+def runs() -> dict[Case, Callable[..., Any]]:
+    """The function of each case, on q, k, v of its library."""
+    import baselines as by_hand
+
+    import kerneltrick as kt
+
+    def ours(causal: bool) -> Callable[..., Any]:
+        return lambda q, k, v: kt.linear_attention(q, k, v, "elu", causal=causal)
+
+    def softmax(causal: bool) -> Callable[..., Any]:
+        return lambda q, k, v: by_hand.softmax_torch(q, k, v, causal)
+
+    functions = (
+        ours(True),
+        by_hand.plain_chunk_torch,
+        by_hand.naive_causal_torch,
+        by_hand.cumsum_causal_torch,
+        softmax(True),
+        ours(True),
+        by_hand.naive_causal_numpy,
+        ours(False),
+        by_hand.naive_full_torch,
+        softmax(False),
+        ours(False),
+        by_hand.naive_full_numpy,
+        by_hand.softmax_numpy,
+    )
+    return dict(zip(CASES, functions, strict=True))
+
+
+def inputs(n: int, library: str) -> list[Any]:
+    """q, k, v (1, H, n, D) in float32, every page written to."""
+    import numpy as np
+    import torch
+
+    rng = np.random.default_rng(n)
+    arrays = [rng.standard_normal((1, HEADS, n, WIDTH), dtype=np.float32) for _ in range(3)]
+    return [torch.from_numpy(x) for x in arrays] if library == "torch" else arrays
+
+
+def measure_times(lengths: tuple[int, ...], seconds: float) -> dict[tuple[Case, int], float]:
+    """Best time of each case in milliseconds; the cases of a library take turns.
+
+    A case is run at least twice, and again until it has used its seconds.
+    """
+    import torch
+
+    torch.set_num_threads(THREADS)
+    functions, best = runs(), {}
+    for n in lengths:
+        for library in LIBRARIES:  # apart: the waiting threads of one slow the other down
+            data = inputs(n, library)
+            cases = [c for c in CASES if c.library == library and c.bytes(n) < LIMIT]
+            spent, count = dict.fromkeys(cases, 0.0), 0
+            while waiting := [c for c in cases if count < 2 or spent[c] < seconds]:
+                for case in waiting:
+                    start = time.perf_counter()
+                    with torch.inference_mode():
+                        functions[case](*data)
+                    took = time.perf_counter() - start
+                    best[case, n] = min(best.get((case, n), math.inf), 1e3 * took)
+                    spent[case] += took
+                count += 1
+        print(f"n = {n}: timed", file=sys.stderr)
+    return best
+
+
+def measure_memory(lengths: tuple[int, ...]) -> dict[tuple[Case, int], float]:
+    """Peak memory of one call of each case beyond its inputs, in MiB, each in its own process."""
+    todo = [(index, n) for n in lengths for index, c in enumerate(CASES) if c.bytes(n) < LIMIT]
+    # Before anything large is imported here: a process is born with the peak of its parent.
+    command = [sys.executable, __file__, "--probe", json.dumps(todo)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    peaks = json.loads(done.stdout)
+    print("memory measured", file=sys.stderr)
+    return {(CASES[i], n): peak for (i, n), peak in zip(todo, peaks, strict=True)}
+
+
+def probe(todo: list[tuple[int, int]]) -> None:
+    """Print the peaks of the cases listed; each runs in a fork of this process, which runs none."""
+    functions = runs()
+    warnings.simplefilter("ignore", DeprecationWarning)  # the threads of BLAS survive a fork
+    peaks = []
+    for index, n in todo:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, json.dumps(_peak(functions[CASES[index]], CASES[index], n)).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        if not text:
+            raise RuntimeError(f"{CASES[index]} at n = {n} died while its memory was measured")
+        peaks.append(json.loads(text))
+    print(json.dumps(peaks))
+
+
+def _peak(run: Callable[..., Any], case: Case, n: int) -> float:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    with torch.inference_mode():
+        data = inputs(n, case.library)
+        run(*inputs(64, case.library))  # threads, buffers and code pages are not the formula's
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = run(*data)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert result.shape[-2] == n
+    return (after - before) / 1024
+
+
+def machine() -> str:
+    from importlib.metadata import version
+
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        processor = names[0].partition(":")[2].strip() if names else processor
+    libraries = {"NumPy": "numpy", "PyTorch": "torch", "kerneltrick": "kerneltrick"}
+    versions = ", ".join(f"{a} {version(b).partition('+')[0]}" for a, b in libraries.items())
+    return (
+        f"{processor}, {os.cpu_count()} cores, {THREADS} threads; "
+        f"Python {platform.python_version()}, {versions}."
+    )
+
+
+def tables(
+    lengths: tuple[int, ...],
+    times: dict[tuple[Case, int], float],
+    peaks: dict[tuple[Case, int], float],
+) -> str:
+    """Markdown: for causal and full attention, a table of times and one of memory."""
+    lines = [f"Machine: {machine()}", f"B = 1, H = {HEADS}, D = M = {WIDTH}, float32, φ = ELU+1."]
+    for causal in (True, False):
+        kind = "Causal" if causal else "Full"
+        cases = [case for case in CASES if case.causal == causal]
+        ours = {case.library: case for case in cases if case.name == OURS}
+
+        def timed(case: Case, n: int, ours: dict[str, Case] = ours) -> str:
+            if (case, n) not in times:
+                return "–"
+            ratio = times[case, n] / times[ours[case.library], n]
+            return f"{times[case, n]:.3g} (×{ratio:.2g})"
+
+        def held(case: Case, n: int) -> str:
+            return f"{peaks[case, n]:.0f}" if (case, n) in peaks else "–"
+
+        lines += ["", f"**{kind} attention, milliseconds (× the time of kerneltrick)**", ""]
+        lines += _grid(cases, lengths, timed)
+        lines += ["", f"**{kind} attention, peak memory beyond the inputs, MiB**", ""]
+        lines += _grid(cases, lengths, held)
+    skipped = f"–: skipped, it would need more than {LIMIT >> 30} GiB."
+    return "\n".join([*lines, "", skipped])
+
+
+def _grid(
+    cases: list[Case], lengths: tuple[int, ...], cell: Callable[[Case, int], str]
+) -> list[str]:
+    rows = [["", *(f"n = {n}" for n in lengths)]]
+    for case in cases:
+        name = f"**{case.name}**" if case.name == OURS else case.name
+        rows.append([f"{LIBRARIES[case.library]}, {name}", *(cell(case, n) for n in lengths)])
+    rule = "|".join(["---", *["---:"] * len(lengths)])
+    return (
+        [f"| {' | '.join(row)} |" for row in rows[:1]]
+        + [f"|{rule}|"]
+        + [f"| {' | '.join(row)} |" for row in rows[1:]]
+    )
+
+
+def insert(document: str, text: str) -> str:
+    """The document with `text` between its markers."""
+    if START not in document or END not in document:
+        raise ValueError(f"the document has no place for the tables: {START} … {END}")
+    head, _, rest = document.partition(START)
+    return f"{head}{START}\n{text}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="short lengths only")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables into FILE")
+    parser.add_argument("--probe", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(THREADS)
+    if arguments.probe is not None:
+        return probe(arguments.probe)
+    if arguments.write:
+        insert(arguments.write.read_text(encoding="utf-8"), "")
+    if os.getloadavg()[0] > 0.5:
+        print("other work is running on this machine: times will be too long", file=sys.stderr)
+    lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
+    peaks = measure_memory(lengths)
+    times = measure_times(lengths, seconds=0.2 if arguments.quick else 1.5)
+    text = tables(lengths, times, peaks)
+    print(text)
+    if arguments.write:
+        document = insert(arguments.write.read_text(encoding="utf-8"), text)
+        part = arguments.write.with_name(f".{arguments.write.name}.part")
+        part.write_text(document, encoding="utf-8")
+        part.replace(arguments.write)
+    return None
+
+
+if __name__ == "__main__":
+    main()

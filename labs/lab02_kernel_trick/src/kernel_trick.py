@@ -1,0 +1,144 @@
+"""Lab 02, the kernel trick: the same product in two orders, O(n²d) and O(nd²).
+
+Rows are tokens: Q and K are (n, d), V is (n, M), with any batch dimensions in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+FeatureMap = Callable[[Array], Array]
+
+
+def random_tensors(seq_len: int, d_model: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Q, K and V with independent N(0, 1) entries: three float32 arrays (seq_len, d_model).
+
+    >>> Q, K, V = random_tensors(seq_len=100, d_model=64)
+    >>> Q.shape, str(V.dtype)
+    ((100, 64), 'float32')
+    """
+    shape = (3, seq_len, d_model)
+    Q, K, V = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return Q, K, V
+
+
+def identity(x: Array) -> Array:
+    """φ(x) = x, the map to pass when no map is wanted.
+
+    >>> identity(np.array([-1.0, 2.0]))
+    array([-1.,  2.])
+    """
+    return x
+
+
+def simple_feature_map(x: Array) -> Array:
+    """φ(x) = x: the simplest feature map. Its similarity q·k may be negative.
+
+    x and φ(x) are (..., n, d).
+
+    >>> simple_feature_map(np.array([[-1.0, 2.0]]))
+    array([[-1.,  2.]])
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("simple_feature_map")
+
+
+def elu_feature_map(x: Array) -> Array:
+    """φ(x) = ELU(x) + 1: x + 1 where x > 0, else eˣ. Strictly positive.
+
+    x and φ(x) are (..., n, d). Write the two branches as they stand here: computed literally,
+    (eˣ − 1) + 1 is 0 for every x below −17.3 in float32, and no longer positive.
+
+    >>> elu_feature_map(np.array([[2.0, 0.0]]))
+    array([[3., 1.]])
+    >>> bool(elu_feature_map(np.array([[-20.0]], dtype=np.float32)) > 0)
+    True
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("elu_feature_map")
+
+
+def standard_attention_order(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
+    """(QKᵀ)V, with the n×n matrix formed: O(n²d). There is no softmax.
+
+    Q (n, d), K (n, d), V (n, M) → output (n, M) and weights QKᵀ (n, n), in the dtype of the
+    inputs. Add up in float64: float32 sums of this length differ by more than 1e-5 between the
+    two orders.
+
+    >>> Q, K, V = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0], [10.0]])
+    >>> output, weights = standard_attention_order(Q, K, V)
+    >>> weights
+    array([[1., 3.],
+           [2., 4.]])
+    >>> output
+    array([[31.],
+           [42.]])
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("standard_attention_order")
+
+
+def linear_attention_order(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    """φ(Q)(φ(K)ᵀV), without the n×n matrix: O(nmM) for m features.
+
+    With `normalize`, row i is divided by φ(qᵢ)·Z, Z = Σⱼφ(kⱼ), which makes it an average of the
+    values. Q (n, d), K (n, d), V (n, M) → output (n, M), in the dtype of the inputs, added up in
+    float64. `feature_map` turns arrays (..., n, d) into (..., n, m).
+
+    >>> Q, K, V = random_tensors(seq_len=100, d_model=64)
+    >>> out1, attn_matrix = standard_attention_order(Q, K, V)
+    >>> out2 = linear_attention_order(Q, K, V, feature_map=identity)
+    >>> np.testing.assert_allclose(out1, out2, rtol=1e-5)
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("linear_attention_order")
+
+
+def verify_associativity(Q: Array, K: Array, V: Array) -> bool:
+    """Whether (QKᵀ)V and Q(KᵀV), added up in float64, agree to 1e-5 of the largest entry.
+
+    Always true of real numbers; false where an intermediate product leaves the range of floats.
+
+    >>> verify_associativity(*random_tensors(seq_len=100, d_model=64))
+    True
+    >>> big, small = np.full((2, 2), 1e200), np.full((2, 2), 1e-300)
+    >>> verify_associativity(big, big, small)  # QKᵀ is inf, KᵀV is not
+    False
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("verify_associativity")
+
+
+def standard_operation_count(n: int, d: int) -> int:
+    """n²d, the multiply-adds of QKᵀ; the product with V takes as many again.
+
+    >>> standard_operation_count(4096, 64)
+    1073741824
+    """
+    return n * n * d
+
+
+def linear_operation_count(n: int, d: int) -> int:
+    """nd², the multiply-adds of KᵀV; the product with Q takes as many again.
+
+    >>> linear_operation_count(4096, 64)
+    16777216
+    """
+    return n * d * d
+
+
+def operation_ratio(n: int, d: int) -> float:
+    """n²d / nd² = n/d: how many times fewer multiply-adds the linear order takes.
+
+    Below 1 the linear order is the slower one: it pays off for n > d.
+
+    >>> operation_ratio(4096, 64)
+    64.0
+    """
+    return standard_operation_count(n, d) / linear_operation_count(n, d)

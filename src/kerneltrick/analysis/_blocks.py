@@ -1,0 +1,220 @@
+"""The weights of softmax and of a map side by side, a block of rows at a time, in NumPy float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array, as_numpy, constant, is_array, library, wide
+from kerneltrick.attention._arguments import check_causal, check_inputs, check_scale
+
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+BLOCK_NUMBERS = 1 << 20  # numbers in one block of weights, 8 MiB
+WIDE_MAP = 4  # maps with more features than this times d are evaluated by their closed form
+
+
+class Problem(NamedTuple):
+    """A checked call; leading dimensions are flattened into L, H counts query heads."""
+
+    q: Floats  # (L, H, n_q, d)
+    k: Floats  # (L, H_kv, n, d)
+    v: Floats  # (L, H_kv, n, M)
+    feature_map: maps.FeatureMap
+    causal: bool
+    scale: float
+    softmax_scale: float
+
+    @property
+    def groups(self) -> int:
+        """How many query heads share one key/value head."""
+        return int(self.q.shape[1] // self.k.shape[1])
+
+
+class Block(NamedTuple):
+    """Rows `rows` of the weights of every head at one leading index; c keys are seen at most.
+
+    Rows where the map has no output are False in `defined`, and their weights are 0.
+    """
+
+    lead: int
+    rows: slice
+    softmax: Floats  # (H, r, c)
+    weights: Floats  # (H, r, c), normalised
+    allowed: Bools | None  # (r, c), j ≤ i; None if every key is seen
+    defined: Bools  # (H, r)
+    log_normalizer: Floats  # (H, r): log |Σ_j φ(q)·φ(k_j)|, −inf where the sum is 0
+
+    @property
+    def entries(self) -> Bools | None:
+        """The entries (H, r, c) that exist: seen by the row, and the row defined; None for all."""
+        if self.defined.all():
+            if self.allowed is None:
+                return None
+            return np.broadcast_to(self.allowed, self.weights.shape)
+        rows = self.defined[..., None]
+        return np.broadcast_to(
+            rows if self.allowed is None else self.allowed & rows, self.weights.shape
+        )
+
+
+def check_problem(
+    who: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: maps.MapLike,
+    causal: bool,
+    scale: float | None,
+    softmax_scale: float | None,
+) -> Problem:
+    inputs = check_inputs(who, q, k, v)
+    check_causal(who, inputs, causal)
+    chosen = numpy_map(feature_map, q)
+    d, n_q, n = q.shape[-1], q.shape[-2], k.shape[-2]
+    if n_q == 0 or n == 0 or math.prod(inputs.q.shape[:-2]) == 0:
+        raise ValueError(
+            f"{who} needs at least one query and one key to compare "
+            f"(q: {tuple(q.shape)}, k: {tuple(k.shape)})"
+        )
+    chosen.check_positions(0, max(n_q, n) - 1)
+    scale = chosen.default_scale(d) if scale is None else check_scale(who, scale)
+    softmax_scale = 1 / math.sqrt(d) if softmax_scale is None else check_scale(who, softmax_scale)
+    check_finite(q=q, k=k, v=v)
+    flat_q, flat_k, flat_v = _flat(inputs.q), _flat(inputs.k), _flat(inputs.v)
+    return Problem(flat_q, flat_k, flat_v, chosen, causal, scale, softmax_scale)
+
+
+def check_finite(**arrays: Array) -> None:
+    """ValueError that names the first array with NaN or inf in it, and where."""
+    for name, x in arrays.items():
+        bad = ~np.isfinite(as_numpy(x))
+        if bad.any():
+            count, where = int(bad.sum()), tuple(int(i) for i in np.argwhere(bad)[0])
+            values = "1 value that is" if count == 1 else f"{count} values that are"
+            raise ValueError(f"{name} holds {values} NaN or infinite, the first at index {where}")
+
+
+def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
+    """The map for NumPy arrays; a function of another library still sees arrays like `like`."""
+    chosen = maps.get(feature_map)
+    if isinstance(chosen, maps.Custom):
+        if library(like) == "numpy":
+            return chosen
+        function, dtype = chosen.function, wide(like[..., :1, :1]).hi.dtype
+        return maps.Custom(lambda x: as_numpy(function(constant(x, like, dtype))).astype(x.dtype))
+    foreign = {
+        field.name: as_numpy(value)
+        for field in dataclasses.fields(chosen)
+        if is_array(value := getattr(chosen, field.name)) and library(value) != "numpy"
+    }
+    return dataclasses.replace(chosen, **foreign) if foreign else chosen
+
+
+def blocks(problem: Problem, rows: int | None = None) -> Iterator[Block]:
+    """All rows of all heads, at most `rows` at a time; by default blocks of about 8 MiB."""
+    heads, n_q, n = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
+    if rows is None:
+        rows = max(1, BLOCK_NUMBERS // (heads * n))
+    elif isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ValueError(f"rows must be a whole number ≥ 1, the rows of a block, not {rows!r}")
+    for lead in range(problem.q.shape[0]):
+        q, k = problem.q[lead], problem.k[lead]
+        similar = _similarities(problem, q, k)
+        keys = np.repeat(k, problem.groups, axis=0)
+        for first in range(0, n_q, rows):
+            last = min(first + rows, n_q)
+            seen = last if problem.causal else n
+            allowed = None
+            if problem.causal:
+                allowed = np.arange(seen) <= np.arange(first, last)[:, None]
+            scores = (q[:, first:last] * problem.softmax_scale) @ keys[:, :seen].mT
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                weights, defined, log_normalizer = _normalized(
+                    *similar(first, last, seen), allowed=allowed
+                )
+            yield Block(
+                lead,
+                slice(first, last),
+                _softmax(scores, allowed),
+                weights,
+                allowed,
+                defined,
+                log_normalizer,
+            )
+
+
+# Similarities (H, r, c) of rows first … last−1 with the first `seen` keys, and the log-scales of
+# the queries (H, r) and of those keys (H, c), or None.
+_Similar: TypeAlias = Callable[[int, int, int], tuple[Floats, Floats | None, Floats | None]]
+
+
+def _similarities(problem: Problem, q: Floats, k: Floats) -> _Similar:
+    feature_map, root = problem.feature_map, math.sqrt(problem.scale)
+    q, k = q * root, k * root
+    groups, where = problem.groups, np.arange(max(q.shape[-2], k.shape[-2]))
+    if _has_closed_form(feature_map) and feature_map.dim(q.shape[-1]) > WIDE_MAP * q.shape[-1]:
+        repeated = np.repeat(k, groups, axis=0)
+
+        def closed_form(first: int, last: int, seen: int) -> tuple[Floats, None, None]:
+            near, far = where[first:last], where[:seen]
+            return feature_map.kernel(q[:, first:last], repeated[:, :seen], near, far), None, None
+
+        return closed_form
+
+    phi_k, log_k = feature_map.phi_key(k, where[: k.shape[-2]])
+    phi_k = np.repeat(phi_k, groups, axis=0)
+    log_k = None if log_k is None else np.repeat(log_k, groups, axis=0)
+
+    def products(first: int, last: int, seen: int) -> tuple[Floats, Floats | None, Floats | None]:
+        phi_q, log_q = feature_map.phi_query(q[:, first:last], where[first:last])
+        return phi_q @ phi_k[:, :seen].mT, log_q, None if log_k is None else log_k[:, :seen]
+
+    return products
+
+
+def _has_closed_form(feature_map: maps.FeatureMap) -> bool:
+    return feature_map.exact and type(feature_map).kernel is not maps.FeatureMap.kernel
+
+
+def _normalized(
+    weights: Floats, log_q: Floats | None, log_k: Floats | None, allowed: Bools | None
+) -> tuple[Floats, Bools, Floats]:
+    """Weights divided by their sums, which rows have one, and the logarithm of its size."""
+    reference: Any = 0.0
+    if log_k is not None:
+        exponent = np.broadcast_to(log_k[:, None, :], weights.shape)
+        if allowed is not None:
+            exponent = np.where(allowed, exponent, -math.inf)
+        top = exponent.max(axis=-1, keepdims=True)
+        weights = weights * np.exp(exponent - top)
+        reference = top[..., 0]
+    if allowed is not None:
+        weights = np.where(allowed, weights, 0.0)
+    total = weights.sum(axis=-1)
+    defined = np.isfinite(total) & (total != 0)
+    log_normalizer = np.log(np.abs(total)) + reference + (0.0 if log_q is None else log_q)
+    weights = weights / np.where(defined, total, 1.0)[..., None]
+    if not defined.all():
+        weights = np.where(defined[..., None], weights, 0.0)
+    return weights, defined, log_normalizer
+
+
+def _softmax(scores: Floats, allowed: Bools | None) -> Floats:
+    if allowed is not None:
+        scores = np.where(allowed, scores, -math.inf)
+    weights: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def _flat(x: Array) -> Floats:
+    values: Floats = as_numpy(x).astype(np.float64)
+    return values.reshape(-1, *values.shape[-3:])

@@ -1,0 +1,125 @@
+"""What is lost when a map replaces softmax: in weights, outputs and stability."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array
+from kerneltrick.analysis._blocks import Block, Problem, blocks, check_problem
+from kerneltrick.analysis._result import Result
+from kerneltrick.analysis._weights import WeightComparison, WeightTotals, ratio
+from kerneltrick.attention import State
+
+
+@dataclasses.dataclass(frozen=True)
+class MapQuality(Result):
+    """A map against softmax on given q, k, v, over all heads together, in float64.
+
+    Rows where the map has no output (its normaliser is 0) are counted in `undefined_rows` and
+    left out of everything but `smallest_normalizer`, which is 0 if there is one.
+    """
+
+    weights: WeightComparison
+    output_relative_error: float  # ‖O − O_softmax‖ / ‖O_softmax‖ (Frobenius)
+    output_cosine: float  # mean over rows of cos(o, o_softmax); rows of zeros have none
+    smallest_normalizer: float  # min over rows of |Σ_j φ(q)·φ(k_j)|, in the map's own units
+    condition_number: float  # max over rows of Σ_j |A_j| / |Σ_j A_j|; 1 if no weight is negative
+    negative_fraction: float  # share of the weights that are below 0
+    state_bytes: int  # U and Z of all heads in float64, whatever n
+
+    @property
+    def undefined_rows(self) -> int:
+        """How many rows have no output."""
+        return self.weights.undefined_rows
+
+
+def analyze_map(
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: maps.MapLike,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softmax_scale: float | None = None,
+    rows: int | None = None,
+) -> MapQuality:
+    """Weights, outputs and stability of a map compared with softmax(s·QKᵀ)V, s = 1/√d by default.
+
+    q, k, v are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64,
+    `rows` rows of weights at a time.
+
+    >>> import numpy as np
+    >>> from kerneltrick import analysis
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 200, 16))
+    >>> quality = analysis.analyze_map(q, k, v, "elu", causal=True)
+    >>> quality.undefined_rows, quality.negative_fraction, quality.state_bytes
+    (0, 0.0, 4352)
+    >>> analysis.analyze_map(q, k, v, "identity").condition_number > 100
+    True
+    """
+    problem = check_problem("analyze_map", q, k, v, feature_map, causal, scale, softmax_scale)
+    weights, outputs, stability = WeightTotals(), _OutputTotals(problem), _StabilityTotals()
+    for block in blocks(problem, rows):
+        weights.add(block)
+        outputs.add(block)
+        stability.add(block)
+    return MapQuality(
+        weights=weights.result(),
+        output_relative_error=outputs.relative_error(),
+        output_cosine=ratio(outputs.cosines, outputs.directed),
+        smallest_normalizer=stability.smallest(),
+        condition_number=stability.condition,
+        negative_fraction=ratio(stability.negative, stability.entries),
+        state_bytes=State.empty(problem.feature_map, problem.k, problem.v).nbytes,
+    )
+
+
+class _OutputTotals:
+    """Squared norms of outputs and of their differences, and the cosines of rows."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.v, self.groups = problem.v, problem.groups
+        self.error = self.size = self.cosines = 0.0
+        self.directed = 0
+
+    def add(self, block: Block) -> None:
+        v = np.repeat(self.v[block.lead][:, : block.weights.shape[-1]], self.groups, axis=0)
+        ours = (block.weights @ v)[block.defined]
+        softmax = (block.softmax @ v)[block.defined]
+        self.error += float(np.sum((ours - softmax) ** 2))
+        self.size += float(np.sum(softmax**2))
+        norms = np.linalg.norm(ours, axis=-1) * np.linalg.norm(softmax, axis=-1)
+        directed = norms > 0
+        products = np.sum(ours * softmax, axis=-1)[directed]
+        self.cosines += float(np.sum(products / norms[directed]))
+        self.directed += int(directed.sum())
+
+    def relative_error(self) -> float:
+        return math.sqrt(ratio(self.error, self.size))
+
+
+class _StabilityTotals:
+    """How close sums came to 0."""
+
+    def __init__(self) -> None:
+        self.log_smallest = math.inf
+        self.condition = math.nan
+        self.negative = self.entries = 0
+
+    def add(self, block: Block) -> None:
+        self.log_smallest = min(self.log_smallest, float(block.log_normalizer.min()))
+        absolute = np.abs(block.weights).sum(axis=-1)[block.defined]
+        if absolute.size:
+            self.condition = float(np.fmax(self.condition, absolute.max()))
+        self.negative += int((block.weights < 0).sum())
+        entries = block.entries
+        self.entries += block.weights.size if entries is None else int(entries.sum())
+
+    def smallest(self) -> float:
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.log_smallest))

@@ -1,0 +1,31 @@
+"""What every result of an analysis can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+
+class Result:
+    """Base of the frozen dataclasses that analyses return."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON: a number that is NaN or infinite becomes None."""
+        assert dataclasses.is_dataclass(self)
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Result):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

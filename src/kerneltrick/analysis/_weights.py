@@ -1,0 +1,140 @@
+"""How far the weights of a map are from those of softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array
+from kerneltrick.analysis._blocks import Block, Floats, blocks, check_problem
+from kerneltrick.analysis._result import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightComparison(Result):
+    """The weights A of a map against the weights S of softmax, over all heads together.
+
+    Causal: averages and the correlation run over the lower triangle j ≤ i only; the zeros above
+    the diagonal, equal in any two causal matrices, count nowhere. Rows where the map has no
+    output (its normaliser is 0) are counted in `undefined_rows` and left out of everything else.
+    """
+
+    mse: float  # mean of (A − S)²
+    max_diff: float  # max |A − S|
+    correlation: float  # Pearson; NaN where either side is constant
+    total_variation: float  # mean over rows of ½ Σ_j |A − S|
+    top1_agreement: float  # share of rows whose largest weight is at the same key (first of equals)
+    rows: int
+    undefined_rows: int
+
+
+def compare_weights(
+    q: Array,
+    k: Array,
+    feature_map: maps.MapLike,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    softmax_scale: float | None = None,
+    rows: int | None = None,
+) -> WeightComparison:
+    """The normalised weights of a map compared with softmax(s·QKᵀ), s = `softmax_scale` or 1/√d.
+
+    q and k are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64.
+    `scale` is that of `linear_attention`. Weights are formed `rows` rows at a time, never all at
+    once. Causal: the Pearson correlation and the averages are over the lower triangle.
+
+    >>> import numpy as np
+    >>> from kerneltrick import analysis
+    >>> q, k = 0.5 * np.random.default_rng(0).standard_normal((2, 200, 16))
+    >>> near = analysis.compare_weights(q, k, "taylor:order=2")
+    >>> far = analysis.compare_weights(q, k, "elu")
+    >>> near.correlation > 0.999 > far.correlation, near.mse < far.mse
+    (True, True)
+    """
+    problem = check_problem("compare_weights", q, k, k, feature_map, causal, scale, softmax_scale)
+    total = WeightTotals()
+    for block in blocks(problem, rows):
+        total.add(block)
+    return total.result()
+
+
+class WeightTotals:
+    """Sums over blocks from which a `WeightComparison` follows."""
+
+    def __init__(self) -> None:
+        self.moments = _Moments()
+        self.squares = self.largest = self.variation = 0.0
+        self.hits = self.rows = self.undefined = 0
+
+    def add(self, block: Block) -> None:
+        difference = block.weights - block.softmax
+        if not block.defined.all():
+            difference = np.where(block.defined[..., None], difference, 0.0)
+        size = np.abs(difference)
+        self.squares += float(np.vdot(difference, difference))
+        self.largest = max(self.largest, float(size.max()))
+        self.variation += float(size.sum()) / 2
+        same = block.weights.argmax(axis=-1) == block.softmax.argmax(axis=-1)
+        self.hits += int((same & block.defined).sum())
+        self.rows += block.defined.size
+        self.undefined += int((~block.defined).sum())
+        entries = block.entries
+        if entries is None:
+            self.moments.add(block.weights.ravel(), block.softmax.ravel())
+        else:
+            self.moments.add(block.weights[entries], block.softmax[entries])
+
+    def result(self) -> WeightComparison:
+        defined = self.rows - self.undefined
+        return WeightComparison(
+            mse=ratio(self.squares, self.moments.count),
+            max_diff=self.largest if defined else math.nan,
+            correlation=self.moments.correlation(),
+            total_variation=ratio(self.variation, defined),
+            top1_agreement=ratio(self.hits, defined),
+            rows=self.rows,
+            undefined_rows=self.undefined,
+        )
+
+
+class _Moments:
+    """Count, means and centred second moments of pairs, merged block by block.
+
+    Chan, Golub & LeVeque 1983, Eq. 2.1: no difference of large sums, so nothing cancels.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.x = self.y = self.xx = self.yy = self.xy = 0.0
+
+    def add(self, x: Floats, y: Floats) -> None:
+        count = x.size
+        if count == 0:
+            return
+        mean_x, mean_y = float(x.mean()), float(y.mean())
+        x, y = x - mean_x, y - mean_y
+        total = self.count + count
+        step_x, step_y = mean_x - self.x, mean_y - self.y
+        between = self.count * count / total
+        self.xx += float(x @ x) + between * step_x * step_x
+        self.yy += float(y @ y) + between * step_y * step_y
+        self.xy += float(x @ y) + between * step_x * step_y
+        self.x += step_x * count / total
+        self.y += step_y * count / total
+        self.count = total
+
+    def correlation(self) -> float:
+        # A spread of a few rounding errors about the mean is a constant, not a pattern.
+        rounding = self.count * np.finfo(np.float64).eps ** 2 * 64
+        if self.xx <= rounding * self.x**2 or self.yy <= rounding * self.y**2:
+            return math.nan
+        return self.xy / (math.sqrt(self.xx) * math.sqrt(self.yy))
+
+
+def ratio(total: float, count: float) -> float:
+    """total / count, NaN where nothing was counted."""
+    return total / count if count else math.nan

@@ -1,0 +1,5 @@
+"""The command `kerneltrick`."""
+
+from kerneltrick.cli._app import main
+
+__all__ = ["main"]

@@ -1,0 +1,31 @@
+"""What the lab functions take: NumPy arrays of floating-point numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def floating(**arrays: Any) -> list[np.ndarray[Any, Any]]:
+    """The arrays as they came; TypeError that names the first one that is not floating-point.
+
+    >>> floating(Q=np.arange(3))
+    Traceback (most recent call last):
+    TypeError: Q must be a NumPy array of floating-point numbers, not an array of int64
+    """
+    for name, x in arrays.items():
+        if not isinstance(x, (np.ndarray, np.floating)):
+            raise TypeError(
+                f"{name} must be a NumPy array of floating-point numbers, not {type(x).__name__}"
+            )
+        if not np.issubdtype(x.dtype, np.floating):
+            raise TypeError(
+                f"{name} must be a NumPy array of floating-point numbers, not an array of {x.dtype}"
+            )
+    return [np.asarray(x) for x in arrays.values()]
+
+
+def in_float64(**arrays: Any) -> list[np.ndarray[Any, Any]]:
+    """The arrays in float64, in which the labs add up."""
+    return [x.astype(np.float64) for x in floating(**arrays)]

@@ -1,0 +1,284 @@
+"""Metrics against direct float64 computations with the whole matrices formed."""
+
+import json
+import math
+import tracemalloc
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import kerneltrick as kt
+from kerneltrick import analysis, maps
+
+MAPS = [
+    "identity",
+    "elu",
+    "relu",
+    "exp",
+    "cosformer:horizon=40",
+    "favor:features=32",
+    "favor:features=32,kind=trig",
+    "poly:degree=2",
+    "taylor:order=2",
+    "taylor:order=3",
+    "hedgehog",
+]
+
+
+def data(n=37, d=6, heads=3, kv_heads=3, width=5, seed=0, scale=0.7):
+    rng = np.random.default_rng(seed)
+    q = scale * rng.standard_normal((2, heads, n, d))
+    k = scale * rng.standard_normal((2, kv_heads, n, d))
+    q[..., 0], k[..., 0] = np.abs(q[..., 0]), np.abs(k[..., 0])  # so that ReLU maps are defined
+    return q, k, rng.standard_normal((2, kv_heads, n, width))
+
+
+def softmax_weights(q, k, scale, causal):
+    scores = scale * np.einsum("...id,...jd->...ij", q, np.repeat(k, q.shape[1] // k.shape[1], 1))
+    if causal:
+        scores = np.where(np.tri(q.shape[-2], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def direct(a, s, causal):
+    """The metrics by their definitions, from whole matrices."""
+    seen = np.broadcast_to(np.tri(a.shape[-2], dtype=bool) if causal else True, a.shape)
+    x, y = a[seen], s[seen]
+    return {
+        "mse": np.mean((x - y) ** 2),
+        "max_diff": np.max(np.abs(x - y)),
+        "correlation": np.corrcoef(x, y)[0, 1],
+        "total_variation": np.mean(np.abs(a - s).sum(-1) / 2),
+        "top1_agreement": np.mean(a.argmax(-1) == s.argmax(-1)),
+    }
+
+
+def close(comparison, expected):
+    for name, value in expected.items():
+        assert getattr(comparison, name) == pytest.approx(value, rel=1e-9, abs=1e-13), name
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_weight_metrics_equal_their_definitions(feature_map, causal):
+    q, k, _ = data()
+    a = kt.attention_weights(q, k, feature_map, causal=causal)
+    s = softmax_weights(q, k, 1 / math.sqrt(6), causal)
+    result = analysis.compare_weights(q, k, feature_map, causal=causal)
+    close(result, direct(a, s, causal))
+    assert (result.rows, result.undefined_rows) == (2 * 3 * 37, 0)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_quality_equals_its_definition(feature_map, causal):
+    q, k, v = data(seed=1)
+    a = kt.attention_weights(q, k, feature_map, causal=causal)
+    raw = kt.attention_weights(q, k, feature_map, causal=causal, normalize=False)
+    output = kt.linear_attention(q, k, v, feature_map, causal=causal, engine="recurrent")
+    softmax = softmax_weights(q, k, 1 / math.sqrt(6), causal) @ v
+    quality = analysis.analyze_map(q, k, v, feature_map, causal=causal)
+
+    error = np.linalg.norm(output - softmax) / np.linalg.norm(softmax)
+    norms = np.linalg.norm(output, axis=-1) * np.linalg.norm(softmax, axis=-1)
+    seen = np.broadcast_to(np.tri(37, dtype=bool) if causal else True, a.shape)
+    m = maps.get(feature_map).dim(6)
+    assert quality.output_relative_error == pytest.approx(error, rel=1e-7)
+    assert quality.output_cosine == pytest.approx(np.mean((output * softmax).sum(-1) / norms))
+    assert quality.smallest_normalizer == pytest.approx(np.abs(raw.sum(-1)).min(), rel=1e-7)
+    condition = np.max(np.abs(raw).sum(-1) / np.abs(raw.sum(-1)))
+    assert quality.condition_number == pytest.approx(condition, rel=1e-7)
+    assert quality.negative_fraction == pytest.approx(np.mean(a[seen] < 0))
+    assert quality.state_bytes == 2 * 3 * m * (5 + 1) * 8
+    assert quality.weights == analysis.compare_weights(q, k, feature_map, causal=causal)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 36, 37, 1000])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_size_of_blocks_changes_nothing(rows, causal):
+    q, k, v = data()
+    for feature_map in ("elu", "favor:features=16", "taylor:order=2"):
+        whole = analysis.analyze_map(q, k, v, feature_map, causal=causal).to_dict()
+        parts = analysis.analyze_map(q, k, v, feature_map, causal=causal, rows=rows).to_dict()
+        assert parts.pop("weights") == pytest.approx(whole.pop("weights"), rel=1e-10)
+        assert parts == pytest.approx(whole, rel=1e-10)
+
+
+def test_the_whole_matrix_of_weights_is_never_formed():
+    q, k, v = (x[0, 0] for x in data(n=2000))
+    for feature_map in ("elu", "favor:features=16", "taylor:order=2"):
+        tracemalloc.start()
+        analysis.analyze_map(q, k, v, feature_map, causal=True, rows=20)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2000 * 2000 * 8 / 4
+
+
+def test_scales_are_those_of_the_map_and_of_softmax():
+    q, k, _ = data()
+    result = analysis.compare_weights(q, k, "exp", scale=0.3, softmax_scale=2.0)
+    a = kt.attention_weights(q, k, "exp", scale=0.3)
+    close(result, direct(a, softmax_weights(q, k, 2.0, False), False))
+
+
+def test_a_kernel_that_is_softmax_is_perfect():
+    q, k, v = data(d=4, scale=0.1)
+    quality = analysis.analyze_map(q, k, v, "taylor:order=9", causal=True)
+    assert quality.weights.mse < 1e-25
+    assert quality.weights.correlation == pytest.approx(1)
+    assert quality.output_relative_error < 1e-12
+    assert quality.weights.top1_agreement == 1
+
+
+def test_query_heads_share_key_heads():
+    q, k, v = data(heads=6, kv_heads=2)
+    a = kt.attention_weights(q, k, "relu2", causal=True)
+    result = analysis.compare_weights(q, k, "relu2", causal=True)
+    close(result, direct(a, softmax_weights(q, k, 1 / math.sqrt(6), True), True))
+    repeated = (np.repeat(x, 3, axis=1) for x in (k, v))
+    apart = analysis.analyze_map(q, *repeated, "relu2", causal=True)
+    shared = analysis.analyze_map(q, k, v, "relu2", causal=True)
+    assert shared.output_relative_error == pytest.approx(apart.output_relative_error)
+    assert apart.state_bytes == 3 * shared.state_bytes
+
+
+def test_full_attention_may_have_other_numbers_of_queries_and_keys():
+    q, k, v = data()
+    a = kt.attention_weights(q[..., :9, :], k, "elu")
+    s = softmax_weights(q, k, 1 / math.sqrt(6), False)[..., :9, :]
+    close(analysis.analyze_map(q[..., :9, :], k, v, "elu").weights, direct(a, s, False))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_undefined_rows_are_counted_and_left_out(causal):
+    q, k, v = (x[0, 0] for x in data())
+    k = np.abs(k)
+    q[[0, 7, 20]] = -np.abs(q[[0, 7, 20]])
+    quality = analysis.analyze_map(q, k, v, "relu", causal=causal, rows=8)
+    a = kt.attention_weights(q, k, "relu", causal=causal, on_zero="nan")
+    s = softmax_weights(q[None, None], k[None, None], 1 / math.sqrt(6), causal)[0, 0]
+    undefined = np.isnan(a).any(-1)
+    assert quality.undefined_rows == undefined.sum() >= 3
+    assert quality.smallest_normalizer == 0
+    kept = ~undefined
+    seen = (np.tri(37, dtype=bool) if causal else np.ones((37, 37), bool))[kept]
+    x, y = a[kept], s[kept]
+    assert quality.weights.mse == pytest.approx(np.mean((x - y)[seen] ** 2))
+    assert quality.weights.correlation == pytest.approx(np.corrcoef(x[seen], y[seen])[0, 1])
+    assert quality.weights.total_variation == pytest.approx(np.mean(np.abs(x - y).sum(-1) / 2))
+    assert quality.weights.top1_agreement == pytest.approx(np.mean(x.argmax(-1) == y.argmax(-1)))
+    error = np.linalg.norm(x @ v - y @ v) / np.linalg.norm(y @ v)
+    assert quality.output_relative_error == pytest.approx(error)
+
+
+def test_nothing_is_made_up_when_every_row_is_undefined():
+    q, k = -np.ones((4, 3)), np.ones((4, 3))
+    quality = analysis.analyze_map(q, k, k, "relu")
+    assert quality.undefined_rows == quality.weights.rows == 4
+    for value in (quality.weights.mse, quality.weights.max_diff, quality.condition_number):
+        assert math.isnan(value)
+    assert math.isnan(quality.output_relative_error)
+    assert quality.to_dict()["weights"]["correlation"] is None
+
+
+def test_constant_weights_have_no_correlation():
+    q, k, _ = data()
+    uniform = analysis.compare_weights(q, k, lambda x: np.ones_like(x[..., :1]))
+    assert math.isnan(uniform.correlation)
+    assert uniform.mse > 0
+    # Causal: rows differ, so uniform attention correlates with softmax over the lower triangle.
+    causal = analysis.compare_weights(q, k, lambda x: np.ones_like(x[..., :1]), causal=True)
+    assert 0 < causal.correlation < 1
+
+
+def test_large_inputs_overflow_nowhere():
+    q, k, v = data(scale=100.0)
+    for feature_map in ("exp", "favor:features=32", "poly:degree=2"):
+        quality = analysis.analyze_map(q, k, v, feature_map, causal=True)
+        assert math.isfinite(quality.weights.mse)
+        assert math.isfinite(quality.output_relative_error)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [torch.from_numpy, lambda x: torch.from_numpy(x).bfloat16(), lambda x: jnp.asarray(x)],
+    ids=["torch", "bfloat16", "jax"],
+)
+def test_any_library_is_measured_in_float64(convert):
+    arrays = [convert(x.astype(np.float32)) for x in data()]
+    exact = [np.asarray(x.float() if isinstance(x, torch.Tensor) else x) for x in arrays]
+    ours = analysis.analyze_map(*arrays, "elu", causal=True)
+    assert ours == analysis.analyze_map(*(x.astype(np.float64) for x in exact), "elu", causal=True)
+
+
+def test_functions_and_weights_of_the_callers_library_are_understood():
+    q, k, v = (torch.from_numpy(x) for x in data())
+    by_name = analysis.analyze_map(q, k, v, "relu2")
+    by_function = analysis.analyze_map(q, k, v, lambda x: torch.relu(x) ** 2)
+    assert by_function.to_dict() == by_name.to_dict()
+    weight = torch.randn(3, 6, 4, dtype=torch.float64, requires_grad=True)
+    learned = analysis.compare_weights(q, k, maps.Hedgehog(weight))
+    a = kt.attention_weights(q, k, maps.Hedgehog(weight)).detach().numpy()
+    s = softmax_weights(q.numpy(), k.numpy(), 1 / math.sqrt(6), False)
+    close(learned, direct(a, s, False))
+
+
+def test_results_are_json():
+    q, k, v = data()
+    result = analysis.compare_maps(q, k, v, ["elu", "favor:features=8,kind=trig"], seconds=0)
+    back = json.loads(result.to_json())
+    assert back == result.to_dict()
+    assert back["maps"][0]["quality"]["weights"]["mse"] == result.maps[0].quality.weights.mse
+    assert back["softmax_cache_bytes"] == k.nbytes + v.nbytes
+    assert all(row["ms_per_1000_tokens"] > 0 for row in back["maps"])
+
+
+def test_results_cannot_be_changed():
+    q, k, _ = data()
+    with pytest.raises(AttributeError):
+        analysis.compare_weights(q, k, "elu").mse = 0.0
+
+
+def test_bad_data_is_reported_by_name():
+    q, k, v = data()
+    v[1, 2, 30, 4] = np.nan
+    with pytest.raises(ValueError, match=r"v holds 1 value .* index \(1, 2, 30, 4\)"):
+        analysis.analyze_map(q, k, v, "elu")
+    with pytest.raises(ValueError, match="rows must be a whole number"):
+        analysis.compare_weights(q, k, "elu", rows=0)
+    with pytest.raises(ValueError, match="at least one query"):
+        analysis.compare_weights(q[..., :0, :], k[..., :0, :], "elu")
+    with pytest.raises(ValueError, match="needs scale > 0"):
+        analysis.compare_weights(q, k, "elu", softmax_scale=-1.0)
+    with pytest.raises(ValueError, match="horizon"):
+        analysis.compare_weights(q, k, "cosformer:horizon=4")
+
+
+def test_synthetic_data_follows_its_text_and_seed():
+    q, k, v = analysis.synthetic("gaussian:n=4000,d=8,scale=3,heads=2", seed=5)
+    assert q.shape == k.shape == v.shape == (2, 4000, 8)
+    assert [round(float(x.std())) for x in (q, k, v)] == [3, 3, 1]
+    again = analysis.synthetic("gaussian:n=4000,d=8,scale=3,heads=2", seed=5)
+    assert all(np.array_equal(x, y) for x, y in zip((q, k, v), again, strict=True))
+    other = analysis.synthetic("gaussian:n=4000,d=8,scale=3,heads=2", seed=6)
+    assert not np.array_equal(q, other.q)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gausian", "did you mean 'gaussian'"),
+        ("gaussian:m=3", "no parameter 'm'"),
+        ("gaussian:n", "expected key=value"),
+        ("gaussian:n=0", "n to be a whole number ≥ 1, not 0"),
+        ("gaussian:n=1.5", "n to be a whole number"),
+        ("gaussian:scale=inf", "scale to be a number > 0"),
+        ("gaussian:n=3,n=4", "gives n twice"),
+    ],
+)
+def test_wrong_texts_of_synthetic_data_are_explained(text, message):
+    with pytest.raises(ValueError, match=message):
+        analysis.synthetic(text)

@@ -1,0 +1,166 @@
+"""Gradients: against finite differences, against the dense engine, zero at pads, same in JAX."""
+
+import numpy as np
+import pytest
+from oracle import DECAYS, MAPS, make_decay
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+
+def tensors(n=5, heads=(2, 1), seed=0):
+    """Inputs whose first coordinate is large and positive, so that no normaliser is near 0."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((h, n, 3)) for h in (heads[0], heads[1], heads[1]))
+    q[..., 0] = 1.5 + rng.random(q.shape[:-1])
+    k[..., 0] = 1.5 + rng.random(k.shape[:-1])
+    return [torch.asarray(x).requires_grad_() for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("with_state", [False, True], ids=["fresh", "continued"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalised", "raw"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", MAPS)
+def test_gradcheck(text, causal, normalize, masked, with_state):
+    mask = torch.tensor([True, False, True, True, False]) if masked else None
+    options = {"causal": causal, "normalize": normalize}
+    earlier = tensors(3, seed=1) if with_state else []
+
+    def function(q, k, v, *before):
+        state = None
+        if before:
+            _, state = kt.linear_attention(*before, text, return_state=True, **options)
+        return kt.linear_attention(q, k, v, text, mask=mask, state=state, chunk_size=2, **options)
+
+    assert torch.autograd.gradcheck(function, (*tensors(), *earlier), fast_mode=True)
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=8", "identity"])
+@pytest.mark.parametrize("kind", ["head", "token", "feature"])
+def test_gradcheck_of_log_decay(kind, text):
+    q, k, v = tensors(heads=(2, 2))
+    decay = make_decay(kind, np.random.default_rng(2), k.detach().numpy(), maps.get(text).dim(3))
+    decay = torch.asarray(decay - 0.1).requires_grad_()
+    ids = torch.tensor([0, 0, 0, 1, 1])
+
+    def function(q, k, v, decay):
+        return kt.linear_attention(
+            q, k, v, text, causal=True, log_decay=decay, segment_ids=ids, chunk_size=2
+        )
+
+    assert torch.autograd.gradcheck(function, (q, k, v, decay), fast_mode=True)
+
+
+@pytest.mark.parametrize("engine", ["chunked", "recurrent"])
+@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("text", MAPS)
+def test_gradients_equal_those_of_the_dense_engine(text, kind, engine):
+    rng = np.random.default_rng(3)
+    n = 37
+    mask, ids = torch.asarray(rng.random(n) > 0.2), torch.asarray(np.sort(rng.integers(0, 3, n)))
+    results = []
+    for name in ("dense", engine):
+        q, k, v = tensors(n, heads=(4, 2))
+        decay = make_decay(
+            kind, np.random.default_rng(4), k.detach().numpy(), maps.get(text).dim(3)
+        )
+        leaves = [q, k, v]
+        if isinstance(decay, np.ndarray):
+            decay = torch.asarray(decay).requires_grad_()
+            leaves.append(decay)
+        out = kt.linear_attention(
+            q, k, v, text, causal=True, log_decay=decay, mask=mask, segment_ids=ids, engine=name,
+            chunk_size=16, normalize=text not in ("identity", "favor:features=16,kind=trig"),
+        )  # fmt: skip
+        weights = torch.asarray(np.random.default_rng(5).standard_normal(tuple(out.shape)))
+        results.append(torch.autograd.grad((out * weights).sum(), leaves))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max())
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", MAPS)
+def test_gradients_at_pads_are_zero_whatever_is_there(text, causal):
+    mask = torch.arange(20) % 3 > 0
+    options = {"query_mask": mask} if not causal else {}
+    results = []
+    for filler in (0.0, float("nan"), float("inf")):
+        q, k, v = (
+            torch.where(mask[:, None], x.detach(), torch.tensor(filler, dtype=x.dtype))
+            for x in tensors(20)
+        )
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = kt.linear_attention(*leaves, text, causal=causal, mask=mask, **options)
+        grads = torch.autograd.grad(out.sin().sum(), leaves)
+        for g in grads:
+            assert (g[:, ~mask] == 0).all()
+        results.append(grads)
+    for grads in results[1:]:
+        for one, two in zip(results[0], grads, strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("fill", ["nan", "zero"])
+def test_rows_without_a_normaliser_have_zero_gradient(fill):
+    q = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], requires_grad=True)
+    k = torch.tensor([[-1.0, 1.0], [-1.0, 2.0]], requires_grad=True)
+    v = torch.ones(2, 1, requires_grad=True)
+    out = kt.linear_attention(q, k, v, "relu", on_zero=fill)
+    torch.nan_to_num(out).sum().backward()
+    assert torch.isfinite(q.grad).all()
+    assert torch.isfinite(k.grad).all()
+    assert (q.grad[0] == 0).all()
+
+
+def test_learned_weights_receive_their_gradient():
+    q, k, v = tensors(7)
+    rng = np.random.default_rng(6)
+    weight = torch.asarray(rng.standard_normal((3, 4))).requires_grad_()
+    bias = torch.asarray(rng.random(4) + 1).requires_grad_()
+
+    def hedgehog(w):
+        return kt.linear_attention(q, k, v, maps.Hedgehog(w), causal=True, chunk_size=3)
+
+    def t2r(w, b):
+        return kt.linear_attention(q, k, v, maps.T2R(weight=w, bias=b), causal=True)
+
+    assert torch.autograd.gradcheck(hedgehog, (weight,), fast_mode=True)
+    assert torch.autograd.gradcheck(t2r, (weight, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=8", "cosformer:horizon=64", "taylor"])
+def test_jax_gradients_equal_torch_gradients(text):
+    q, k, v = tensors(20, heads=(4, 2))
+    decay = -np.random.default_rng(7).random((2, 20))
+
+    def loss(q, k, v, decay, lib):
+        out = kt.linear_attention(q, k, v, text, causal=True, log_decay=decay, chunk_size=8)
+        return lib.sum(lib.sin(out))
+
+    t_decay = torch.asarray(decay).requires_grad_()
+    expected = torch.autograd.grad(loss(q, k, v, t_decay, torch), (q, k, v, t_decay))
+    with jax.enable_x64(True):
+        arrays = [jax.numpy.asarray(x.detach().numpy()) for x in (q, k, v)]
+        gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
+        actual = gradient(*arrays, jax.numpy.asarray(decay), jax.numpy)
+    for one, two in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(np.asarray(two), one.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_jax_gradient_reaches_learned_weights():
+    q, k, v = (jax.numpy.asarray(x.detach().numpy()) for x in tensors(7))
+
+    def loss(w):
+        return kt.linear_attention(q, k, v, maps.Hedgehog(w), causal=True).sum()
+
+    weight = jax.numpy.asarray(np.random.default_rng(8).standard_normal((3, 4)), dtype=q.dtype)
+    gradient = jax.grad(loss)(weight)
+    step = 1e-2
+    bumped = [float(loss(weight.at[1, 2].add(s * step))) for s in (1, -1)]
+    assert float(gradient[1, 2]) == pytest.approx((bumped[0] - bumped[1]) / (2 * step), rel=0.05)

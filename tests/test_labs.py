@@ -1,0 +1,399 @@
+"""Labs 02 and 03: reference functions, student folders, the grading tests, and the two pages."""
+
+import contextlib
+import doctest
+import importlib.util
+import io
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_answers import ANSWERS, OTHER_ANSWERS, WRONG
+
+import kerneltrick as kt
+from kerneltrick.labs import _inputs, feature_maps, kernel_trick
+
+ROOT = Path(__file__).resolve().parent.parent
+LABS = {
+    "lab02_kernel_trick": "kernel_trick.py",
+    "lab03_feature_maps": "feature_maps.py",
+}
+
+
+def load_tool(name):
+    tools = str(ROOT / "tools")
+    with contextlib.ExitStack() as stack:
+        if tools not in sys.path:
+            sys.path.insert(0, tools)
+            stack.callback(sys.path.remove, tools)
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return module
+
+
+make_labs = load_tool("make_labs")
+
+
+# One process imports NumPy and pytest, then forks for each answer: starting up takes longest.
+GRADER = """
+import os, sys, numpy, pytest
+for folder in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        os.chdir(folder)
+        os._exit(pytest.main(["tests/", "-q", "--junitxml=result.xml", "-p", "no:cacheprovider"]))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 1), (folder, status)
+"""
+
+
+def grade(lab, answers, folder):
+    """The outcome of every test of a lab for student files {name: source}."""
+    copies = {name: folder / str(number) for number, name in enumerate(answers)}
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    for name, copy in copies.items():
+        shutil.copytree(ROOT / "labs" / lab, copy, ignore=ignored)
+        (copy / "src" / LABS[lab]).write_text(answers[name], encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", GRADER, *map(str, copies.values())]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return {name: outcomes(copy / "result.xml") for name, copy in copies.items()}
+
+
+def outcomes(report):
+    """{test: "passed", "failed" or "skipped"} from pytest's XML."""
+    found = {}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        marks = {child.tag for child in case} & {"failure", "error", "skipped"}
+        outcome = "skipped" if "skipped" in marks else "failed" if marks else "passed"
+        found[f"{case.get('classname')}::{case.get('name')}"] = outcome
+    return found
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """Every answer, right or wrong, graded: {(lab, name): outcomes}."""
+    found = {}
+    for lab in LABS:
+        given = skeleton(lab)
+        answers = {"reference": reference(lab), "skeleton": given, "NumPy": given + ANSWERS[lab]}
+        answers |= {name: given + text for name, (own, text) in OTHER_ANSWERS.items() if own == lab}
+        for name, (right, wrong) in WRONG[lab].items():
+            assert right in ANSWERS[lab], name
+            answers[name] = given + ANSWERS[lab].replace(right, wrong, 1)
+        results = grade(lab, answers, tmp_path_factory.mktemp(lab))
+        found |= {(lab, name): outcome for name, outcome in results.items()}
+    return found
+
+
+def reference(lab):
+    return (ROOT / "src/kerneltrick/labs" / LABS[lab]).read_text(encoding="utf-8")
+
+
+def skeleton(lab):
+    return (ROOT / "labs" / lab / "src" / LABS[lab]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("lab", LABS)
+class TestStudentFolders:
+    def test_reference_solution_passes_every_test(self, lab, graded):
+        assert len(graded[lab, "reference"]) > 30
+        assert set(graded[lab, "reference"].values()) == {"passed"}
+
+    def test_bare_skeleton_fails_every_test(self, lab, graded):
+        assert graded[lab, "skeleton"].keys() == graded[lab, "reference"].keys()
+        assert set(graded[lab, "skeleton"].values()) == {"failed"}
+
+    def test_answers_with_numpy_alone_pass(self, lab, graded):
+        assert set(graded[lab, "NumPy"].values()) == {"passed"}
+
+    def test_student_file_needs_numpy_only(self, lab):
+        text = skeleton(lab)
+        modules = set(re.findall(r"^(?:from|import) (\w+)", text, re.M))
+        assert modules <= {"__future__", "collections", "typing", "numpy"}
+        assert "kerneltrick" not in text
+
+    def test_every_exercise_has_its_place_and_the_rest_is_given(self, lab):
+        name = f"{lab}/src/{LABS[lab]}"
+        text = skeleton(lab)
+        assert text.count("# YOUR CODE HERE") == len(make_labs.EXERCISES[name])
+        for exercise in make_labs.EXERCISES[name]:
+            assert f'raise NotImplementedError("{exercise}")' in text
+
+    def test_readme_code_prints_what_the_readme_says(self, lab, monkeypatch):
+        reference_module = {"lab02_kernel_trick": kernel_trick, "lab03_feature_maps": feature_maps}
+        monkeypatch.setitem(sys.modules, LABS[lab].removesuffix(".py"), reference_module[lab])
+        assert run_blocks(ROOT / "labs" / lab / "README.md") >= 2
+
+
+@pytest.mark.parametrize("name", OTHER_ANSWERS)
+def test_other_right_answers_pass(name, graded):
+    lab, _ = OTHER_ANSWERS[name]
+    assert set(graded[lab, name].values()) == {"passed"}
+
+
+@pytest.mark.parametrize(("lab", "name"), [(lab, name) for lab in WRONG for name in WRONG[lab]])
+def test_wrong_answers_fail(lab, name, graded):
+    assert set(graded[lab, name].values()) == {"passed", "failed"}
+
+
+def test_student_files_are_up_to_date():
+    assert make_labs.main(["--check"]) == 0
+
+
+def test_check_notices_a_stale_student_file(tmp_path, capsys):
+    assert make_labs.main(["--check", "--to", str(tmp_path)]) == 1
+    assert not list(tmp_path.iterdir())
+    assert make_labs.main(["--to", str(tmp_path)]) == 0
+    assert make_labs.main(["--check", "--to", str(tmp_path)]) == 0
+    changed = tmp_path / "lab02_kernel_trick/src/kernel_trick.py"
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert make_labs.main(["--check", "--to", str(tmp_path)]) == 1
+    assert "kernel_trick.py" in capsys.readouterr().err
+
+
+def test_generator_refuses_an_unknown_exercise():
+    with pytest.raises(ValueError, match="no function 'missing'"):
+        make_labs.skeleton("def present():\n    '''Doc.'''\n", ("missing",))
+
+
+@pytest.mark.slow
+def test_star_table_is_up_to_date():
+    assert load_tool("make_stars").main(["--check"]) == 0
+
+
+def test_star_table_has_the_measured_rows(monkeypatch):
+    make_stars = load_tool("make_stars")
+    quick = ("ELU+1", "ReLU", "Squared ReLU", "exp", "Random features, m = 64")
+    monkeypatch.setattr(make_stars, "MAPS", {name: make_stars.MAPS[name] for name in quick})
+    measured = make_stars.tables(*make_stars.measure()).splitlines()
+    for page in make_stars.PAGES:
+        lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+        assert [line for line in measured if line not in lines] == []
+
+
+def test_seed_example_of_lab_02():
+    standard_attention_order = kernel_trick.standard_attention_order
+    linear_attention_order = kernel_trick.linear_attention_order
+    Q, K, V = kernel_trick.random_tensors(seq_len=100, d_model=64)
+    out1, attn_matrix = standard_attention_order(Q, K, V)
+    assert attn_matrix.shape == (100, 100)
+    out2 = linear_attention_order(Q, K, V, feature_map=kernel_trick.identity)
+    np.testing.assert_allclose(out1, out2, rtol=1e-5)
+
+
+def test_seed_example_of_lab_03(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "feature_maps", feature_maps)
+    code = """
+from feature_maps import *
+
+Q = np.random.randn(100, 64).astype(np.float32)
+K = np.random.randn(100, 64).astype(np.float32)
+V = np.random.randn(100, 64).astype(np.float32)
+
+for fm_name, fm in [('ELU+1', elu_plus_one),
+                     ('ReLU', relu_feature_map),
+                     ('Squared ReLU', squared_relu_feature_map)]:
+    metrics = compare_to_softmax(Q, K, fm)
+    print(f"{fm_name}: MSE={metrics['mse']:.4f}, corr={metrics['correlation']:.3f}")
+"""
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["ELU+1", "ReLU", "Squared ReLU"]
+    assert all(0 <= float(re.search(r"MSE=([\d.]+)", line)[1]) <= 0.02 for line in lines)
+
+
+def run_blocks(path):
+    """Run the python blocks of a page in one namespace; what they print must follow them."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```\n)?", text, re.M | re.S)
+    names = {"__name__": path.stem}
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(path), "exec"), names)
+        assert printed.getvalue() == expected, code
+    return len(blocks)
+
+
+@pytest.mark.parametrize("page", ["02_kernel_trick.md", "03_feature_maps.md"])
+def test_docs_code_blocks_run(page):
+    assert run_blocks(ROOT / "docs" / page) > 10
+
+
+@pytest.mark.parametrize("module", [kernel_trick, feature_maps, _inputs])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failed == 0
+
+
+class TestKernelTrick:
+    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize(("n", "d"), [(1, 1), (2, 64), (100, 64), (257, 33), (600, 16)])
+    def test_both_orders_agree_to_1e5_in_every_float32_entry(self, n, d, seed):
+        Q, K, V = kernel_trick.random_tensors(n, d, seed)
+        standard, weights = kernel_trick.standard_attention_order(Q, K, V)
+        linear = kernel_trick.linear_attention_order(Q, K, V, kernel_trick.identity)
+        assert standard.dtype == linear.dtype == weights.dtype == np.float32
+        np.testing.assert_allclose(standard, linear, rtol=1e-5)
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_float64_sums_in_the_dtype_of_the_inputs(self, dtype):
+        Q, K, V = (x.astype(dtype) for x in kernel_trick.random_tensors(50, 8))
+        exact = np.einsum("id,jd,jv->iv", *(x.astype(np.float64) for x in (Q, K, V)))
+        standard, weights = kernel_trick.standard_attention_order(Q, K, V)
+        linear = kernel_trick.linear_attention_order(Q, K, V, kernel_trick.identity)
+        assert standard.dtype == weights.dtype == linear.dtype == dtype
+        tiny = np.finfo(dtype).eps
+        np.testing.assert_allclose(standard, exact, rtol=tiny, atol=1e-12)
+        np.testing.assert_allclose(linear, exact, rtol=tiny, atol=1e-12)
+
+    def test_normalised_order_against_its_definition(self):
+        Q, K, V = (x.astype(np.float64) for x in kernel_trick.random_tensors(40, 8))
+        phi = np.vectorize(lambda x: x + 1 if x > 0 else math.exp(x))
+        A = phi(Q) @ phi(K).T
+        expected = A @ V / A.sum(axis=1, keepdims=True)
+        found = kernel_trick.linear_attention_order(
+            Q, K, V, kernel_trick.elu_feature_map, normalize=True
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+    def test_batches_and_heads(self):
+        Q, K, V = np.random.default_rng(1).standard_normal((3, 2, 3, 20, 4))
+        standard, weights = kernel_trick.standard_attention_order(Q, K, V)
+        linear = kernel_trick.linear_attention_order(Q, K, V, kernel_trick.identity)
+        assert weights.shape == (2, 3, 20, 20)
+        np.testing.assert_allclose(standard, linear, rtol=1e-9, atol=1e-9)
+
+    def test_associativity_is_a_plain_bool_and_can_fail(self):
+        assert kernel_trick.verify_associativity(*kernel_trick.random_tensors(30, 8)) is True
+        big, small = np.full((2, 2), 1e200), np.full((2, 2), 1e-300)
+        assert kernel_trick.verify_associativity(big, big, small) is False
+        nan = np.full((2, 2), np.nan)
+        assert kernel_trick.verify_associativity(nan, nan, nan) is False
+        zero = np.zeros((3, 2))
+        assert kernel_trick.verify_associativity(zero, zero, zero) is True
+
+    def test_operation_counts_of_the_lab(self):
+        assert kernel_trick.standard_operation_count(4096, 64) == 4096**2 * 64 == 1_073_741_824
+        assert kernel_trick.linear_operation_count(4096, 64) == 4096 * 64**2 == 16_777_216
+        assert kernel_trick.operation_ratio(4096, 64) == 64
+
+    def test_random_tensors_are_float32_and_follow_the_seed(self):
+        first, again = (kernel_trick.random_tensors(5, 3, seed=1) for _ in range(2))
+        assert all(x.shape == (5, 3) and x.dtype == np.float32 for x in first)
+        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+        assert not np.array_equal(first[0], kernel_trick.random_tensors(5, 3, seed=2)[0])
+
+    @pytest.mark.parametrize("wrong", [np.ones((3, 2), int), [[1.0, 2.0]]])
+    def test_what_is_not_a_floating_array_is_named(self, wrong):
+        good = np.ones((3, 2))
+        with pytest.raises(TypeError, match="K must be a NumPy array of floating-point numbers"):
+            kernel_trick.standard_attention_order(good, wrong, good)
+        with pytest.raises(TypeError, match="Q must be"):
+            kernel_trick.linear_attention_order(wrong, good, good, kernel_trick.identity)
+
+    def test_mismatched_shapes_are_named(self):
+        good, narrow = np.ones((3, 2)), np.ones((3, 1))
+        with pytest.raises(ValueError, match="keys have 1 features but queries have 2"):
+            kernel_trick.standard_attention_order(good, narrow, good)
+        with pytest.raises(ValueError, match="3 keys but 2 values"):
+            kernel_trick.linear_attention_order(good, good, good[:2], kernel_trick.identity)
+
+
+class TestFeatureMaps:
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_elementwise_maps_against_scalar_formulas(self, dtype):
+        x = np.array([[-80.0, -20.0, -1.5, 0.0, 0.3, 4.0]], dtype=dtype)
+        formulas = {
+            feature_maps.elu_plus_one: lambda v: v + 1 if v > 0 else math.exp(v),
+            feature_maps.relu_feature_map: lambda v: max(v, 0.0),
+            feature_maps.squared_relu_feature_map: lambda v: max(v, 0.0) ** 2,
+            feature_maps.exp_feature_map: math.exp,
+        }
+        for function, formula in formulas.items():
+            found = function(x)
+            assert found.dtype == dtype
+            expected = [[formula(float(v)) for v in x[0]]]
+            np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(dtype).eps)
+
+    def test_random_features_are_those_of_favor(self):
+        x = np.random.default_rng(3).standard_normal((10, 16))
+        favor = kt.maps.Favor(features=32, seed=4)
+        found = feature_maps.softmax_kernel_feature_map(x, favor.projection(16))
+        np.testing.assert_allclose(found, favor.phi(x / 2), rtol=1e-12)
+
+    def test_random_features_against_their_formula(self):
+        x, projection = np.random.default_rng(3).standard_normal((2, 10, 16))
+        found = feature_maps.softmax_kernel_feature_map(x, projection)
+        y = x / 2
+        for i in range(10):
+            expected = [math.exp(w @ y[i] - y[i] @ y[i] / 2) / math.sqrt(10) for w in projection]
+            np.testing.assert_allclose(found[i], expected, rtol=1e-12)
+
+    @pytest.mark.parametrize("shape", [(5,), (5, 3), (0, 4), (1, 5, 4)])
+    def test_a_projection_of_the_wrong_shape_is_named(self, shape):
+        with pytest.raises(ValueError, match="projection_matrix must be"):
+            feature_maps.softmax_kernel_feature_map(np.ones((2, 4)), np.ones(shape))
+
+    def test_random_projection_does_not_repeat_data_of_the_same_seed(self):
+        projection = feature_maps.random_projection(50, 8, seed=0)
+        data = np.random.default_rng(0).standard_normal((50, 8))
+        assert abs(np.corrcoef(projection.ravel(), data.ravel())[0, 1]) < 0.2
+
+    def test_implicit_attention_reproduces_linear_attention(self):
+        Q, K, V = np.random.default_rng(5).standard_normal((3, 30, 8))
+        A = feature_maps.compute_implicit_attention(Q, K, feature_maps.exp_feature_map)
+        np.testing.assert_allclose(A @ V, kt.linear_attention(Q, K, V, "exp"), rtol=1e-9)
+
+    def test_comparison_is_zero_for_softmax_itself(self):
+        # With keys at unit vectors, exp(q·k) = Σ_i (1 + q_i (e^…)) has the exact map below.
+        K = np.eye(4)
+        Q = np.log(np.random.default_rng(6).uniform(1, 3, (10, 4)))
+
+        def exact(x):
+            return x if np.array_equal(x.reshape(-1, 4), K) else np.exp(x)
+
+        found = feature_maps.compare_to_softmax(Q, K, exact, scale=1)
+        assert found["mse"] < 1e-30
+        assert found["max_diff"] < 1e-15
+        assert found["correlation"] == pytest.approx(1)
+
+    def test_quality_contains_the_comparison(self):
+        Q, K, V = np.random.default_rng(7).standard_normal((3, 30, 8))
+        comparison = feature_maps.compare_to_softmax(Q, K, feature_maps.elu_plus_one)
+        quality = feature_maps.analyze_feature_map_quality(feature_maps.elu_plus_one, Q, K, V)
+        assert comparison.items() <= quality.items()
+        assert all(type(value) is float for value in quality.values())
+
+    def test_a_query_without_weight_is_reported_by_its_index(self):
+        Q, K = np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([[-1.0, 1.0], [-2.0, 3.0]])
+        relu = feature_maps.relu_feature_map
+        for call in (
+            lambda: feature_maps.compute_implicit_attention(Q, K, relu),
+            lambda: feature_maps.compare_to_softmax(Q, K, relu),
+            lambda: feature_maps.analyze_feature_map_quality(relu, Q, K, np.eye(2)),
+        ):
+            with pytest.raises(kt.VanishingNormalizerError, match=r"\(1,\)"):
+                call()
+
+    def test_mse_of_weights_cannot_exceed_two_over_n(self):
+        Q, K = np.random.default_rng(8).standard_normal((2, 100, 64)).astype(np.float32)
+        for feature_map in (feature_maps.elu_plus_one, feature_maps.relu_feature_map):
+            for scale in (None, 1.0, 100.0):
+                assert feature_maps.compare_to_softmax(Q, K, feature_map, scale)["mse"] <= 0.02

@@ -1,0 +1,297 @@
+"""One code path for NumPy, PyTorch, JAX and array-api-strict, returned in kind."""
+
+import os
+import subprocess
+import sys
+
+import array_api_strict
+import numpy as np
+import pytest
+from oracle import MAPS, SIGNED_FEATURES, same_bits
+
+import kerneltrick as kt
+from kerneltrick._arrays import as_numpy
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+LIBRARIES = {
+    "torch": (torch.asarray, torch.Tensor),
+    "jax": (jax.numpy.asarray, jax.Array),
+    "array-api-strict": (array_api_strict.asarray, type(array_api_strict.asarray(1.0))),
+}
+
+
+def arrays(n=70, dtype=np.float32, lead=(2, 2), seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((*lead, n, w)).astype(dtype) for w in (6, 6, 5)]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("text", MAPS)
+def test_every_map_agrees_with_numpy(text, library):
+    convert, kind = LIBRARIES[library]
+    q, k, v = arrays()
+    rng = np.random.default_rng(1)
+    extra = {
+        "mask": rng.random((2, 70)) > 0.2,
+        "log_decay": -rng.random((2, 2, 70)).astype(np.float32),
+        "segment_ids": np.sort(rng.integers(0, 3, 70)),
+    }
+    options = {"causal": True, "on_zero": "zero", "normalize": text not in SIGNED_FEATURES}
+    expected, state = kt.linear_attention(q, k, v, text, return_state=True, **extra, **options)
+    out, own = kt.linear_attention(
+        *map(convert, (q, k, v)), text, return_state=True,
+        **{name: convert(x) for name, x in extra.items()}, **options,
+    )  # fmt: skip
+    assert isinstance(out, kind)
+    assert isinstance(own.U, kind)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(as_numpy(out), expected, rtol=2e-5, atol=3e-6 * size)
+    reached = own.sums.numpy() * np.exp(as_numpy(own.log_scale))[..., None, None]
+    target = state.sums.numpy() * np.exp(state.log_scale)[..., None, None]
+    np.testing.assert_allclose(reached, target, rtol=2e-5, atol=1e-5 * np.abs(target).max())
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("engine", ["dense", "recurrent"])
+def test_other_engines_agree_with_numpy(engine, library):
+    convert, kind = LIBRARIES[library]
+    for causal in (False, True):
+        q, k, v = arrays(20)
+        for text in ("elu", "favor:features=16"):
+            expected = kt.linear_attention(q, k, v, text, causal=causal, engine=engine)
+            out = kt.linear_attention(*map(convert, (q, k, v)), text, causal=causal, engine=engine)
+            assert isinstance(out, kind)
+            np.testing.assert_allclose(as_numpy(out), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_other_attention_agrees_with_numpy(library):
+    convert, kind = LIBRARIES[library]
+    q, k, v = arrays(20)
+    mask = np.arange(20) % 4 > 0
+    for call in (
+        lambda q, k, v, m: kt.softmax_attention(q, k, v, causal=True, mask=m),
+        lambda q, k, v, m: kt.hard_attention(q, k, v, mask=m),
+        lambda q, k, v, m: kt.hard_attention(q, k, v, mask=m, substitute="gumbel", seed=3),
+        lambda q, k, v, m: kt.kernel_attention(q, k, v, "taylor:order=2", mask=m),
+        lambda q, k, v, m: kt.attention_weights(q, k, "elu", mask=m, rows=[3, 5]),
+    ):
+        out = call(*map(convert, (q, k, v, mask)))
+        assert isinstance(out, kind)
+        np.testing.assert_allclose(as_numpy(out), call(q, k, v, mask), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("torch", "float16"),
+        ("torch", "bfloat16"),
+        ("torch", "float64"),
+        ("jax", "float16"),
+        ("jax", "bfloat16"),
+    ],
+)
+def test_every_dtype_comes_back(library, name):
+    convert, _ = LIBRARIES[library]
+    dtype = getattr(torch if library == "torch" else jax.numpy, name)
+    q, k, v = (convert(x) for x in arrays(300))
+    q, k, v = (x.to(dtype) if library == "torch" else x.astype(dtype) for x in (q, k, v))
+    out = kt.linear_attention(q, k, v, "elu", causal=True)
+    assert out.dtype == dtype
+    exact = kt.linear_attention(*(as_numpy(x).astype(float) for x in (q, k, v)), causal=True)
+    bits = {"float16": 11, "bfloat16": 8, "float64": 53}[name]
+    np.testing.assert_allclose(as_numpy(out), exact, rtol=2.0 ** (1 - bits), atol=2.0**-bits)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("text", MAPS)
+def test_past_is_bit_identical_in_other_libraries(text, library):
+    convert, _ = LIBRARIES[library]
+    n, cut = 100, 70
+    q, k, v = arrays(n)
+    options = {"causal": True, "on_zero": "nan"}
+    before = as_numpy(kt.linear_attention(*map(convert, (q, k, v)), text, **options))
+    for change in (lambda x: x * np.float32(1e4), lambda x: x * np.float32(np.nan)):
+        future = [np.concatenate([x[..., :cut, :], change(x[..., cut:, :])], -2) for x in (q, k, v)]
+        after = as_numpy(kt.linear_attention(*map(convert, future), text, **options))
+        assert same_bits(before[..., :cut, :], after[..., :cut, :])
+
+
+class TestJax:
+    def test_jit_agrees_and_compiles_once_for_a_stream(self):
+        traces = 0
+
+        def step(q, k, v, state):
+            nonlocal traces
+            traces += 1
+            return kt.linear_attention(q, k, v, causal=True, state=state, return_state=True)
+
+        jitted = jax.jit(step)
+        q, k, v = (jax.numpy.asarray(x) for x in arrays(160))
+        whole = kt.linear_attention(q, k, v, causal=True)
+        state = kt.State.empty("elu", k, v)
+        pieces = []
+        for lo in range(0, 160, 20):
+            out, state = jitted(*(x[..., lo : lo + 20, :] for x in (q, k, v)), state)
+            pieces.append(out)
+        streamed = jax.numpy.concatenate(pieces, axis=-2)
+        np.testing.assert_allclose(streamed, whole, rtol=1e-5, atol=1e-6)
+        assert int(state.stop) == 160
+        assert traces <= 2  # the first state holds Python numbers, later ones arrays
+
+    def test_compile_time_does_not_depend_on_n(self):
+        def size(n):
+            q, k, v = (jax.numpy.zeros((2, n, 8)) for _ in range(3))
+
+            def call(q, k, v):
+                return kt.linear_attention(q, k, v, "favor:features=16", causal=True)
+
+            return len(str(jax.make_jaxpr(call)(q, k, v)))
+
+        small, large = size(64 * 64), size(64 * 4096)
+        assert large < 1.02 * small
+
+    def test_vanishing_normaliser_is_nan_when_traced_and_raises_when_not(self):
+        q, k = jax.numpy.asarray([[1.0, -1.0]]), jax.numpy.asarray([[-1.0, 1.0]])
+        v = jax.numpy.ones((1, 1))
+        with pytest.raises(kt.VanishingNormalizerError):
+            kt.linear_attention(q, k, v, "relu")
+        assert jax.numpy.isnan(jax.jit(lambda *a: kt.linear_attention(*a, "relu"))(q, k, v)).all()
+
+        def strict(*a):
+            return kt.linear_attention(*a, "relu", on_zero="raise")
+
+        with pytest.raises(ValueError, match="needs values that can be looked at"):
+            jax.jit(strict)(q, k, v)
+
+    def test_nan_marks_exactly_what_depends_on_it(self):
+        q, k, v = arrays(100, lead=(2,))
+        clean = np.asarray(kt.linear_attention(*map(jax.numpy.asarray, (q, k, v)), causal=True))
+        k[1, 40, 0] = np.nan
+        v[0, 70, 2] = np.inf
+        out = np.asarray(kt.linear_attention(*map(jax.numpy.asarray, (q, k, v)), causal=True))
+        expected = np.zeros(out.shape, bool)
+        expected[1, 40:] = True
+        expected[0, 70:, 2] = True
+        np.testing.assert_array_equal(np.isnan(out), expected)
+        assert same_bits(out[~expected], clean[~expected])
+
+    def test_sums_without_float64_are_as_good_as_with(self):
+        """A pair of float32 carries a long sum as exactly as float64 would."""
+        n, piece = 400_000, 50_000
+        rng = np.random.default_rng(2)
+        state, exact = None, np.zeros(4)
+        for _ in range(0, n, piece):
+            k = rng.random((piece, 4)).astype(np.float32)
+            x = jax.numpy.asarray(k)
+            _, state = kt.linear_attention(
+                x, x, x[:, :1], "identity", causal=True, state=state, return_state=True
+            )
+            exact += k.astype(np.float64).sum(0)
+        assert state.sums.lo is not None
+        total = state.sums.numpy()[:, -1]
+        assert (np.abs(total - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
+
+    def test_vmap(self):
+        q, k, v = (jax.numpy.asarray(x) for x in arrays(50))
+        mapped = jax.vmap(lambda q, k, v: kt.linear_attention(q, k, v, causal=True))(q, k, v)
+        np.testing.assert_allclose(
+            mapped, kt.linear_attention(q, k, v, causal=True), rtol=1e-5, atol=1e-6
+        )
+
+
+class TestTorch:
+    def test_vmap_and_functional_grad(self):
+        q, k, v = (torch.asarray(x) for x in arrays(50))
+        call = torch.vmap(lambda q, k, v: kt.linear_attention(q, k, v, causal=True))
+        torch.testing.assert_close(call(q, k, v), kt.linear_attention(q, k, v, causal=True))
+
+        def loss(q):
+            return kt.linear_attention(q, k, v, causal=True).sum()
+
+        leaf = q.clone().requires_grad_()
+        loss(leaf).backward()
+        torch.testing.assert_close(torch.func.grad(loss)(q), leaf.grad)
+
+    def test_fake_tensors_pass_through(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            q = torch.empty(2, 4, 100, 8)
+            assert kt.linear_attention(q, q, q, causal=True).shape == (2, 4, 100, 8)
+
+    def test_stays_on_its_device(self):
+        q = torch.empty(2, 4, 100, 8, device="meta")
+        out, state = kt.linear_attention(q, q, q, causal=True, return_state=True)
+        assert out.device.type == "meta"
+        assert state.U.device.type == "meta"
+
+    def test_does_not_require_grad_without_need(self):
+        q, k, v = (torch.asarray(x) for x in arrays(50))
+        assert not kt.linear_attention(q, k, v, causal=True).requires_grad
+
+
+class TestStateBetweenLibraries:
+    @pytest.mark.parametrize("library", LIBRARIES)
+    @pytest.mark.parametrize("text", ["elu", "favor:features=8"])
+    def test_a_state_moves_and_goes_on(self, text, library, tmp_path):
+        convert, _ = LIBRARIES[library]
+        q, k, v = arrays(40, lead=(2,))
+        options = {"causal": True}
+        _, state = kt.linear_attention(q, k, v, text, return_state=True, **options)
+        later = arrays(10, lead=(2,), seed=1)
+        expected = kt.linear_attention(*later, text, state=state, **options)
+        own = [convert(x) for x in later]
+        out = kt.linear_attention(*own, text, state=state.to(own[0]), **options)
+        np.testing.assert_allclose(as_numpy(out), expected, rtol=1e-4, atol=1e-5)
+        state.to(own[0]).save(tmp_path / "s")
+        back = kt.State.load(tmp_path / "s", like=own[0])
+        again = kt.linear_attention(*own, text, state=back, **options)
+        np.testing.assert_allclose(as_numpy(again), as_numpy(out), rtol=1e-5, atol=1e-6)
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    ).stdout
+
+
+def test_import_pulls_in_no_optional_library():
+    heavy = [
+        "torch",
+        "jax",
+        "sklearn",
+        "sympy",
+        "matplotlib",
+        "transformers",
+        "typer",
+        "rich",
+        "scipy",
+        "pandas",
+    ]
+    loaded = run("import kerneltrick, sys; print(*sys.modules)").split()
+    assert not set(heavy) & set(loaded)
+
+
+def test_import_adds_at_most_50_ms_to_numpy(tmp_path):
+    code = (
+        "import time, numpy, json\n"
+        "t = time.perf_counter(); import kerneltrick; print(time.perf_counter() - t)"
+    )
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    assert min(float(run(code, **compiled)) for _ in range(8)) < 0.050
+
+
+def test_use_with_numpy_pulls_in_no_optional_library():
+    loaded = run(
+        "import kerneltrick as kt, numpy as np, sys\n"
+        "x = np.ones((5, 4)); kt.linear_attention(x, x, x, causal=True)\n"
+        "print(*sys.modules)"
+    ).split()
+    assert not {"torch", "jax", "sklearn"} & set(loaded)

@@ -1,0 +1,114 @@
+"""Write the student files of the labs from their reference solutions.
+
+    python tools/make_labs.py           write labs/*/src/*.py
+    python tools/make_labs.py --check   exit 1 if one of them is not up to date
+
+Exercises keep their signature and docstring and lose their body. Other public functions are given
+to the student whole. What belongs to the solution is left out: imports of kerneltrick and names
+that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EXERCISES = {
+    "lab02_kernel_trick/src/kernel_trick.py": (
+        "simple_feature_map",
+        "elu_feature_map",
+        "standard_attention_order",
+        "linear_attention_order",
+        "verify_associativity",
+    ),
+    "lab03_feature_maps/src/feature_maps.py": (
+        "elu_plus_one",
+        "relu_feature_map",
+        "squared_relu_feature_map",
+        "exp_feature_map",
+        "softmax_kernel_feature_map",
+        "compute_implicit_attention",
+        "compare_to_softmax",
+        "analyze_feature_map_quality",
+    ),
+}
+
+
+def reference(student_file: str) -> Path:
+    """The reference module of a student file."""
+    return ROOT / "src" / "kerneltrick" / "labs" / Path(student_file).name
+
+
+def skeleton(source: str, exercises: tuple[str, ...]) -> str:
+    """The student's version of a reference module."""
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    known = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if missing := [name for name in exercises if name not in known]:
+        raise ValueError(f"no function {missing[0]!r}; the module has {', '.join(sorted(known))}")
+    for node in reversed(tree.body):
+        first, last = node.lineno - 1, node.end_lineno
+        if _belongs_to_solution(node):
+            del lines[first:last]
+        elif isinstance(node, ast.FunctionDef) and node.name in exercises:
+            if ast.get_docstring(node) is None:
+                raise ValueError(f"{node.name} needs a docstring: it is all the student gets")
+            body = ["    # YOUR CODE HERE", f'    raise NotImplementedError("{node.name}")']
+            lines[node.body[0].end_lineno : last] = body
+    text = "\n".join(lines).strip() + "\n"
+    text = re.sub(r"\n{3,}(?=def |class |@)", "\n\n\n", text)
+    return re.sub(r"\n{3,}(?!def |class |@)", "\n\n", text)
+
+
+def _belongs_to_solution(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] == "kerneltrick"
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] == "kerneltrick" for alias in node.names)
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target and rename, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the student files of the labs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    parser.add_argument("--to", type=Path, default=ROOT / "labs", help="the labs folder")
+    arguments = parser.parse_args(argv)
+    stale = []
+    for name, exercises in EXERCISES.items():
+        path = arguments.to / name
+        text = skeleton(reference(name).read_text(encoding="utf-8"), exercises)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path)
+        if not arguments.check:
+            write_atomically(path, text)
+            print(f"wrote {path}")
+    if arguments.check and stale:
+        print(f"not up to date, run make labs: {', '.join(map(str, stale))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
