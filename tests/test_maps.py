@@ -231,6 +231,18 @@ def test_plain_functions_are_maps():
     assert maps.get(np.exp).dim(4) == 4
 
 
+def test_a_function_sees_arrays_laid_out_as_the_callers():
+    shapes = set()
+
+    def phi(x):
+        shapes.add(x.shape[:-2])
+        return np.hstack([x, x * x]) if x.ndim == 2 else np.concatenate([x, x * x], axis=-1)
+
+    q = np.random.default_rng(5).random((30, 4))
+    assert kt.linear_attention(q, q, q, phi, causal=True).shape == (30, 4)
+    assert shapes == {()}
+
+
 def test_a_function_of_the_wrong_shape_is_refused():
     q = np.ones((5, 4))
     with pytest.raises(ValueError, match=r"must turn an array \(..., n, d\) into"):

@@ -115,6 +115,16 @@ def test_seed_decides_and_projection_is_float64_and_read_only():
         one[0, 0] = 0
 
 
+def test_projections_do_not_repeat_data_of_the_same_seed():
+    """default_rng(0) is what people make their data with."""
+    data = np.random.default_rng(0).standard_normal((64, 64))
+    for orthogonal in (False, True):
+        omega = maps.Favor(features=64, seed=0, orthogonal=orthogonal).projection(64)
+        unit = omega / np.linalg.norm(omega, axis=1, keepdims=True)
+        cosines = unit @ (data / np.linalg.norm(data, axis=1, keepdims=True)).T
+        assert np.abs(cosines).max() < 0.7
+
+
 def test_trig_weights_are_often_negative_on_gaussian_data():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 100, 64)) / 64**0.25

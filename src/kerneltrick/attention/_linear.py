@@ -292,6 +292,8 @@ def check_call(
     inputs = check_inputs(who, q, k, v)
     xp = inputs.xp
     chosen = maps.get(feature_map)
+    if inputs.headless and isinstance(chosen, maps.Custom):
+        chosen = maps.Custom(chosen.function, flat=True)
     check_causal(who, inputs, causal)
     check_on_zero(on_zero)
     d = q.shape[-1]

@@ -114,6 +114,8 @@ class State:
         """
         inputs = check_inputs("State.empty", k, k, v)
         chosen = maps.get(feature_map)
+        if inputs.headless and isinstance(chosen, maps.Custom):
+            chosen = maps.Custom(chosen.function, flat=True)
         d = k.shape[-1]
         scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
         plan = Plan(chosen, scale, True, True, math.nan, 1, 0)

@@ -91,15 +91,21 @@ class FeatureMap:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Custom(FeatureMap):
-    """Any function x → φ(x) on arrays (..., n, d), as it is."""
+    """Any function x → φ(x) on arrays (..., n, d), as it is; `flat` if it is to see (n, d)."""
 
     function: Callable[[Array], Array]
+    flat: bool = False
     name: ClassVar[str] = "callable"
 
     def dim(self, d: int) -> int:
-        return int(self.phi(np.zeros((1, d))).shape[-1])
+        return int(self.function(np.zeros((1, d))).shape[-1])
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
+        if self.flat:
+            return self._checked(x[0, ...])[None, ...]
+        return self._checked(x)
+
+    def _checked(self, x: Array) -> Array:
         y = self.function(x)
         if library(y) != library(x) or y.shape[:-1] != x.shape[:-1]:
             raise ValueError(
@@ -117,15 +123,17 @@ class Custom(FeatureMap):
         return self.name
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Custom) and other.function is self.function
+        if not isinstance(other, Custom):
+            return False
+        return other.function is self.function and other.flat == self.flat
 
     def __hash__(self) -> int:
-        return hash((Custom, id(self.function)))
+        return hash((Custom, id(self.function), self.flat))
 
 
 def feature_shape(feature_map: FeatureMap, like: Array) -> tuple[int, bool]:
     """m for inputs such as `like`, and whether the map has a log-scale: asked of one zero token."""
-    features, log_scale = feature_map.phi_key(constant(np.zeros((1, like.shape[-1])), like))
+    features, log_scale = feature_map.phi_key(constant(np.zeros((1, 1, like.shape[-1])), like))
     return int(features.shape[-1]), log_scale is not None
 
 
@@ -159,6 +167,11 @@ def default_positions(x: Array, positions: Array | None) -> Array:
     if positions is None:
         positions = constant(np.arange(x.shape[-2]), x)
     return xp.astype(positions, x.dtype, copy=False)[..., None]
+
+
+def seeded(owner: str, seed: int) -> np.random.Generator:
+    """A stream of its own: data drawn with the same seed must not repeat in the weights."""
+    return np.random.default_rng([seed, *owner.encode()])
 
 
 def positive_int(owner: str, name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kerneltrick._arrays import Array, constant, space, stop_gradient
-from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int
+from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
 
 Projection = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -108,7 +108,7 @@ def draw_projection(draws: int, d: int, seed: int, orthogonal: bool = True) -> P
     sign(diag R); the lengths of the rows are independent χ_d draws. Without either the estimate
     of e^{q·k} is biased.
     """
-    rng = np.random.default_rng(seed)
+    rng = seeded("favor", seed)
     if not orthogonal:
         projection = rng.standard_normal((draws, d))
     else:

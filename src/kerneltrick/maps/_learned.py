@@ -6,10 +6,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-import numpy as np
-
 from kerneltrick._arrays import Array, constant, is_array, space
-from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int
+from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
 from kerneltrick.maps._elementwise import Relu, shifted_exp
 
 
@@ -88,7 +86,7 @@ class T2R(FeatureMap):
         d = x.shape[-1]
         weight: Any = self.weight
         if weight is None:
-            draws = np.random.default_rng(self.seed).standard_normal((d, self.features))
+            draws = seeded("t2r", self.seed).standard_normal((d, self.features))
             weight = draws / math.sqrt(d)
         y = _project("t2r", x, weight)
         return Relu().phi(y if self.bias is None else y + constant(self.bias, x))

@@ -1,0 +1,43 @@
+"""Install the wheel of dist/ into a new environment and use it there: `make build`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+PROGRAM = """
+import numpy as np, kerneltrick as kt
+q, k, v = np.random.default_rng(0).standard_normal((3, 100, 8))
+out, state = kt.linear_attention(q, k, v, "elu", causal=True, return_state=True)
+assert out.shape == (100, 8) and state.stop == 100
+print("kerneltrick", kt.__version__, "works from", kt.__file__)
+"""
+
+
+def main(folder: str) -> int:
+    (wheel,) = Path(folder).glob("*.whl")
+    (sdist,) = Path(folder).glob("*.tar.gz")
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("kerneltrick/py.typed", "kerneltrick/maps/_favor.py"):
+        assert needed in names, f"{needed} is missing from {wheel.name}"
+    with tarfile.open(sdist) as archive:
+        inside = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
+    for needed in ("pyproject.toml", "LICENSE", "README.md", "tests/oracle.py", "Makefile"):
+        assert needed in inside, f"{needed} is missing from {sdist.name}"
+    with tempfile.TemporaryDirectory() as home:
+        venv.create(home, with_pip=True)
+        python = Path(home) / "bin" / "python"
+        subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
+        subprocess.run([python, "-c", PROGRAM], check=True, cwd=home)
+        subprocess.run([Path(home) / "bin" / "kerneltrick", "--version"], check=True, cwd=home)
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e3:.0f} kB, {sdist.name}: checked")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

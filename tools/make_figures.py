@@ -1,0 +1,106 @@
+"""The picture of the README: implied weights beside softmax, and time against n. `make figures`."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+import kerneltrick as kt
+
+OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "overview.png"
+INK, MUTED, BLUE, ORANGE = "#1f2933", "#7b8794", "#2b6cb0", "#c05621"
+MAPS = ["elu", "favor:features=256", "taylor:order=2"]
+LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
+
+
+def topical_tokens(n: int = 48, d: int = 16, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys of tokens that belong to a few topics, so that attention has structure."""
+    rng = np.random.default_rng(seed)
+    topics = rng.standard_normal((5, d)) * 1.6
+    chosen = topics[np.repeat(rng.integers(0, 5, n // 4), 4)]
+    return tuple(chosen + 0.6 * rng.standard_normal((n, d)) for _ in range(2))  # type: ignore
+
+
+def seconds(call, repeats: int = 7) -> float:
+    call()
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main() -> None:
+    plt.rcParams.update(
+        {"font.size": 9, "axes.edgecolor": MUTED, "text.color": INK, "axes.labelcolor": INK,
+         "xtick.color": MUTED, "ytick.color": MUTED, "axes.titlesize": 9.5}
+    )  # fmt: skip
+    figure = plt.figure(figsize=(10.4, 2.35), dpi=160)
+    grid = figure.add_gridspec(1, 5, width_ratios=[1, 1, 1, 1, 1.55], wspace=0.18)
+
+    q, k = topical_tokens()
+    _, softmax = kt.softmax_attention(q, k, k, causal=True, return_weights=True)
+    shown = {"softmax": softmax}
+    for text in MAPS:
+        shown[text] = kt.attention_weights(q, k, text, causal=True)
+    top = float(np.quantile(softmax, 0.99))
+    lower = np.tri(len(q), dtype=bool)
+    for column, (name, weights) in enumerate(shown.items()):
+        axes = figure.add_subplot(grid[column])
+        picture = np.where(lower, weights, np.nan)
+        axes.imshow(picture, cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        error = np.linalg.norm(weights - softmax) / np.linalg.norm(softmax)
+        label = "keys j ≤ i" if name == "softmax" else f"error {error:.2f}"
+        axes.set_title(name.replace(":", "\n", 1) if ":" in name else name + "\n")
+        axes.set_xlabel(label, color=MUTED)
+        if column == 0:
+            axes.set_ylabel("queries i")
+
+    torch.set_num_threads(2)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    linear, quadratic = [], []
+    for n in LENGTHS:
+        tensors = [torch.randn(1, 8, n, 64) for _ in range(3)]
+        with torch.no_grad():
+            linear.append(seconds(lambda x=tensors: kt.linear_attention(*x, "elu", causal=True)))
+            quadratic.append(seconds(lambda x=tensors: attention(*x, is_causal=True), 3))
+    axes = figure.add_subplot(grid[4])
+    for values, name, colour, where in (
+        (quadratic, "softmax (torch SDPA)", ORANGE, (-8, -2)),
+        (linear, "linear_attention, elu", BLUE, (0, -22)),
+    ):
+        axes.loglog(LENGTHS, np.array(values) * 1e3, "o-", color=colour, ms=3.5, lw=1.6)
+        axes.annotate(
+            name, (LENGTHS[-1], values[-1] * 1e3), xytext=where, textcoords="offset points",
+            ha="right", color=colour,
+        )  # fmt: skip
+    axes.set_xticks([256, 1024, 4096], ["256", "1024", "4096"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.25, lw=0.5)
+    axes.set_xlabel("tokens n")
+    axes.set_title("milliseconds, 2 cores,\n8 heads × 64, causal")
+    axes.yaxis.tick_right()
+    for side in ("top", "left"):
+        axes.spines[side].set_visible(False)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    temporary = OUTPUT.with_suffix(".tmp.png")
+    figure.savefig(temporary, bbox_inches="tight", facecolor="white")
+    temporary.replace(OUTPUT)
+    for n, a, b in zip(LENGTHS, linear, quadratic, strict=True):
+        print(f"n = {n:5}: linear {a * 1e3:7.2f} ms, softmax {b * 1e3:7.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

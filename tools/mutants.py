@@ -1,0 +1,287 @@
+"""Seeded bugs, each of which a named test must catch: `make mutants`.
+
+Every mutant is one edit of a copy of the package; its test is run against the copy and must fail.
+First all those tests are run against the package as it is, and must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = [
+    Mutant(
+        "the √2 of cross terms dropped",
+        "maps/_polynomial.py",
+        "index, np.sqrt(multinomial))",
+        "index, np.ones_like(multinomial))",
+        "test_maps.py::test_quadratic_map_has_the_root_two_on_linear_and_cross_terms",
+    ),
+    Mutant(
+        "Taylor features without 1/r!",
+        "maps/_polynomial.py",
+        "np.sqrt(multinomial / drop)",
+        "np.sqrt(multinomial)",
+        "test_maps.py::test_kernel_is_the_gram_matrix_of_the_features[taylor:order=3]",
+    ),
+    Mutant(
+        "maximum over the whole sequence",
+        "maps/_favor.py",
+        "top = stop_gradient(xp.max(projected, axis=-1, keepdims=True))",
+        "top = xp.max(projected, axis=(-2, -1), keepdims=True) + 0 * projected[..., :1]",
+        "test_causality.py::test_past_is_bit_identical_when_the_future_changes"
+        "[favor:features=16-chunked-scaled]",
+    ),
+    Mutant(
+        "QR without sign(diag R)",
+        "maps/_favor.py",
+        "q = q * np.sign(np.diagonal(r))",
+        "q = q * 1.0",
+        "test_random_features.py::test_projections_are_haar_with_chi_lengths",
+    ),
+    Mutant(
+        "χ lengths missing",
+        "maps/_favor.py",
+        "lengths = np.linalg.norm(rng.standard_normal((d, d)), axis=1)",
+        "lengths = np.full(d, np.sqrt(d))",
+        "test_random_features.py::test_projections_are_haar_with_chi_lengths",
+    ),
+    Mutant(
+        "trigonometric features scaled by all of m",
+        "maps/_favor.py",
+        "return both / math.sqrt(projected.shape[-1]), half_norm",
+        "return both / math.sqrt(both.shape[-1]), half_norm",
+        "test_random_features.py::test_iid_features_are_unbiased_and_have_the_variance_of_theory"
+        "[0-trig]",
+    ),
+    Mutant(
+        "hyperbolic features with one sign",
+        "maps/_favor.py",
+        "xp.concat([projected, -projected], axis=-1)",
+        "xp.concat([projected, projected], axis=-1)",
+        "test_random_features.py::test_iid_features_are_unbiased_and_have_the_variance_of_theory"
+        "[0-hyperbolic]",
+    ),
+    Mutant(
+        "elu(x) + 1, which cancels",
+        "maps/_elementwise.py",
+        "return xp.exp(xp.minimum(x, zero)) + xp.maximum(x, zero)",
+        "return xp.where(x > 0, x, xp.exp(xp.minimum(x, zero)) - 1) + 1",
+        "test_maps.py::test_elu_is_within_3_ulp_of_exact_down_to_minus_80_in_float32",
+    ),
+    Mutant(
+        "cosFormer without its sine",
+        "maps/_cosformer.py",
+        "y * xp.sin(angle)",
+        "y * xp.cos(angle)",
+        "test_maps.py::test_cosformer_weighs_by_distance",
+    ),
+    Mutant(
+        "mask on values but not on the normaliser",
+        "engines/_problem.py",
+        "features = blank(features, keep, xp)\n    if log_scale",
+        "if log_scale",
+        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out"
+        "[elu-chunked]",
+    ),
+    Mutant(
+        "masked tokens still decay the state",
+        "engines/_problem.py",
+        "log_decay = blank(astype(log_decay, dtype), keep, xp)",
+        "log_decay = astype(log_decay, dtype)",
+        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out"
+        "[elu-recurrent]",
+    ),
+    Mutant(
+        "NaN and inf not taken out of keys and values",
+        "engines/_problem.py",
+        "    good = xp.isfinite(x)\n",
+        "    return x, None\n    good = xp.isfinite(x)\n",
+        "test_nonfinite.py::test_exactly_the_dependent_outputs_become_nan[elu-chunked-nan]",
+    ),
+    Mutant(
+        "an ε in the normaliser",
+        "engines/_problem.py",
+        "output = output / xp.where(empty, xp.ones_like(total), total)",
+        "output = output / (total + 1e-6)",
+        "test_nonfinite.py::TestVanishingNormalizer::test_tiny_sums_are_not_zero",
+    ),
+    Mutant(
+        "scale instead of its root on q and on k",
+        "engines/_problem.py",
+        "x * math.sqrt(plan.scale)",
+        "x * plan.scale",
+        "test_engines.py::test_scale_multiplies_the_products[full-chunked]",
+    ),
+    Mutant(
+        "query heads dealt out in turn instead of in runs",
+        "engines/_problem.py",
+        "return xp.reshape(x, (*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:]))",
+        "return xp.reshape(x, (*x.shape[:-3], x.shape[-3] // heads, heads, *x.shape[-2:]))"
+        ".swapaxes(-3, -4)",
+        "test_engines.py::test_grouped_queries_share_key_heads_in_order",
+    ),
+    Mutant(
+        "row i sees key i + 1",
+        "engines/_chunked.py",
+        "xp.tril(inside)",
+        "xp.tril(inside, k=1)",
+        "test_engines.py::test_causal_engines_equal_the_loop[elu-none-unmasked-fresh]",
+    ),
+    Mutant(
+        "ratios of cumulative products",
+        "engines/_chunked.py",
+        "    return _Weights(\n        pair=pair,",
+        "    grown = xp.exp(since)\n"
+        "    pair = xp.where(past, grown[..., :, None, :] / grown[..., None, :, :], 0.0)\n"
+        "    return _Weights(\n        pair=pair,",
+        "test_engines.py::test_strong_decay_does_not_divide_by_underflow[chunked-float32]",
+    ),
+    Mutant(
+        "Z not decayed between chunks",
+        "engines/_chunked.py",
+        "sums = wide_add(sums, own[..., c, :, :], factor)",
+        "factor = None if factor is None else factor + 0 * own[..., c, :, :]\n"
+        "        if factor is not None:\n"
+        "            factor = xp.concat([factor[..., :-1], 0 * factor[..., -1:] + 1], axis=-1)\n"
+        "        sums = wide_add(sums, own[..., c, :, :], factor)",
+        "test_engines.py::test_causal_engines_equal_the_loop[elu-token-unmasked-fresh]",
+    ),
+    Mutant(
+        "the running maximum does not decay",
+        "engines/_chunked.py",
+        "scale = xp.maximum(scale + slowest_since[..., c, -1:, :], own[..., c, -1:, :])",
+        "scale = xp.maximum(scale, own[..., c, -1:, :])",
+        "test_engines.py::test_a_forgotten_scale_does_not_swallow_what_comes_later[chunked]",
+    ),
+    Mutant(
+        "the state summed in float32",
+        "_arrays/_wide.py",
+        "return Wide(hi + astype(x, xp.float64), None)",
+        "return Wide(astype(astype(hi + x, xp.float32), xp.float64), None)",
+        "test_engines.py::test_a_million_float32_tokens_lose_nothing",
+    ),
+    Mutant(
+        "the low half of a pair dropped",
+        "_arrays/_wide.py",
+        "lo = xp.where(xp.isfinite(total), lo + error, xp.zeros_like(total))",
+        "lo = xp.zeros_like(total)",
+        "test_libraries.py::TestJax::test_sums_without_float64_are_as_good_as_with",
+    ),
+    Mutant(
+        "chunks not padded to full length",
+        "_arrays/_scan.py",
+        "for first in range(-offset, length, block):\n",
+        "for first in range(-offset, length, block):\n"
+        "        block = min(block, length - first) if offset == 0 else block\n",
+        "test_causality.py::TestPads::test_right_padding_is_bit_equal_to_no_padding[elu-chunked]",
+    ),
+    Mutant(
+        "segments do not restart the state",
+        "attention/_linear.py",
+        "changed = ids[..., 1:, :] != ids[..., :-1, :]",
+        "changed = ids[..., 1:, :] != ids[..., 1:, :]",
+        "test_engines.py::test_segments_restart_the_state[elu-none]",
+    ),
+    Mutant(
+        "merge without the decay of the right half",
+        "attention/_state.py",
+        "        factor = decay\n",
+        "        factor = None\n",
+        "test_state.py::test_merge_is_associative_and_equals_the_whole",
+    ),
+    Mutant(
+        "states of other maps accepted",
+        "attention/_state.py",
+        "if state.fingerprint != print_:",
+        "if False:",
+        "test_state.py::TestRefusals::test_state_of_another_map_scale_or_shape",
+    ),
+    Mutant(
+        "straight-through without its constant",
+        "attention/_dense.py",
+        "return hard + (soft - stop_gradient(soft))",
+        "return hard + stop_gradient(soft - soft)",
+        "test_dense_attention.py::TestHard::test_straight_through_has_the_gradient_of_softmax",
+    ),
+    Mutant(
+        "no gradient through the log-scale of a key",
+        "maps/_favor.py",
+        "return features, top[..., 0] - half_norm",
+        "return features, stop_gradient(top[..., 0] - half_norm)",
+        "test_gradients.py::test_gradcheck[favor:features=16-causal-normalised-unmasked-fresh]",
+    ),
+]
+
+
+def run(tests: list[str], package: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CI": "true",  # hypothesis derandomised
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
+    command += [f"tests/{test}" for test in tests]
+    return subprocess.run(
+        command, cwd=package.parent.parent, env=environment, capture_output=True, text=True
+    )
+
+
+def copy_tree(target: Path) -> Path:
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", target)
+    return target / "src" / "kerneltrick"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="run the mutants whose name contains this")
+    chosen = parser.parse_args().only
+    mutants = [m for m in MUTANTS if not chosen or chosen in m.name]
+    with tempfile.TemporaryDirectory() as folder:
+        package = copy_tree(Path(folder))
+        clean = run(sorted({m.test for m in mutants}), package)
+        if clean.returncode:
+            print(clean.stdout)
+            print("the tests fail without any mutant: mend that first")
+            return 2
+        survivors = 0
+        for number, mutant in enumerate(mutants, 1):
+            file = package / mutant.file
+            source = file.read_text()
+            if source.count(mutant.old) != 1:
+                print(f"{number:2} STALE     {mutant.name}: its text is not once in {mutant.file}")
+                survivors += 1
+                continue
+            file.write_text(source.replace(mutant.old, mutant.new))
+            result = run([mutant.test], package)
+            file.write_text(source)
+            killed = result.returncode == 1
+            survivors += not killed
+            verdict = "killed" if killed else "SURVIVED"
+            print(f"{number:2} {verdict:9} {mutant.name}  ({mutant.test})", flush=True)
+    print(f"{len(mutants) - survivors} of {len(mutants)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
