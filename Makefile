@@ -35,10 +35,10 @@ run: $(VENV)/.run ## compare the feature maps with softmax attention on this mac
 	$(BIN)/kerneltrick compare
 
 test: $(VENV)/.test ## every test except the long sweeps
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-all: $(VENV)/.test ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.lint ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
