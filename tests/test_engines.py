@@ -213,7 +213,7 @@ def test_float32_is_as_accurate_as_the_naive_formula(text, causal, n):
     rng = np.random.default_rng(n)
     feature_map = maps.get(text)
     d = 8
-    q, k, v = (rng.standard_normal((2, n, d)).astype(np.float32) for _ in range(3))
+    q, k, v = (rng.standard_normal((8, n, d)).astype(np.float32) for _ in range(3))
     normalize = text not in SIGNED_FEATURES
     if not normalize:
         v[..., -1] = 1  # numerator and normaliser judged apart

@@ -31,7 +31,7 @@ BAD_CALLS = {
     "scale of zero": ((x, x, x), {"scale": 0}, ValueError, "scale > 0 and finite, not 0"),
     "negative scale": ((x, x, x), {"scale": -1.5}, ValueError, "not -1.5"),
     "scale of nan": ((x, x, x), {"scale": float("nan")}, ValueError, "not nan"),
-    "scale as text": ((x, x, x), {"scale": "big"}, TypeError, "'big'"),
+    "scale as text": ((x, x, x), {"scale": "big"}, TypeError, "a number > 0, not str"),
     "positive log_decay": (
         (x, x, x), {"causal": True, "log_decay": 0.1}, ValueError, "finite and ≤ 0.*0.1",
     ),

@@ -224,8 +224,8 @@ MUTANTS = [
     Mutant(
         "no gradient through the log-scale of a key",
         "maps/_favor.py",
-        "return features, top[..., 0] - half_norm",
-        "return features, stop_gradient(top[..., 0] - half_norm)",
+        "return features, astype(top[..., 0], half_norm.dtype) - half_norm",
+        "return features, stop_gradient(astype(top[..., 0], half_norm.dtype) - half_norm)",
         "test_gradients.py::test_gradcheck[favor:features=16-causal-normalised-unmasked-fresh]",
     ),
 ]

@@ -118,8 +118,10 @@ def clean_blocks_only(x: Array) -> bool:
 
 
 def is_floating(x: Array) -> bool:
-    xp = space(x)
-    return bool(xp.isdtype(x.dtype, "real floating"))
+    try:
+        return bool(space(x).isdtype(x.dtype, "real floating"))
+    except TypeError:  # a dtype that the library itself does not know, such as ml_dtypes' in NumPy
+        return False
 
 
 def is_integer(x: Array) -> bool:

@@ -125,10 +125,21 @@ def static_start(start: Any, like: Array) -> int:
     return 0 if library(like) == "jax" else int(start)
 
 
-def jit(function: Callable[..., Any], plan: Any, data: Any, like: Array) -> Any:
-    """function(plan, data), in JAX compiled once per plan and shapes, elsewhere as it is."""
-    if library(like) == "jax":
+def jit(
+    function: Callable[..., Any], plan: Any, data: Any, like: Array, changeable: bool = False
+) -> Any:
+    """function(plan, data), in JAX compiled once per plan and shapes, elsewhere as it is.
+
+    A plan that holds arrays or code is `changeable` behind our back and never kept compiled. In
+    torch, autocast is off inside: it would sum in half precision.
+    """
+    if library(like) == "jax" and not changeable:
         return _jax_jit(function)(plan, data)
+    if library(like) == "torch" and like.device.type != "meta":
+        torch, kind = sys.modules["torch"], like.device.type
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return function(plan, data)
     return function(plan, data)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from kerneltrick._arrays import Array, Namespace, is_floating, is_integer, namespace
 
@@ -87,13 +90,26 @@ def check_causal(who: str, inputs: Inputs, causal: bool) -> None:
         )
 
 
-def check_scale(who: str, scale: Any) -> float:
+def check_count(who: str, name: str, value: Any, least: int = 0) -> int:
+    """A whole number ≥ least, NumPy's included."""
     try:
-        value = float(scale)
-    except (TypeError, ValueError):
-        raise TypeError(f"{who} needs scale to be a number > 0, not {scale!r}") from None
+        count = operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least or isinstance(value, bool):
+        raise ValueError(f"{who} needs {name} to be a whole number ≥ {least}, not {value!r}")
+    return count
+
+
+def check_scale(who: str, scale: Any, name: str = "scale") -> float:
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.number)):
+        raise TypeError(
+            f"{who} needs {name} to be a number > 0, not {type(scale).__name__}; "
+            f"to learn it, multiply q and k by its root"
+        )
+    value = float(scale)
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{who} needs scale > 0 and finite, not {value}")
+        raise ValueError(f"{who} needs {name} > 0 and finite, not {value}")
     return value
 
 
@@ -104,7 +120,7 @@ def token_array(name: str, x: Array | None, like: Array, kind: str) -> Array | N
     """
     if x is None:
         return None
-    xp = namespace(like=like, **{name: x})
+    xp = namespace(**{"q, k, v": like, name: x})
     if kind == "bool" and x.dtype != xp.bool:
         raise TypeError(
             f"{name} must be boolean, True = keep, not {x.dtype}; "

@@ -84,9 +84,11 @@ def kernel_attention(
     >>> bool(np.allclose(a, kt.softmax_attention(q, k, v)))
     True
     """
+    inputs = check_inputs("kernel_attention", q, k, v)
     if isinstance(kernel, str):
         kernel = maps.get(kernel)
     if isinstance(kernel, maps.FeatureMap):
+        kernel.check_positions(0, max(q.shape[-2], k.shape[-2], 1) - 1)
         scale = kernel.default_scale(q.shape[-1]) if scale is None else scale
         similarity: Callable[[Array, Array], Array] = kernel.kernel
     elif callable(kernel):
@@ -96,7 +98,6 @@ def kernel_attention(
             "kernel must be a function (q, k) → similarities, a feature map or its name, "
             f"not {type(kernel).__name__}"
         )
-    inputs = check_inputs("kernel_attention", q, k, v)
     xp = inputs.xp
 
     def weigh(rows: DenseRows) -> Array:
@@ -184,9 +185,7 @@ def hard_attention(
 def _scale(who: str, q: Array, scale: float | None, temperature: float) -> float:
     width = q.shape[-1] if getattr(q, "ndim", 0) else 0
     scale = 1 / math.sqrt(max(width, 1)) if scale is None else check_scale(who, scale)
-    if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
-        raise ValueError(f"{who} needs temperature > 0 and finite, not {temperature!r}")
-    return scale / temperature
+    return scale / check_scale(who, temperature, "temperature")
 
 
 def _exponentials(scores: Array, allowed: Array) -> Array:

@@ -25,13 +25,23 @@ from kerneltrick.attention._arguments import (
     Inputs,
     VanishingNormalizerError,
     check_causal,
+    check_count,
     check_inputs,
     check_on_zero,
     check_scale,
     token_array,
 )
-from kerneltrick.attention._state import State, carry_of, fingerprint, state_of
-from kerneltrick.engines import ENGINES, Carry, Data, DenseRows, Plan, dense_rows, empty_carry
+from kerneltrick.attention._state import State, carry_of, fingerprint, known_int, state_of
+from kerneltrick.engines import (
+    ENGINES,
+    Carry,
+    Data,
+    DenseRows,
+    Plan,
+    dense_rows,
+    empty_carry,
+    times,
+)
 
 OnZero = Literal["raise", "nan", "zero"]
 Positions = Array | tuple[Array, Array]
@@ -44,6 +54,7 @@ class Call(NamedTuple):
     plan: Plan
     data: Data
     raises: bool
+    on_zero: OnZero | None
     fingerprint: str
     padded: tuple[bool, bool]  # a masked token stands in for an empty axis of queries, of keys
 
@@ -174,7 +185,7 @@ def linear_attention(
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
     run = ENGINES["chunked" if engine == "auto" else engine]
-    result = jit(run, call.plan, call.data, call.inputs.q)
+    result = jit(run, call.plan, call.data, call.inputs.q, call.plan.feature_map.weighted)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = call.inputs.restore(output)
@@ -214,7 +225,9 @@ def attention_weights(
     """
     xp = namespace(q=q, k=k)
     v = xp.zeros_like(k[..., :1]) if k.ndim >= 1 else k
-    if state is not None:  # the width of the values remembered does not matter to the weights
+    if isinstance(
+        state, State
+    ):  # the width of the values remembered does not matter to the weights
         v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
     call = check_call(
         "attention_weights", q, k, v, feature_map, causal, scale, log_decay, normalize, mask,
@@ -245,7 +258,8 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
         weights = weights / xp.where(empty, xp.ones_like(total), total)
         weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
     elif rows.queries.log_scale is not None and rows.reference is not None:
-        weights = weights * xp.exp(rows.queries.log_scale + rows.reference)
+        factor = xp.exp(rows.queries.log_scale + rows.reference)
+        weights = times(factor, weights, xp)
     for flag in flags:
         if flag is not None:
             weights = xp.where(flag, xp.full_like(weights, math.nan), weights)
@@ -298,8 +312,8 @@ def check_call(
     check_on_zero(on_zero)
     d = q.shape[-1]
     scale = chosen.default_scale(d) if scale is None else check_scale(who, scale)
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(f"{who} needs chunk_size to be a whole number ≥ 1, not {chunk_size!r}")
+    chunk_size = check_count(who, "chunk_size", chunk_size, least=1)
+    causal, normalize = bool(causal), bool(normalize)
     if causal and query_mask is not None:
         raise ValueError(f"causal {who} has one mask for queries and keys: use mask=")
     if not causal:
@@ -323,14 +337,14 @@ def check_call(
     print_ = fingerprint(chosen, scale, d, carry)
     if state is not None:
         carry = carry_of(state, carry, print_, inputs.headless)
-    _check_horizon(chosen, state, positions, inputs, causal)
+    _check_horizon(chosen, state, positions, inputs, restart)
     data = Data(
         inputs.q, inputs.k, inputs.v, mask, query_mask, decay, restart, q_positions, k_positions,
         start, carry,
     )  # fmt: skip
     data, padded = _pad_empty(data, causal, xp)
-    raises = normalize and (on_zero == "raise" or (on_zero is None and is_concrete(q)))
-    return Call(inputs, plan, data, raises, print_, padded)
+    raises = normalize and (on_zero == "raise" or on_zero is None)
+    return Call(inputs, plan, data, raises, on_zero, print_, padded)
 
 
 def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | None, Array | None]:
@@ -351,18 +365,31 @@ def _check_horizon(
     state: State | None,
     positions: Positions | None,
     inputs: Inputs,
-    causal: bool,
+    restart: Array | None,
 ) -> None:
+    """Ask the map whether it can serve tokens as far apart as these."""
     longest = max(inputs.q.shape[-2], inputs.k.shape[-2])
-    if positions is None:
-        first, last = (0, 0) if state is None else (state.start, state.stop)
-        if isinstance(first, int) and isinstance(last, int):
-            feature_map.check_positions(first, last + longest - 1)
-    else:
+    before = (0, 0) if state is None else (known_int(state.start), known_int(state.stop))
+    if longest == 0 or before[0] is None or before[1] is None:
+        return
+    first, last = before[0], before[1] + longest - 1
+    if positions is not None:
         pair = positions if isinstance(positions, tuple) else (positions,)
-        if longest and all(is_concrete(x) for x in pair):
-            values = np.concatenate([as_numpy(x).ravel() for x in pair])
-            feature_map.check_positions(int(values.min()), int(values.max()))
+        if not all(is_concrete(x) for x in pair):
+            return
+        values = np.concatenate([as_numpy(x).ravel() for x in pair])
+        lowest = float(values.min())
+        first = int(lowest if state is None else min(lowest, first))
+        last = int(values.max())
+    elif restart is not None and is_concrete(restart):
+        flags = as_numpy(restart)[..., 0].reshape(-1, longest)
+        last = first
+        for row in flags:  # the longest segment; the first one continues the state
+            edges = np.concatenate([[0], np.flatnonzero(row), [longest]])
+            spans = np.diff(edges)
+            spans[0] += before[1] - before[0]
+            last = max(last, first + int(spans.max()) - 1)
+    feature_map.check_positions(first, last)
 
 
 def _restarts(segment_ids: Array | None, inputs: Inputs) -> Array | None:
@@ -382,7 +409,7 @@ def _decay(log_decay: Any, inputs: Inputs, m: int) -> Array | None:
     k, xp = inputs.k, inputs.xp
     per_token = tuple(k.shape[:-1])
     dtype = compute_dtype(k)
-    if isinstance(log_decay, (int, float)):
+    if isinstance(log_decay, (int, float, np.number)):
         log_decay = constant(np.asarray(float(log_decay)), k, dtype)
     namespace(k=k, log_decay=log_decay)
     if not is_floating(log_decay):
@@ -445,6 +472,8 @@ def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
     if not call.raises or zero is None:
         return
     if not is_concrete(zero):
+        if call.on_zero is None:
+            return
         raise ValueError(
             'on_zero="raise" needs values that can be looked at; in traced or device code use '
             '"nan" or "zero"'
@@ -457,15 +486,20 @@ def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
         where[-1] = int(rows[where[-1]])
     index = where[1:] if call.inputs.headless else where
     chosen = call.plan.feature_map
-    reason = {
-        "positive": "is positive, so features underflow here; use a wider dtype, smaller inputs",
-        "non-negative": "is non-negative, not positive; choose a positive map",
-        "any": "has similarities of any sign, which can cancel; choose a positive map",
-    }[chosen.sign]
+    mask = call.data.mask
+    if call.padded[1] or (mask is not None and not as_numpy(mask).any(axis=-2).all()):
+        reason = "there is no key that it may see; check mask"
+    else:
+        reason = {
+            "positive": "is positive, so features underflow; use a wider dtype, smaller inputs",
+            "non-negative": "is non-negative, not positive; choose a positive map",
+            "any": "has similarities of any sign, which can cancel; choose a positive map",
+        }[chosen.sign]
+        reason = f"{chosen} {reason}"
     count = int(flags.sum())
     raise VanishingNormalizerError(
         f"the weights of {count} {'query sums' if count == 1 else 'queries sum'} to exactly 0, the "
-        f'first at index {tuple(index)}: {chosen} {reason}, or pass on_zero="nan" or "zero"'
+        f'first at index {tuple(index)}: {reason}, or pass on_zero="nan" or "zero"'
     )
 
 

@@ -29,7 +29,7 @@ from kerneltrick._arrays import (
     wide_add,
     wide_narrow,
 )
-from kerneltrick.attention._arguments import check_inputs, check_scale
+from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.engines import Carry, Plan, empty_carry
 
 FORMAT = "kerneltrick.State/1"
@@ -59,6 +59,8 @@ class State:
     fingerprint: str  # the map, its scale and the shapes
 
     def __post_init__(self) -> None:
+        if isinstance(self.sums.hi, np.ndarray):
+            self.sums.hi.flags.writeable = False  # a value: nobody else holds these arrays
         if library(self.sums.hi) == "jax":
             fields = ("sums", "scale_log", "decay_log", "start", "stop")
             register_pytree(State, fields, ("fingerprint",))
@@ -106,12 +108,21 @@ class State:
 
     @staticmethod
     def empty(
-        feature_map: maps.MapLike, k: Array, v: Array, *, start: int = 0, scale: float | None = None
+        feature_map: maps.MapLike,
+        k: Array,
+        v: Array,
+        *,
+        start: int = 0,
+        scale: float | None = None,
+        decay_width: int = 0,
     ) -> State:
         """The state before token `start`, for keys and values shaped like k and v.
 
-        Give it to the second half of a document to make a state that `merge` can append.
+        Give it to the second half of a document to make a state that `merge` can append, or to
+        `lax.scan` as its first carry; then decay_width (1, or m for a decay per feature) makes
+        room for the log-decay to come.
         """
+        start = check_count("State.empty", "start", start)
         inputs = check_inputs("State.empty", k, k, v)
         chosen = maps.get(feature_map)
         if inputs.headless and isinstance(chosen, maps.Custom):
@@ -119,7 +130,7 @@ class State:
         d = k.shape[-1]
         scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
         plan = Plan(chosen, scale, True, True, math.nan, 1, 0)
-        carry = empty_carry(plan, inputs.k, inputs.v)
+        carry = empty_carry(plan, inputs.k, inputs.v, decay_width)
         print_ = fingerprint(chosen, scale, d, carry)
         return state_of(carry, start, start, print_, inputs.headless)
 
@@ -131,7 +142,8 @@ class State:
         if not isinstance(right, State):
             raise TypeError(f"merge needs a State, not {type(right).__name__}")
         _same_kind(self, right, "merge")
-        if _known(self.stop) and _known(right.start) and int(self.stop) != int(right.start):
+        stop, start = known_int(self.stop), known_int(right.start)
+        if stop is not None and start is not None and stop != start:
             raise ValueError(
                 f"merge needs adjacent states, but the left one ends at token {self.stop} and the "
                 f"right one starts at {right.start}"
@@ -251,6 +263,8 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside the target and rename, so that a reader never sees half a file."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -314,7 +328,9 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
         log_scale = xp.astype(exact, log_scale.dtype)
         if exact.dtype != log_scale.dtype:  # the sums take up what rounding the log-scale changes
             empty = exact == -math.inf
-            gap = xp.where(empty, xp.zeros_like(exact), exact - xp.astype(log_scale, exact.dtype))
+            rounded = xp.astype(log_scale, exact.dtype)
+            zero = xp.zeros_like(exact)
+            gap = xp.where(empty, zero, exact) - xp.where(empty, zero, rounded)
             sums = wide_add(sums, xp.zeros_like(hi), xp.exp(gap))
     log_decay = expected.log_decay
     if state.decay_log is not None:
@@ -342,9 +358,9 @@ def _same_kind(left: State, right: State, who: str) -> None:
         )
 
 
-def _known(position: Any) -> bool:
+def known_int(position: Any) -> int | None:
+    """A position as a number; None while it is being traced."""
     try:
-        int(position)
-    except Exception:  # a traced number
-        return False
-    return True
+        return int(position)
+    except Exception:
+        return None

@@ -6,7 +6,7 @@ matrix products and runs everywhere.
 
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
-from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish
+from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish, times
 from kerneltrick.engines._recurrent import recurrent
 
 ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked}
@@ -24,4 +24,5 @@ __all__ = [
     "empty_carry",
     "finish",
     "recurrent",
+    "times",
 ]

@@ -17,6 +17,7 @@ import numpy as np
 from kerneltrick._arrays import (
     Array,
     Namespace,
+    astype,
     compute_dtype,
     constant,
     max_blocks,
@@ -155,9 +156,9 @@ class _Weights(NamedTuple):
 
 
 def _factors(
-    carry: Carry, log_decay: Array | None, log_scale: Array | None, xp: Namespace
+    carry: Carry, log_decay: Array | None, log_scale: Array | None, xp: Namespace, dtype: Any
 ) -> _Weights:
-    """log_decay and log_scale are (..., H, chunks, C, ·).
+    """log_decay and log_scale are (..., H, chunks, C, ·); the factors come in `dtype`.
 
     All exponents are ≤ 0: decays are summed between j and i (never divided out of cumulative
     products), and scales are relative to the largest one that row i can see, as in online softmax.
@@ -196,10 +197,11 @@ def _factors(
     exponent = (
         between if log_scale is None else between + (log_scale[..., None, :, :] - low[..., None, :])
     )
-    pair = xp.exp(xp.where(past, exponent, xp.full_like(exponent, -math.inf)))
+    exponent = xp.where(past, exponent, xp.full_like(exponent, -math.inf))
+    pair = xp.exp(astype(exponent, dtype))
     return _Weights(
         pair=pair,
-        entry=xp.exp(since + (before - low)),
+        entry=xp.exp(astype(since + (before - low), dtype)),
         leave=pair[..., -1, :, :],
         through=xp.exp(since[..., -1:, :] + (before - low[..., -1:, :])),
         forgotten=None if log_decay is None else xp.max(since, axis=-1, keepdims=True) == -math.inf,
@@ -251,9 +253,8 @@ def _rows(
     assert values is not None
     assert phi_q is not None
     groups, m = phi_q.shape[-3], phi_q.shape[-1]
-    weights = _factors(
-        carry, _split(keys.log_decay, chunk, xp), _split(keys.log_scale, chunk, xp), xp
-    )
+    log_decay, log_scale = (_split(x, chunk, xp) for x in (keys.log_decay, keys.log_scale))
+    weights = _factors(carry, log_decay, log_scale, xp, phi_k.dtype)
     leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
     bad, bad_rows = _spoil(carry, keys, chunk, xp)
     after, before = _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)
@@ -298,7 +299,7 @@ def _absorb(carry: Carry, keys: Keys, chunk: int) -> Carry:
     phi_k, values = _split(keys.features, chunk, xp), _split(keys.values, chunk, xp)
     assert phi_k is not None
     assert values is not None
-    weights = _factors(carry, None, _split(keys.log_scale, chunk, xp), xp)
+    weights = _factors(carry, None, _split(keys.log_scale, chunk, xp), xp, phi_k.dtype)
     leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
     bad, _ = _spoil(carry, keys, chunk, xp)
     return _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)[0]

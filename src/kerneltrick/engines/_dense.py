@@ -9,6 +9,7 @@ import numpy as np
 
 from kerneltrick._arrays import (
     Array,
+    astype,
     compute_dtype,
     constant,
     index_dtype,
@@ -88,7 +89,8 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         low = safe(sight.reference, xp)
 
     phi_q, phi_k = queries.features, xp.expand_dims(keys.features, axis=-3)
-    factor = xp.expand_dims(xp.exp(sight.exponent - low[..., None]), axis=-4)
+    factor = xp.exp(astype(sight.exponent - low[..., None], phi_q.dtype))
+    factor = xp.expand_dims(factor, axis=-4)
     if factor.shape[-1] == 1:
         weights = phi_q @ phi_k.mT * factor[..., 0]
     else:
@@ -98,7 +100,8 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
 
     sees_state = xp.expand_dims(sight.sees_state, axis=-3)
     sums = xp.expand_dims(wide_narrow(data.carry.sums, phi_q.dtype), axis=-3)
-    state = (phi_q * xp.expand_dims(xp.exp(sight.entry - low), axis=-3)) @ sums
+    entry = xp.exp(astype(sight.entry - low, phi_q.dtype))
+    state = (phi_q * xp.expand_dims(entry, axis=-3)) @ sums
     state = xp.where(sees_state, state, xp.zeros_like(state))
 
     bad = None
@@ -164,7 +167,8 @@ def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
     low = xp.zeros_like(sight.entry[..., :1])
     if sight.reference is not None:
         low = safe(sight.reference, xp)
-    leaving = times(keys.features, xp.exp(sight.exponent[..., 0, :, :] - low), xp)
+    leave = xp.exp(astype(sight.exponent[..., 0, :, :] - low, keys.features.dtype))
+    leaving = times(keys.features, leave, xp)
     through = xp.exp(sight.entry - low).mT
     sums = wide_add(carry.sums, leaving.mT @ keys.values, through)
     log_decay = carry.log_decay

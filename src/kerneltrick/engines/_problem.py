@@ -80,7 +80,7 @@ class Keys(NamedTuple):
 
     features: Array  # (..., H, n, m)
     values: Array  # (..., H, n, M + 1), last column 1
-    log_scale: Array | None  # (..., H, n, 1), −inf where masked
+    log_scale: Array | None  # (..., H, n, 1) in the dtype of sums, −inf where masked
     log_decay: Array | None  # (..., H, n, 1 or m), 0 where masked, −inf at a restart
     bad: Array | None  # (..., H, n, M + 1)
 
@@ -104,8 +104,8 @@ def prepare_keys(
     """Clean, scale and map keys and values. NaN and inf become flags: 0 · NaN must not spread."""
     xp = space(k)
     dtype = compute_dtype(k)
-    k, v = blank(k, keep, xp), blank(v, keep, xp)
-    k, bad_k = finite(k, xp)
+    k, v = blank(k, keep, xp, 1), blank(v, keep, xp)
+    k, bad_k = finite(k, xp, 1)
     v, bad_v = finite(v, xp)
     bad = None
     if bad_k is not None or bad_v is not None:
@@ -116,7 +116,7 @@ def prepare_keys(
     features, log_scale = plan.feature_map.phi_key(_scaled(k, plan, dtype), positions)
     features = blank(features, keep, xp)
     if log_scale is not None:
-        log_scale = log_scale[..., None]
+        log_scale = wide(log_scale).hi[..., None]
         if keep is not None:
             log_scale = xp.where(keep, log_scale, xp.full_like(log_scale, -math.inf))
     v = astype(v, dtype)
@@ -145,8 +145,8 @@ def prepare_queries(
     if keep is not None:
         shape = (*q.shape[:-3], heads, groups, q.shape[-2], 1)
         flat = xp.reshape(xp.broadcast_to(keep, shape), (*q.shape[:-1], 1))
-        q = blank(q, flat, xp)
-    q, bad = finite(q, xp)
+        q = blank(q, flat, xp, 1)
+    q, bad = finite(q, xp, 1)
     features, log_scale = plan.feature_map.phi_query(_scaled(q, plan, compute_dtype(q)), positions)
     return Queries(
         grouped(contiguous(features)),
@@ -172,17 +172,17 @@ def block_positions(given: Array | None, start: Any, first: Any, count: int, lik
     return xp.arange(count, device=dev) + (start + first)
 
 
-def blank(x: Array, keep: Array | None, xp: Namespace) -> Array:
-    """x with zeros where a token is not kept."""
-    return x if keep is None else xp.where(keep, x, xp.zeros_like(x))
+def blank(x: Array, keep: Array | None, xp: Namespace, fill: int = 0) -> Array:
+    """x with zeros where a token is not kept; before φ with ones, as φ(0) need not exist."""
+    return x if keep is None else xp.where(keep, x, xp.full_like(x, fill))
 
 
-def finite(x: Array, xp: Namespace) -> tuple[Array, Array | None]:
-    """x with zeros for NaN and inf, and where they were (None: there were surely none)."""
+def finite(x: Array, xp: Namespace, fill: int = 0) -> tuple[Array, Array | None]:
+    """x with `fill` for NaN and inf, and where they were (None: there were surely none)."""
     if clean_blocks_only(x) and all_finite(x):
         return x, None
     good = xp.isfinite(x)
-    return xp.where(good, x, xp.zeros_like(x)), ~good
+    return xp.where(good, x, xp.full_like(x, fill)), ~good
 
 
 def _scaled(x: Array, plan: Plan, dtype: Any) -> Array:
@@ -196,8 +196,7 @@ def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
     m, has_scale = feature_shape(plan.feature_map, k)
     lead = k.shape[:-2]
     sums = wide_zeros((*lead, m, v.shape[-1] + 1), k, xp)
-    zero = astype(sums.hi[..., :1, :1], compute_dtype(k))
-    log_scale = xp.full_like(zero, -math.inf) if has_scale else None
+    log_scale = xp.full_like(sums.hi[..., :1, :1], -math.inf) if has_scale else None
     log_decay = None
     if decay_width:
         log_decay = wide_zeros((*lead, 1, decay_width), k, xp)
@@ -226,7 +225,8 @@ def safe(log_scale: Array, xp: Namespace) -> Array:
 
 def times(x: Array, factor: Array, xp: Namespace) -> Array:
     """x · factor, where a factor of 0 forgets x even if it has overflowed to inf."""
-    return xp.where(factor == 0, xp.zeros_like(x), x * factor)
+    x, factor = xp.broadcast_arrays(x, factor)
+    return xp.where(factor == 0, xp.zeros_like(x), x) * factor
 
 
 def finish(
@@ -262,7 +262,8 @@ def finish(
         if reference is not None:
             logs[-1] = safe(reference, xp)
         if logs:
-            output = output * astype(xp.exp(sum(wide(x).hi for x in logs)), output.dtype)
+            factor = astype(xp.exp(sum(wide(x).hi for x in logs)), output.dtype)
+            output = times(factor, output, xp)
     spoiled = either(queries.bad, None if bad is None else bad[..., :-1])
     if spoiled is not None:
         output = xp.where(spoiled, xp.full_like(output, math.nan), output)

@@ -72,7 +72,7 @@ def step(carry: Carry, keys: Keys) -> Carry:
             slowest = slowest + xp.max(decay, axis=-1, keepdims=True)
         log_scale = stop_gradient(xp.maximum(slowest, keys.log_scale))
         low = safe(log_scale, xp)
-        features = features * xp.exp(keys.log_scale - low)
+        features = features * astype(xp.exp(keys.log_scale - low), features.dtype)
         shift = carry.log_scale - low
         factor = xp.exp(shift if decay is None else decay + shift)
     elif decay is not None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import numbers
+import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from kerneltrick._arrays import Array, as_numpy, constant, is_array, library, space
+from kerneltrick._arrays import (
+    Array,
+    as_numpy,
+    astype,
+    compute_dtype,
+    constant,
+    is_array,
+    is_floating,
+    library,
+    space,
+)
 
 Sign = Literal["positive", "non-negative", "any"]
 Features = tuple[Array, Array | None]
@@ -22,7 +34,8 @@ class FeatureMap:
 
     `phi` is the mathematics. Engines use `phi_query` and `phi_key`, which return
     `(features, log_scale)` with φ(x) = features · exp(log_scale), so that no finite input
-    overflows where that can be avoided; log_scale is (..., n), or None for 0.
+    overflows where that can be avoided; log_scale is (..., n), in float64 where it pays, or None
+    for 0.
 
     >>> import numpy as np
     >>> from kerneltrick import maps
@@ -35,6 +48,31 @@ class FeatureMap:
     approximates_softmax: ClassVar[bool] = False
     exact: ClassVar[bool] = True  # φ(q)·φ(k) equals kernel(q, k), not only on average
     shown: ClassVar[tuple[str, ...]] = ()  # parameters written in the text even at their default
+
+    def __post_init__(self) -> None:
+        """NumPy numbers become Python's, so that equal maps have one text."""
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), hints[field.name]
+            if isinstance(value, bool) or (is_array(value) and getattr(value, "ndim", 0)):
+                continue
+            if kind is float and isinstance(value, numbers.Real):
+                object.__setattr__(self, field.name, float(value))
+            elif kind is int and isinstance(value, numbers.Integral):
+                object.__setattr__(self, field.name, int(value))
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the map holds arrays or code, whose values can change behind its back."""
+        return any(is_array(getattr(self, f.name)) for f in dataclasses.fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        if self.weighted or type(other) is not type(self):
+            return self is other
+        return vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return id(self) if self.weighted else hash((type(self), str(self)))
 
     @property
     def sign(self) -> Sign:
@@ -107,13 +145,17 @@ class Custom(FeatureMap):
 
     def _checked(self, x: Array) -> Array:
         y = self.function(x)
-        if library(y) != library(x) or y.shape[:-1] != x.shape[:-1]:
+        if not is_array(y) or library(y) != library(x) or y.shape[:-1] != x.shape[:-1]:
             raise ValueError(
                 f"the feature map {self.label} must turn an array (..., n, d) into (..., n, m) of "
                 f"the same library; it turned {library(x)} {tuple(x.shape)} into "
                 f"{library(y)} {tuple(getattr(y, 'shape', ()))}"
             )
-        return y
+        if not is_floating(y):
+            raise TypeError(
+                f"the feature map {self.label} must return floating-point features, not {y.dtype}"
+            )
+        return astype(y, x.dtype)
 
     @property
     def label(self) -> str:
@@ -121,6 +163,10 @@ class Custom(FeatureMap):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def weighted(self) -> bool:
+        return True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Custom):
@@ -132,8 +178,9 @@ class Custom(FeatureMap):
 
 
 def feature_shape(feature_map: FeatureMap, like: Array) -> tuple[int, bool]:
-    """m for inputs such as `like`, and whether the map has a log-scale: asked of one zero token."""
-    features, log_scale = feature_map.phi_key(constant(np.zeros((1, 1, like.shape[-1])), like))
+    """m for keys such as `like`, and whether the map has a log-scale: asked of a token of ones."""
+    token = np.ones((*like.shape[:-2], 1, like.shape[-1]))
+    features, log_scale = feature_map.phi_key(constant(token, like, compute_dtype(like)))
     return int(features.shape[-1]), log_scale is not None
 
 
@@ -161,11 +208,13 @@ def digest(weights: Array) -> str:
     return "sha256-" + hashlib.sha256(repr(data.shape).encode() + data.tobytes()).hexdigest()[:16]
 
 
-def default_positions(x: Array, positions: Array | None) -> Array:
+def default_positions(x: Array, positions: Array | None, period: int | None = None) -> Array:
     """positions (..., n, 1) in the dtype of x; 0, 1, 2, … where none are given."""
     xp = space(x)
     if positions is None:
         positions = constant(np.arange(x.shape[-2]), x)
+    if period is not None:  # before rounding to x's dtype, in which large positions coincide
+        positions = xp.remainder(positions, xp.full_like(positions, period))
     return xp.astype(positions, x.dtype, copy=False)[..., None]
 
 

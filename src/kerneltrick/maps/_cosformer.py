@@ -24,6 +24,7 @@ class Cosformer(FeatureMap):
     shown: ClassVar[tuple[str, ...]] = ("horizon",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive_int("cosformer", "horizon", self.horizon)
 
     @property
@@ -35,7 +36,7 @@ class Cosformer(FeatureMap):
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         xp = space(x)
-        angle = default_positions(x, positions) * (math.pi / (2 * self.horizon))
+        angle = default_positions(x, positions, 4 * self.horizon) * (math.pi / (2 * self.horizon))
         y = Relu().phi(x)
         return xp.concat([y * xp.cos(angle), y * xp.sin(angle)], axis=-1)
 

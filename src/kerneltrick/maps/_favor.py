@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kerneltrick._arrays import Array, constant, space, stop_gradient
+from kerneltrick._arrays import Array, astype, constant, space, stop_gradient, wide
 from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
 
 Projection = np.ndarray[Any, np.dtype[np.float64]]
@@ -37,6 +37,7 @@ class Favor(FeatureMap):
     shown: ClassVar[tuple[str, ...]] = ("features",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive_int("favor", "features", self.features)
         one_of("favor", "kind", self.kind, ("positive", "hyperbolic", "trig"))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -66,7 +67,7 @@ class Favor(FeatureMap):
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         xp = space(x)
         features, log_scale = self.phi_query(x)
-        return features * xp.exp(log_scale)[..., None]
+        return features * astype(xp.exp(log_scale), x.dtype)[..., None]
 
     def phi_query(self, x: Array, positions: Array | None = None) -> Features:
         projected = x @ constant(self.projection(x.shape[-1]), x).mT
@@ -89,7 +90,8 @@ def random_features(x: Array, projected: Array, kind: str = "positive") -> Featu
     over the sequence would let the future change the past.
     """
     xp = space(x)
-    half_norm = xp.sum(x * x, axis=-1) / 2
+    exact = wide(x).hi  # an error in ‖x‖²/2 is a relative error of every weight
+    half_norm = xp.sum(exact * exact, axis=-1) / 2
     if kind == "trig":
         both = xp.concat([xp.cos(projected), xp.sin(projected)], axis=-1)
         return both / math.sqrt(projected.shape[-1]), half_norm
@@ -97,7 +99,7 @@ def random_features(x: Array, projected: Array, kind: str = "positive") -> Featu
         projected = xp.concat([projected, -projected], axis=-1)
     top = stop_gradient(xp.max(projected, axis=-1, keepdims=True))
     features = xp.exp(projected - top) / math.sqrt(projected.shape[-1])
-    return features, top[..., 0] - half_norm
+    return features, astype(top[..., 0], half_norm.dtype) - half_norm
 
 
 @functools.lru_cache(maxsize=64)

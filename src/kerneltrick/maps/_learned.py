@@ -25,6 +25,7 @@ class Hedgehog(FeatureMap):
     approximates_softmax: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("hedgehog", "activation", self.activation, ("softmax", "exp"))
         _check_weight("hedgehog", self.weight)
 
@@ -65,10 +66,13 @@ class T2R(FeatureMap):
     shown: ClassVar[tuple[str, ...]] = ("features",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_weight("t2r", self.weight)
         if self.weight is not None:
             object.__setattr__(self, "features", int(self.weight.shape[-1]))
         positive_int("t2r", "features", self.features)
+        if self.bias is not None and not is_array(self.bias):
+            raise ValueError(f"t2r needs bias to be an array, not {type(self.bias).__name__}")
         if self.bias is not None and self.bias.shape[-1] != self.features:
             raise ValueError(
                 f"t2r needs one bias for each of its {self.features} features, "
@@ -106,4 +110,13 @@ def _project(owner: str, x: Array, weight: Array) -> Array:
             f"{owner} has weights for inputs of {weight.shape[-2]} dimensions, "
             f"but x has {x.shape[-1]} (x: {tuple(x.shape)}, weight: {tuple(weight.shape)})"
         )
-    return x @ constant(weight, x)
+    weight = constant(weight, x)
+    if weight.ndim == 3 and x.shape[-3:-2] != weight.shape[:1]:
+        heads = x.shape[-3] if x.ndim > 2 else 1
+        if heads % weight.shape[0]:
+            raise ValueError(
+                f"{owner} has weights for {weight.shape[0]} heads, but x has {heads} "
+                f"(x: {tuple(x.shape)}, weight: {tuple(weight.shape)})"
+            )
+        weight = space(x).repeat(weight, heads // weight.shape[0], axis=0)  # grouped queries
+    return x @ weight

@@ -32,10 +32,11 @@ class Poly(FeatureMap):
     shown: ClassVar[tuple[str, ...]] = ("degree",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive_int("poly", "degree", self.degree)
         if not (math.isfinite(self.constant) and self.constant >= 0):
             raise ValueError(
-                f"poly needs constant ≥ 0, not {self.constant!r}: with a negative constant "
+                f"poly needs a finite constant ≥ 0, not {self.constant!r}: with a negative one "
                 f"(q·k + c)ᵖ has no real feature map"
             )
 
@@ -77,6 +78,7 @@ class Taylor(FeatureMap):
     shown: ClassVar[tuple[str, ...]] = ("order",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive_int("taylor", "order", self.order)
 
     @property
