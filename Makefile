@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint format build bench labs stars mutants clean
+.PHONY: help run test test-all lint format build bench labs stars figures sample mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,8 +31,10 @@ $(VENV)/.build: pyproject.toml constraints.txt | $(VENV)/.created
 	$(PIP) -e '.[build]'
 	@touch $@
 
-run: $(VENV)/.run ## compare the feature maps with softmax attention on this machine
-	$(BIN)/kerneltrick compare
+run: $(VENV)/.run ## compare the feature maps with softmax attention, and write the report
+	@mkdir -p out
+	$(BIN)/kerneltrick compare --html out/report.html --json out/report.json
+	@echo "Open $(CURDIR)/out/report.html in a browser."
 
 test: $(VENV)/.test ## every test except the long sweeps
 	$(BIN)/python -m pytest -n auto -m "not slow"
@@ -67,6 +69,9 @@ stars: $(VENV)/.run ## the measured comparison table of lab 03
 
 figures: $(VENV)/.test ## the picture in the README
 	$(BIN)/python tools/make_figures.py
+
+sample: $(VENV)/.test ## the embedded sample, captured again from its model
+	$(BIN)/python tools/make_sample.py
 
 mutants: $(VENV)/.test ## seeded bugs, each of which a named test must catch
 	$(BIN)/python tools/mutants.py

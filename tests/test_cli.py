@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import typer.main
 
 import kerneltrick as kt
 from kerneltrick import analysis
+from kerneltrick.analysis import _curves, _timing
 from kerneltrick.cli import _app as app_module
 from kerneltrick.cli import main
 from kerneltrick.cli._arguments import default_maps, split_maps
@@ -21,7 +23,10 @@ SMALL = ("--synthetic", "gaussian:n=48,d=8,heads=2")
 
 @pytest.fixture(autouse=True)
 def _short_timing(monkeypatch):
-    monkeypatch.setattr(app_module, "SECONDS", 0.0)
+    monkeypatch.setattr(_timing, "SECONDS", 0.0)
+    monkeypatch.setattr(_timing, "LENGTHS", (32, 64, 128))
+    monkeypatch.setattr(_curves, "FAVOR_FEATURES", (8, 16))
+    monkeypatch.setattr(_curves, "LARGEST", 200)
 
 
 @pytest.fixture
@@ -51,26 +56,34 @@ def failed(result, code, *parts):
         assert part in result[2]
 
 
-def test_the_default_run_prints_one_row_for_each_map(run):
-    code, out, err = run("compare", "--causal")
+def head_metrics(data, text):
+    """The metrics of each head by the analysis itself."""
+    return [
+        [analysis.analyze_map(data.q[i, j], data.k[i, j], data.v[i, j], text) for j in range(2)]
+        for i in range(1)
+    ]
+
+
+def test_the_default_run_prints_one_row_for_each_map_and_a_verdict(run):
+    code, out, err = run("compare", "--layers", "2", "--heads", "0,5")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(" ") and line.strip()]
-    assert rows[2:] == ["softmax", *default_maps(512)]
+    names = [text for text in default_maps(128) if "hyperbolic" not in text]
+    assert rows[2] == "softmax"
+    assert set(names) <= set(rows)
+    assert "1 layer × 2 heads, n = 128, d = 32" in out
+    assert "of softmax's output" in out
 
 
 def test_the_table_shows_the_numbers_of_the_analysis(run):
     _, out, _ = run("compare", *SMALL, "--maps", "taylor:order=2", "--seed", "3")
-    q, k, v = analysis.synthetic(SMALL[1], 3)
-    quality = analysis.analyze_map(q, k, v, "taylor:order=2")
-    row = next(line for line in out.splitlines() if "taylor" in line).split()
-    assert row[1:5] == [
-        "45",
-        f"{quality.weights.correlation:.3f}",
-        f"{quality.output_relative_error:.3f}",
-        f"{quality.weights.mse:.1e}",
-    ]
-    assert row[6:] == [f"{quality.state_bytes:,}", ">", "0", "0"]
+    data = analysis.synthetic_attention(SMALL[1], 3)
+    heads = head_metrics(data, "taylor:order=2")[0]
+    row = next(line for line in out.splitlines() if line.startswith(" taylor")).split()
+    error = np.mean([h.output_relative_error for h in heads])
+    correlation = np.mean([h.weights.correlation for h in heads])
+    assert row[1:4] == ["45", f"{error:.3f}", f"{correlation:.3f}"]
 
 
 def test_long_map_names_stay_within_100_columns(run):
@@ -79,14 +92,12 @@ def test_long_map_names_stay_within_100_columns(run):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_the_share_of_negative_weights_and_undefined_rows_are_shown(run, tmp_path, arrays):
+def test_rows_without_an_output_are_said(run, tmp_path, arrays):
     arrays["q"][:, :3] = -np.abs(arrays["q"][:, :3])
     arrays["k"] = np.abs(arrays["k"])
     np.savez(tmp_path / "qkv.npz", **arrays)
     _, out, _ = run("compare", tmp_path / "qkv.npz", "--maps", "relu,identity")
-    relu = next(line for line in out.splitlines() if line.startswith(" relu"))
-    assert relu.split()[-1] == "6"
-    assert "% < 0" in next(line for line in out.splitlines() if "identity" in line)
+    assert "left out of the averages: relu: 6." in out
 
 
 @pytest.mark.parametrize(
@@ -111,18 +122,20 @@ def test_lists_of_maps_are_unambiguous(texts, expected):
 
 def test_json_holds_every_number(run, tmp_path):
     path = tmp_path / "out.json"
-    code, out, _ = run(
-        "compare", *SMALL, "--maps", "elu,favor:features=8,kind=trig", "--json", path
-    )
+    maps = "elu,favor:features=8,kind=trig"
+    code, out, _ = run("compare", *SMALL, "--maps", maps, "--json", path)
     assert code == 0
     assert "elu" in out
     report = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert report["format"] == "kerneltrick.compare/1"
+    assert report["format"] == "kerneltrick.compare/2"
     assert [row["map"] for row in report["maps"]] == ["elu", "favor:features=8,kind=trig"]
-    q, k, v = analysis.synthetic(SMALL[1])
-    expected = analysis.analyze_map(q, k, v, "elu").to_dict()
-    assert report["maps"][0]["quality"] == expected
-    assert report["shape"] == [2, 48, 8]
+    data = analysis.synthetic_attention(SMALL[1])
+    for j, quality in enumerate(head_metrics(data, "elu")[0]):
+        found = report["maps"][0]["heads"][0][j]
+        assert found["mse"] == quality.weights.mse
+        assert found["output_error"] == quality.output_relative_error
+    assert report["data"]["n"] == 48
+    assert report["maps"][1]["heads"][0][0]["kl"] is None
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -132,8 +145,78 @@ def test_undefined_numbers_are_null_in_json(run, tmp_path, arrays):
     code, *_ = run("compare", tmp_path / "qkv.npz", "--maps", "relu", "--json", tmp_path / "o.json")
     assert code == 0
     report = json.loads((tmp_path / "o.json").read_text(), parse_constant=pytest.fail)
-    assert report["maps"][0]["quality"]["weights"]["mse"] is None
-    assert report["maps"][0]["quality"]["weights"]["undefined_rows"] == 60
+    assert report["maps"][0]["summary"]["mse"] is None
+    assert report["maps"][0]["summary"]["undefined_rows"] == 60
+    assert "No map has an output" in report["verdict"]
+
+
+def test_html_is_written_whole(run, tmp_path):
+    path = tmp_path / "report.html"
+    code, out, _ = run("compare", *SMALL, "--maps", "elu", "--html", path)
+    assert code == 0
+    assert f"wrote {path}" in out.replace("\n", "")
+    assert path.read_text().rstrip().endswith("</html>")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
+    """kill -9 in the middle: the old report stays, the next run does only what is left."""
+    path = tmp_path / "report.json"
+    path.write_text("before")
+    command = [
+        sys.executable,
+        "-m",
+        "kerneltrick",
+        "compare",
+        "--layers",
+        "0",
+        "--maps",
+        "elu relu",
+    ]
+    command += ["--json", str(path), "-q"]
+    process = subprocess.Popen(command)
+    kept = tmp_path / ".report.json.unfinished"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if kept.exists() and kept.read_text().count("\n") >= 8:
+            break
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert path.read_text() == "before"
+    lines = kept.read_text().splitlines()
+    with kept.open("a") as file:
+        file.write('{"key": "torn", "val')
+    first = json.loads(lines[1])
+    first["value"]["entropy"] = 123.0  # a mark: this piece must not be done again
+    kept.write_text("\n".join([lines[0], json.dumps(first), *lines[2:]]) + '\n{"key": "to')
+    subprocess.run(command, check=True)
+    report = json.loads(path.read_text())
+    assert report["softmax"]["heads"][0][0]["entropy"] == 123.0
+    assert all(head is not None for head in report["maps"][1]["heads"][0])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_work_is_not_taken_for_this(run, tmp_path):
+    path = tmp_path / "o.json"
+    kept = tmp_path / ".o.json.unfinished"
+    kept.write_text('{"run": "other"}\n{"key": "limit 0.0", "value": {"nonsense": 1}}\n')
+    code, *_ = run("compare", *SMALL, "--maps", "elu", "--json", path)
+    assert code == 0
+    assert not kept.exists()
+
+
+def test_nan_is_reported_by_layer_and_head(run, tmp_path, arrays):
+    arrays["k"][1, 2, 3] = math.nan
+    np.savez(tmp_path / "nan.npz", **arrays)
+    code, out, _ = run(
+        "compare", tmp_path / "nan.npz", "--maps", "elu", "--json", tmp_path / "o.json"
+    )
+    assert code == 0
+    assert "layer 0 head 1: k holds 1 value that is NaN or infinite: left out" in out
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["maps"][0]["heads"][0][1] is None
+    assert report["maps"][0]["heads"][0][0]["mse"] > 0
 
 
 def test_quiet_prints_nothing(run, tmp_path):
@@ -145,18 +228,15 @@ def test_quiet_prints_nothing(run, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_files_are_read(run, tmp_path, arrays, suffix, dtype):
-    arrays = {name: x.astype(dtype) for name, x in arrays.items()}
+def test_files_are_read(run, tmp_path, arrays, suffix):
     path = tmp_path / f"qkv.{suffix}"
-    np.savez(path, **arrays, other=np.zeros(1)) if suffix == "npz" else (
-        safetensors.numpy.save_file(arrays, path)
-    )
-    code, out, _ = run("compare", path, "--maps", "elu", "--json", tmp_path / "o.json")
+    np.savez(path, **arrays) if suffix == "npz" else safetensors.numpy.save_file(arrays, path)
+    code, out, _ = run("compare", path, "--maps", "elu", "--json", tmp_path / "o.json", "--causal")
     assert code == 0
     assert f"qkv.{suffix}" in out
-    quality = json.loads((tmp_path / "o.json").read_text())["maps"][0]["quality"]
-    assert quality == analysis.analyze_map(*(arrays[x] for x in "qkv"), "elu").to_dict()
+    found = json.loads((tmp_path / "o.json").read_text())["maps"][0]["heads"][0][1]
+    quality = analysis.analyze_map(*(arrays[x][1] for x in "qkv"), "elu", causal=True)
+    assert found["mse"] == quality.weights.mse
 
 
 @pytest.mark.parametrize(
@@ -173,6 +253,10 @@ def test_files_are_read(run, tmp_path, arrays, suffix, dtype):
         (("--seed", "x"), ("--seed",)),
         (("--seed", "-1"), ("seed", "-1")),
         (("--colour",), ("--colour",)),
+        (("--layers", "7"), ("no layer 7", "there are 0")),
+        (("--heads", "a-b"), ("--heads", "'a-b'")),
+        (("--scale", "0"), ("--scale", "0")),
+        (("--maps", "elu,elu"), ("twice",)),
         (("nowhere.npz",), ("nowhere.npz",)),
     ],
 )
@@ -190,47 +274,30 @@ def test_an_unknown_command_is_code_2(run):
     failed(run("comapre"), 2, "comapre")
 
 
-def bad_files(folder, arrays):
-    """Files that cannot be used, each with words of its error."""
-    objects = {**arrays, "v": np.array([{"a": 1}], dtype=object)}
-    spoiled = {**arrays, "k": arrays["k"].copy()}
-    spoiled["k"][1, 2, 3] = math.nan
-    np.savez(folder / "pickle.npz", **objects)
-    np.savez(folder / "nan.npz", **spoiled)
-    np.savez(folder / "keys.npz", q=arrays["q"], key=arrays["k"], v=arrays["v"])
-    np.savez(folder / "shape.npz", **{**arrays, "k": arrays["k"][..., :3]})
-    np.savez(folder / "integers.npz", **{**arrays, "q": arrays["q"].astype(np.int64)})
-    np.savez(folder / "dtypes.npz", **{**arrays, "q": arrays["q"].astype(np.float64)})
-    np.savez(folder / "whole.npz", **arrays)
-    (folder / "truncated.npz").write_bytes((folder / "whole.npz").read_bytes()[:-700])
-    (folder / "noise.npz").write_bytes(b"not an archive")
-    (folder / "noise.safetensors").write_bytes(b"\xff" * 64)
-    (folder / "empty.npz").write_bytes(b"")
-    (folder / "data.csv").write_text("1,2,3")
-    return {
-        "pickle.npz": ("pickled",),
-        "nan.npz": ("k holds 1 value", "(1, 2, 3)"),
-        "keys.npz": ("no array 'k'", "found key, q, v"),
-        "shape.npz": ("keys have 3 features but queries have 8",),
-        "integers.npz": ("q has dtype int64",),
-        "dtypes.npz": ("one dtype", "float64"),
-        "truncated.npz": ("cannot be read",),
-        "noise.npz": ("cannot be read",),
-        "noise.safetensors": ("cannot be read",),
-        "empty.npz": ("cannot be read",),
-        "data.csv": ("*.npz or *.safetensors",),
-    }
-
-
 def test_bad_files_are_one_line_and_code_1(run, tmp_path, arrays):
-    for name, parts in bad_files(tmp_path, arrays).items():
-        failed(run("compare", tmp_path / name, "--maps", "elu"), 1, name, *parts)
+    np.savez(tmp_path / "pickle.npz", **{**arrays, "v": np.array([{"a": 1}], dtype=object)})
+    (tmp_path / "noise.npz").write_bytes(b"not an archive")
+    (tmp_path / "noise.safetensors").write_bytes(b"\xff" * 64)
+    np.savez(tmp_path / "shape.npz", **{**arrays, "k": arrays["k"][..., :3]})
+    for name in ("pickle.npz", "noise.npz", "noise.safetensors", "shape.npz"):
+        failed(run("compare", tmp_path / name, "--maps", "elu"), 1, name)
+
+
+def test_capture_checks_its_arguments_before_the_work(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("hello")
+    failed(run("capture", "x", "--text", text, "--out", tmp_path / "o.npz"), 2, ".safetensors")
+    missing = tmp_path / "none.txt"
+    out = tmp_path / "o.safetensors"
+    failed(run("capture", "x", "--text", missing, "--out", out), 2, "none.txt")
+    failed(run("capture", "x", "--text", text, "--out", tmp_path / "no" / out.name), 2, "cannot")
 
 
 def test_an_unwritable_path_fails_before_the_work(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(app_module, "compare_maps", lambda *a, **k: pytest.fail("work was started"))
-    failed(run("compare", "--json", tmp_path / "no" / "o.json"), 2, "cannot write", "o.json")
-    failed(run("compare", "--json", tmp_path), 2, "it is a folder")
+    monkeypatch.setattr(app_module, "compare", lambda *a, **k: pytest.fail("work was started"))
+    for option in ("--json", "--html"):
+        failed(run("compare", option, tmp_path / "no" / "o.json"), 2, "cannot write", "o.json")
+        failed(run("compare", option, tmp_path), 2, "it is a folder")
 
 
 def test_a_failed_run_leaves_the_previous_report(run, tmp_path, monkeypatch):
@@ -240,7 +307,7 @@ def test_a_failed_run_leaves_the_previous_report(run, tmp_path, monkeypatch):
     def fail(*arguments, **keywords):
         raise MemoryError
 
-    monkeypatch.setattr(app_module, "compare_maps", fail)
+    monkeypatch.setattr(app_module, "compare", fail)
     failed(run("compare", *SMALL, "--json", path), 1, "memory")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

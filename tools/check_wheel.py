@@ -23,7 +23,12 @@ def main(folder: str) -> int:
     (wheel,) = Path(folder).glob("*.whl")
     (sdist,) = Path(folder).glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("kerneltrick/py.typed", "kerneltrick/maps/_favor.py"):
+    for needed in (
+        "kerneltrick/py.typed",
+        "kerneltrick/maps/_favor.py",
+        "kerneltrick/analysis/sample/minilm-moby-dick.safetensors",
+        "kerneltrick/analysis/sample/NOTE.md",
+    ):
         assert needed in names, f"{needed} is missing from {wheel.name}"
     with tarfile.open(sdist) as archive:
         inside = {"/".join(name.split("/")[1:]) for name in archive.getnames()}

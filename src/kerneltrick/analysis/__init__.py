@@ -1,22 +1,34 @@
 """What a map loses against softmax on given data, and what it costs: measured, never guessed."""
 
-from kerneltrick.analysis._compare import Comparison, MapReport, compare_maps
+from kerneltrick.analysis._compare import ProgressReport, compare
 from kerneltrick.analysis._cost import measure_time
-from kerneltrick.analysis._files import load
+from kerneltrick.analysis._data import AttentionData, sample
+from kerneltrick.analysis._files import load_attention
+from kerneltrick.analysis._files import save as save_attention
+from kerneltrick.analysis._limit import Limit, weight_limit
+from kerneltrick.analysis._picture import picture
 from kerneltrick.analysis._quality import MapQuality, analyze_map
-from kerneltrick.analysis._synthetic import QKV, synthetic
+from kerneltrick.analysis._synthetic import synthetic_attention
+from kerneltrick.analysis._types import Comparison, HeadMetrics, MapReport
 from kerneltrick.analysis._weights import WeightComparison, compare_weights
 
 __all__ = [
-    "QKV",
+    "AttentionData",
     "Comparison",
+    "HeadMetrics",
+    "Limit",
     "MapQuality",
     "MapReport",
+    "ProgressReport",
     "WeightComparison",
     "analyze_map",
-    "compare_maps",
+    "compare",
     "compare_weights",
-    "load",
+    "load_attention",
     "measure_time",
-    "synthetic",
+    "picture",
+    "sample",
+    "save_attention",
+    "synthetic_attention",
+    "weight_limit",
 ]

@@ -17,7 +17,7 @@ from kerneltrick.attention._arguments import check_causal, check_inputs, check_s
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-BLOCK_NUMBERS = 1 << 20  # numbers in one block of weights, 8 MiB
+BLOCK_NUMBERS = 1 << 17  # numbers in one block of weights: 1 MiB, which stays in cache
 WIDE_MAP = 4  # maps with more features than this times d are evaluated by their closed form
 
 
@@ -45,8 +45,9 @@ class Block(NamedTuple):
     """
 
     lead: int
-    rows: slice
+    rows: NDArray[np.int64]
     softmax: Floats  # (H, r, c)
+    log_softmax: Floats  # (H, r, c), 0 where not allowed
     weights: Floats  # (H, r, c), normalised
     allowed: Bools | None  # (r, c), j ≤ i; None if every key is seen
     defined: Bools  # (H, r)
@@ -118,63 +119,59 @@ def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
     return dataclasses.replace(chosen, **foreign) if foreign else chosen
 
 
-def blocks(problem: Problem, rows: int | None = None) -> Iterator[Block]:
-    """All rows of all heads, at most `rows` at a time; by default blocks of about 8 MiB."""
+def blocks(
+    problem: Problem, rows: int | None = None, only: NDArray[np.int64] | None = None
+) -> Iterator[Block]:
+    """All rows of all heads, or `only` some, at most `rows` at a time (by default about 1 MiB)."""
     heads, n_q, n = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
     if rows is None:
         rows = max(1, BLOCK_NUMBERS // (heads * n))
     elif isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a whole number ≥ 1, the rows of a block, not {rows!r}")
+    wanted = np.arange(n_q) if only is None else only
     for lead in range(problem.q.shape[0]):
-        q, k = problem.q[lead], problem.k[lead]
-        similar = _similarities(problem, q, k)
-        keys = np.repeat(k, problem.groups, axis=0)
-        for first in range(0, n_q, rows):
-            last = min(first + rows, n_q)
-            seen = last if problem.causal else n
-            allowed = None
-            if problem.causal:
-                allowed = np.arange(seen) <= np.arange(first, last)[:, None]
-            scores = (q[:, first:last] * problem.softmax_scale) @ keys[:, :seen].mT
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                weights, defined, log_normalizer = _normalized(
-                    *similar(first, last, seen), allowed=allowed
-                )
+        similar = similarities(problem, problem.k[lead])
+        keys = repeated(problem.k[lead], problem.groups)
+        for first in range(0, len(wanted), rows):
+            chosen = wanted[first : first + rows]
+            q = problem.q[lead][:, chosen]
+            seen = int(chosen.max()) + 1 if problem.causal else n
+            allowed = np.arange(seen) <= chosen[:, None] if problem.causal else None
+            scores = (q * problem.softmax_scale) @ keys[:, :seen].mT
+            weights, defined, log_normalizer = normalized(*similar(q, chosen, seen), allowed)
+            softmax, log_softmax = _softmax(scores, allowed)
             yield Block(
-                lead,
-                slice(first, last),
-                _softmax(scores, allowed),
-                weights,
-                allowed,
-                defined,
-                log_normalizer,
+                lead, chosen, softmax, log_softmax, weights, allowed, defined, log_normalizer
             )
 
 
-# Similarities (H, r, c) of rows first … last−1 with the first `seen` keys, and the log-scales of
-# the queries (H, r) and of those keys (H, c), or None.
-_Similar: TypeAlias = Callable[[int, int, int], tuple[Floats, Floats | None, Floats | None]]
+# Queries (H, r, d) at positions (r,) against the first `seen` keys: similarities (H, r, seen), and
+# the log-scales of the queries (H, r) and of those keys (H, seen), or None.
+Similar: TypeAlias = Callable[
+    [Floats, NDArray[np.int64], int], tuple[Floats, Floats | None, Floats | None]
+]
 
 
-def _similarities(problem: Problem, q: Floats, k: Floats) -> _Similar:
+def similarities(problem: Problem, k: Floats) -> Similar:
+    """How to compare queries with the keys k (H_kv, n, d) of one leading index."""
     feature_map, root = problem.feature_map, math.sqrt(problem.scale)
-    q, k = q * root, k * root
-    groups, where = problem.groups, np.arange(max(q.shape[-2], k.shape[-2]))
-    if _has_closed_form(feature_map) and feature_map.dim(q.shape[-1]) > WIDE_MAP * q.shape[-1]:
-        repeated = np.repeat(k, groups, axis=0)
+    d, where = k.shape[-1], np.arange(k.shape[-2])
+    if _has_closed_form(feature_map) and feature_map.dim(d) > WIDE_MAP * d:
+        keys = repeated(k * root, problem.groups)
 
-        def closed_form(first: int, last: int, seen: int) -> tuple[Floats, None, None]:
-            near, far = where[first:last], where[:seen]
-            return feature_map.kernel(q[:, first:last], repeated[:, :seen], near, far), None, None
+        def closed_form(q: Floats, at: NDArray[np.int64], seen: int) -> tuple[Floats, None, None]:
+            return feature_map.kernel(q * root, keys[:, :seen], at, where[:seen]), None, None
 
         return closed_form
 
-    phi_k, log_k = feature_map.phi_key(k, where[: k.shape[-2]])
-    phi_k = np.repeat(phi_k, groups, axis=0)
-    log_k = None if log_k is None else np.repeat(log_k, groups, axis=0)
+    phi_k, log_k = feature_map.phi_key(k * root, where)
+    phi_k = repeated(phi_k, problem.groups)
+    log_k = None if log_k is None else repeated(log_k, problem.groups)
 
-    def products(first: int, last: int, seen: int) -> tuple[Floats, Floats | None, Floats | None]:
-        phi_q, log_q = feature_map.phi_query(q[:, first:last], where[first:last])
+    def products(
+        q: Floats, at: NDArray[np.int64], seen: int
+    ) -> tuple[Floats, Floats | None, Floats | None]:
+        phi_q, log_q = feature_map.phi_query(q * root, at)
         return phi_q @ phi_k[:, :seen].mT, log_q, None if log_k is None else log_k[:, :seen]
 
     return products
@@ -184,7 +181,8 @@ def _has_closed_form(feature_map: maps.FeatureMap) -> bool:
     return feature_map.exact and type(feature_map).kernel is not maps.FeatureMap.kernel
 
 
-def _normalized(
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def normalized(
     weights: Floats, log_q: Floats | None, log_k: Floats | None, allowed: Bools | None
 ) -> tuple[Floats, Bools, Floats]:
     """Weights divided by their sums, which rows have one, and the logarithm of its size."""
@@ -207,12 +205,22 @@ def _normalized(
     return weights, defined, log_normalizer
 
 
-def _softmax(scores: Floats, allowed: Bools | None) -> Floats:
+def _softmax(scores: Floats, allowed: Bools | None) -> tuple[Floats, Floats]:
     if allowed is not None:
         scores = np.where(allowed, scores, -math.inf)
-    weights: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return weights
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights: Floats = np.exp(scores)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total
+    scores -= np.log(total)
+    if allowed is not None:
+        scores[..., ~allowed] = 0.0
+    return weights, scores
+
+
+def repeated(x: Floats, groups: int) -> Floats:
+    """Key heads repeated for the query heads that share them; x itself if none are shared."""
+    return x if groups == 1 else np.repeat(x, groups, axis=0)
 
 
 def _flat(x: Array) -> Floats:

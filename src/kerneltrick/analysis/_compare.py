@@ -1,71 +1,325 @@
-"""Several maps against softmax on the same data: quality, time and memory, a row a map."""
+"""Maps against softmax on the heads of a model: quality, limit, curves, cost and a verdict."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from kerneltrick import maps
-from kerneltrick._arrays import Array, as_numpy
-from kerneltrick.analysis._cost import measure_time
-from kerneltrick.analysis._quality import MapQuality, analyze_map
-from kerneltrick.analysis._result import Result
+from kerneltrick._version import __version__
+from kerneltrick.analysis import _curves as curves
+from kerneltrick.analysis._blocks import Floats
+from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis._limit import Limit, weight_limit
+from kerneltrick.analysis._quality import analyze_map
+from kerneltrick.analysis._sampled import SAMPLED_ROWS, WHOLE_UP_TO
+from kerneltrick.analysis._store import Store, run_key
+from kerneltrick.analysis._timing import measure_linear, measure_softmax, timing, timing_lengths
+from kerneltrick.analysis._types import (
+    FORMAT,
+    Comparison,
+    Curve,
+    CurvePoint,
+    DataInfo,
+    HeadMetrics,
+    MapReport,
+    SoftmaxHead,
+    SoftmaxReport,
+    Timing,
+    number,
+)
+from kerneltrick.analysis._verdict import verdict
+from kerneltrick.attention import State
+
+ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces done, pieces in all)
 
 
-@dataclasses.dataclass(frozen=True)
-class MapReport(Result):
-    """One map on the data of a `Comparison`."""
-
-    map: str
-    features: int  # m
-    sign: str  # what φ(q)·φ(k) can be
-    quality: MapQuality
-    ms_per_1000_tokens: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison(Result):
-    """Maps against softmax on the same q, k, v."""
-
-    shape: tuple[int, ...]  # of q
-    value_width: int
-    dtype: str
-    causal: bool
-    softmax_ms_per_1000_tokens: float
-    softmax_cache_bytes: int  # the keys and values of all n tokens, which softmax must remember
-    maps: tuple[MapReport, ...]
-
-
-def compare_maps(
-    q: Array,
-    k: Array,
-    v: Array,
+def compare(
+    data: AttentionData,
     feature_maps: Iterable[maps.MapLike],
     *,
-    causal: bool = False,
-    seconds: float = 0.3,
+    causal: bool | None = None,
+    scale: float | None = None,
+    seed: int = 0,
+    measure: bool = True,
+    progress: ProgressReport | None = None,
+    resume: Path | None = None,
 ) -> Comparison:
-    """`analyze_map` and `measure_time` for each map; about `seconds` of timing for each.
+    """Every map on every head of `data`, against softmax(s·QKᵀ)V.
 
-    >>> from kerneltrick.analysis import synthetic
-    >>> q, k, v = synthetic("gaussian:n=64,d=8")
-    >>> result = compare_maps(q, k, v, ["elu", "poly:degree=2"], seconds=0)
-    >>> [(row.map, row.features, row.quality.state_bytes) for row in result.maps]
-    [('elu', 8, 576), ('poly:degree=2', 45, 3240)]
+    `causal` and `scale` are those of the data unless given; without either, full and 1/√d.
+    `measure=False` leaves out what depends on the machine. With a path `resume`, finished pieces
+    are kept there until the end, and a run that was stopped goes on.
+
+    >>> from kerneltrick.analysis import sample
+    >>> data = sample().select(layers=[0], heads=[3])
+    >>> result = compare(data, ["elu", "taylor:order=2"], measure=False)
+    >>> [row.map for row in result.maps], result.data.n
+    (['elu', 'taylor:order=2'], 128)
     """
-    chosen = [maps.get(feature_map) for feature_map in feature_maps]
-    reports = []
-    for feature_map in chosen:
-        quality = analyze_map(q, k, v, feature_map, causal=causal)
-        time = measure_time(q, k, v, feature_map, causal=causal, seconds=seconds)
-        m = feature_map.dim(q.shape[-1])
-        reports.append(MapReport(str(feature_map), m, feature_map.sign, quality, time))
-    return Comparison(
-        shape=tuple(q.shape),
-        value_width=int(v.shape[-1]),
-        dtype=str(q.dtype),
-        causal=causal,
-        softmax_ms_per_1000_tokens=measure_time(q, k, v, causal=causal, seconds=seconds),
-        softmax_cache_bytes=as_numpy(k).nbytes + as_numpy(v).nbytes,
-        maps=tuple(reports),
-    )
+    chosen = [maps.get(text) for text in feature_maps]
+    return _Run(data, chosen, causal, scale, seed, measure, progress, resume).result()
+
+
+@dataclasses.dataclass
+class _Head:
+    layer: int  # its place, not its number
+    head: int
+    q: Floats  # (1, n, d)
+    k: Floats
+    v: Floats
+
+
+class _Run:
+    """One comparison: pieces of work, each done once and kept in the store."""
+
+    def __init__(
+        self,
+        data: AttentionData,
+        chosen: list[maps.FeatureMap],
+        causal: bool | None,
+        scale: float | None,
+        seed: int,
+        measure: bool,
+        progress: ProgressReport | None,
+        resume: Path | None,
+    ) -> None:
+        self.data, self.notes = data.sanitized()
+        self.maps = chosen
+        self.causal = bool(data.causal) if causal is None else causal
+        given = data.scale if scale is None else scale
+        self.scale = 1 / math.sqrt(data.q.shape[-1]) if given is None else given
+        self.seed, self.measure = seed, measure
+        self.heads = [self._head(i, j) for i, j in self._usable()]
+        if not self.heads:
+            raise ValueError("no head is left to compare: " + "; ".join(self.notes))
+        self.families = curves.families(data.q.shape[-1])
+        parts = (__version__, self.causal, self.scale, seed, measure, *map(str, chosen))
+        key = run_key(*parts, self.data.q, self.data.k, self.data.v) if resume else ""
+        self.store = Store(resume, key)
+        self.progress = progress
+        self.done = 0
+        points = sum(map(len, self.families.values()))
+        self.pieces = len(self.heads) * (1 + len(chosen)) + points
+        self.pieces += (1 + len(chosen)) if measure else 0
+
+    def _usable(self) -> list[tuple[int, int]]:
+        excluded = set(self.data.excluded)
+        return [
+            (i, j)
+            for i, layer in enumerate(self.data.layers)
+            for j, head in enumerate(self.data.heads)
+            if (layer, head) not in excluded
+        ]
+
+    def _head(self, i: int, j: int) -> _Head:
+        shared = j // self.data.groups
+        q, k, v = self.data.q[i, j], self.data.k[i, shared], self.data.v[i, shared]
+        return _Head(i, j, *(x[None].astype(np.float64) for x in (q, k, v)))
+
+    def _piece(self, what: str, key: str, work: Callable[[], Any]) -> Any:
+        """The result of a piece of work: from the store, or done now."""
+        if self.progress is not None:
+            self.progress(what, self.done, self.pieces)
+        value = self.store.get(key)
+        if value is None:
+            value = work()
+            self.store.put(key, value)
+        self.done += 1
+        return value
+
+    def result(self) -> Comparison:
+        limits, softmax_heads = self._limits()
+        reports = [self._map(feature_map, limits) for feature_map in self.maps]
+        found_curves = self._curves(limits)
+        softmax_ms, timings = self._timings()
+        reports = [
+            dataclasses.replace(
+                report,
+                crossover=None if t is None else t.crossover,
+                ms_per_1000_tokens=math.nan if t is None else _per_1000(t.lengths, t.linear_ms),
+            )
+            for report, t in zip(reports, timings, strict=True)
+        ]
+        shown = _shown_timing(timings)
+        lengths = timing_lengths(self.data.q.shape[1])
+        comparison = Comparison(
+            format=FORMAT,
+            version=__version__,
+            data=self._info(),
+            softmax=SoftmaxReport(
+                ms_per_1000_tokens=_per_1000(lengths, softmax_ms) if softmax_ms else math.nan,
+                cache_bytes=int(self.data.k[0].nbytes + self.data.v[0].nbytes),
+                heads=softmax_heads,
+            ),
+            maps=tuple(reports),
+            curves=found_curves,
+            timing=shown,
+            verdict=verdict(reports, self.data.layers, self.data.heads, shown),
+        )
+        if self.progress is not None:
+            self.progress("done", self.pieces, self.pieces)
+        return comparison
+
+    def _limits(self) -> tuple[list[Limit], tuple[tuple[SoftmaxHead | None, ...], ...]]:
+        limits = []
+        rows: list[list[SoftmaxHead | None]] = [
+            [None] * len(self.data.heads) for _ in self.data.layers
+        ]
+        for head in self.heads:
+            name = self._name(head)
+
+            def work(head: _Head = head) -> Any:
+                limit = weight_limit(head.q[0], head.k[0], self.scale, self.causal, self.seed)
+                look = analyze_softmax(head.q[0], head.k[0], self.scale, self.causal)
+                return {
+                    "tails": [t.tolist() for t in limit.tails],
+                    "entries": limit.entries,
+                    "kind": limit.kind,
+                    "rank": None if math.isnan(limit.effective_rank) else limit.effective_rank,
+                    "entropy": look[0],
+                    "top1": look[1],
+                }
+
+            found = self._piece(f"limit of head {name}", f"limit {name}", work)
+            tails = tuple(np.array(t) for t in found["tails"])
+            rank = number(found["rank"])
+            limits.append(Limit(tails, found["entries"], found["kind"], rank))
+            rows[head.layer][head.head] = SoftmaxHead(found["entropy"], rank, found["top1"])
+        return limits, tuple(tuple(row) for row in rows)
+
+    def _map(self, feature_map: maps.FeatureMap, limits: Sequence[Limit]) -> MapReport:
+        d = self.data.q.shape[-1]
+        m = feature_map.dim(d)
+        rows: list[list[HeadMetrics | None]] = [
+            [None] * len(self.data.heads) for _ in self.data.layers
+        ]
+        for head, limit in zip(self.heads, limits, strict=True):
+
+            def work(head: _Head = head, limit: Limit = limit) -> Any:
+                quality = analyze_map(
+                    head.q, head.k, head.v, feature_map, causal=self.causal,
+                    softmax_scale=self.scale, seed=self.seed,
+                )  # fmt: skip
+                return HeadMetrics.of(quality, limit, m).to_dict()
+
+            name = self._name(head)
+            found = self._piece(f"{feature_map} on head {name}", f"{feature_map} {name}", work)
+            rows[head.layer][head.head] = HeadMetrics.from_dict(found)
+        kept = [metrics for row in rows for metrics in row if metrics is not None]
+        one_layer = State.empty(feature_map, self.data.k[0], self.data.v[0])
+        return MapReport(
+            map=str(feature_map),
+            features=m,
+            sign=feature_map.sign,
+            state_bytes=one_layer.nbytes,
+            ms_per_1000_tokens=math.nan,
+            crossover=None,
+            summary=HeadMetrics.summary(kept),
+            heads=tuple(tuple(row) for row in rows),
+        )
+
+    def _curves(self, limits: Sequence[Limit]) -> tuple[Curve, ...]:
+        q, k, v = (np.concatenate([getattr(head, side) for head in self.heads]) for side in "qkv")
+        found = []
+        for family, texts in self.families.items():
+            points = []
+            for text in texts:
+
+                def work(text: str = text) -> Any:
+                    mse, error = curves.errors(q, k, v, text, self.causal, self.scale, self.seed)
+                    return [_plain(mse), _plain(error)]
+
+                mse, error = self._piece(f"curve: {text}", f"curve {text}", work)
+                m = maps.get(text).dim(q.shape[-1])
+                bound = curves.mean_bound(limits, m)
+                points.append(CurvePoint(text, m, number(error), number(mse), bound))
+            found.append(Curve(family, tuple(points)))
+        return tuple(found)
+
+    def _timings(self) -> tuple[list[float] | None, list[Timing | None]]:
+        if not self.measure:
+            return None, [None] * len(self.maps)
+        heads, d, width = self.data.q.shape[1], self.data.q.shape[-1], self.data.v.shape[-1]
+        work = functools.partial(measure_softmax, heads, d, width, self.causal)
+        softmax = self._piece("time of softmax", "time softmax", work)
+        found: list[Timing | None] = []
+        longest = timing_lengths(heads)[-1]
+        for feature_map in self.maps:
+            timed = feature_map
+            if isinstance(timed, maps.Cosformer):  # of the same cost, able to serve these lengths
+                timed = maps.Cosformer(max(timed.horizon, longest))
+            work = functools.partial(measure_linear, timed, heads, d, width, self.causal)
+            linear = self._piece(f"time of {feature_map}", f"time {feature_map}", work)
+            found.append(timing(str(feature_map), heads, linear, softmax))
+        return softmax, found
+
+    def _name(self, head: _Head) -> str:
+        return f"{self.data.layers[head.layer]}.{self.data.heads[head.head]}"
+
+    def _info(self) -> DataInfo:
+        notes = list(self.notes)
+        n = max(self.data.q.shape[2], self.data.k.shape[2])
+        if n > WHOLE_UP_TO:
+            notes.append(
+                f"rank correlation, float32 range, curves and the limit look at {SAMPLED_ROWS} "
+                f"seeded rows, as n is above {WHOLE_UP_TO}; the limit is an estimate"
+            )
+        if self.causal:
+            notes.append("weights are compared over the lower triangle, j ≤ i")
+        return DataInfo(
+            source=self.data.source,
+            layers=self.data.layers,
+            heads=self.data.heads,
+            kv_heads=int(self.data.k.shape[1]),
+            n=int(self.data.q.shape[2]),
+            d=int(self.data.q.shape[3]),
+            value_width=int(self.data.v.shape[3]),
+            causal=self.causal,
+            scale=self.scale,
+            dtype=str(self.data.q.dtype),
+            tokens=self.data.tokens,
+            seed=self.seed,
+            notes=tuple(notes),
+        )
+
+
+def analyze_softmax(q: Floats, k: Floats, scale: float, causal: bool) -> tuple[float, float]:
+    """Mean entropy of the softmax rows of one head, and the mean of their largest weight."""
+    entropy = top = 0.0
+    rows = max(1, (1 << 19) // len(k))
+    for first in range(0, len(q), rows):
+        chosen = np.arange(first, min(first + rows, len(q)))
+        scores = scale * q[chosen] @ k.T
+        if causal:
+            scores = np.where(np.arange(len(k)) <= chosen[:, None], scores, -math.inf)
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores)
+        total = weights.sum(axis=-1)
+        scores[weights == 0] = 0.0
+        entropy += float(np.sum(np.log(total) - np.sum(weights * scores, axis=-1) / total))
+        top += float(np.sum(1 / total))
+    return entropy / len(q), top / len(q)
+
+
+def _shown_timing(timings: Sequence[Timing | None]) -> Timing | None:
+    """The timing to draw: of the map that is fastest in the long run."""
+    found = [t for t in timings if t is not None]
+    return min(found, key=lambda t: t.linear_ms[-1]) if found else None
+
+
+def _per_1000(lengths: Sequence[int], times: Sequence[float]) -> float:
+    """Milliseconds per 1000 tokens at the longest length measured."""
+    return times[-1] * 1000 / lengths[-1]
+
+
+def _plain(x: float) -> float | str | None:
+    if math.isnan(x):
+        return None
+    return "inf" if math.isinf(x) else x

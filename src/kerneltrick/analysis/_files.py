@@ -1,72 +1,224 @@
-"""Queries, keys and values from a file; never by pickle."""
+"""Queries, keys and values from files and into them; never by pickle."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import safetensors
+from numpy.typing import NDArray
 
-from kerneltrick.analysis._blocks import check_finite
-from kerneltrick.analysis._synthetic import QKV
-from kerneltrick.attention._arguments import check_inputs
+from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis._npy import FormatError, read_npy, read_npz
+from kerneltrick.analysis._safetensors import SafetensorsFile, write_safetensors
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+Numbers: TypeAlias = NDArray[Any]
 
 SUFFIXES = (".npz", ".safetensors")
 NAMES = ("q", "k", "v")
+FORMAT = "kerneltrick.qkv/1"
+
+_KEY = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([qkv])")
+_TRIO = re.compile(r"(|.*[_.\- ])([qkv])\.npy")
 
 
-def load(path: str | os.PathLike[str]) -> QKV:
-    """q, k and v of an `.npz` or `.safetensors` file, checked: shapes, dtypes, no NaN.
+def load_attention(path: AnyPath | Sequence[AnyPath]) -> AttentionData:
+    """The data of a `.safetensors` or `.npz` file, or of three `.npy` files; all sizes are checked.
 
-    Arrays are (..., heads, n, d) or (n, d). ValueError or TypeError says what is wrong with a file.
+    `.safetensors`: keys `layers.{i}.q|k|v` as written by `save`, or q, k and v. `.npz`: q, k and v.
+    `.npy`: a folder with q.npy, k.npy and v.npy, one of three such as run_q.npy, or all three
+    paths. Arrays are (n, d), (heads, n, d) or (layers, heads, n, d) in float16, float32 or float64;
+    bfloat16 becomes float32. ValueError or TypeError says what is wrong with a file.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "qkv.npz")
     ...     np.savez(path, **dict(zip("qkv", np.ones((3, 2, 10, 4)))))
-    ...     load(path).q.shape
-    (2, 10, 4)
+    ...     load_attention(path)
+    AttentionData(1 layer, 2 heads, n = 10, d = 4, float64, 'qkv.npz')
+    """
+    if not isinstance(path, str | os.PathLike):
+        paths = [Path(one) for one in path]
+        if len(paths) != 3:
+            raise ValueError(f"expected three .npy files for q, k and v, not {len(paths)}")
+        return _from_trio(paths, ", ".join(one.name for one in paths))
+    path = Path(path)
+    if path.is_dir():
+        return _from_trio([path / f"{name}.npy" for name in NAMES], path.name)
+    if path.suffix == ".npy":
+        return _from_trio(_siblings(path), path.name)
+    return _from_file(path)
+
+
+def save(data: AttentionData, path: AnyPath) -> None:
+    """Write `data` as a `.safetensors` file, whole or not at all.
+
+    Keys `layers.{i}.q|k|v`; metadata as JSON texts: scaling, causal, mask, tokens, heads, excluded,
+    source, and the format `kerneltrick.qkv/1`.
     """
     path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path}: expected a file named *.safetensors")
+    tensors = {
+        f"layers.{layer}.{name}": getattr(data, name)[row]
+        for row, layer in enumerate(data.layers)
+        for name in NAMES
+    }
+    values = {
+        "scaling": data.scale,
+        "causal": data.causal,
+        "mask": None if data.mask is None else data.mask.tolist(),
+        "tokens": data.tokens,
+        "heads": data.heads,
+        "excluded": data.excluded,
+        "source": data.source,
+    }
+    metadata = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write_safetensors(temporary, tensors, {"format": FORMAT, **metadata})
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _from_file(path: Path) -> AttentionData:
+    arrays, known = _read(path)
+    try:
+        if "layers" not in known:
+            return AttentionData.from_arrays(*(arrays[x] for x in NAMES), source=path.name)
+        return AttentionData(
+            arrays["q"], arrays["k"], arrays["v"], **{"source": path.name, **known}
+        )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _from_trio(paths: Sequence[Path], source: str) -> AttentionData:
+    arrays = []
+    for path in paths:
+        if not path.is_file():
+            names = ", ".join(one.name for one in paths)
+            raise FileNotFoundError(f"there is no file {path}; expected the three files {names}")
+        try:
+            arrays.append(read_npy(path))
+        except FormatError as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+    try:
+        return AttentionData.from_arrays(*arrays, source=source)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{source}: {error}") from None
+
+
+def _siblings(path: Path) -> list[Path]:
+    match = _TRIO.fullmatch(path.name)
+    if match is None:
+        raise ValueError(
+            f"{path}: expected three files q.npy, k.npy and v.npy, or names that end like run_q.npy"
+        )
+    return [path.with_name(f"{match[1]}{name}.npy") for name in NAMES]
+
+
+def _read(path: Path) -> tuple[dict[str, Numbers], dict[str, Any]]:
+    """q, k and v, and what a captured file says about them: fields of AttentionData."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: expected a file named *.npz or *.safetensors")
+        raise ValueError(
+            f"{path}: expected a file named *.npz or *.safetensors, or three named *.npy"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        arrays = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    except Exception as error:  # zipfile, zlib, NumPy and safetensors each raise their own
-        raise ValueError(f"{path} cannot be read: {_reason(error)}") from None
+        if path.suffix == ".npz":
+            arrays, found = read_npz(path, NAMES)
+        else:
+            file = SafetensorsFile(path)
+            found = list(file.tensors)
+            if any(_KEY.fullmatch(name) for name in found):
+                return _read_layers(file)
+            arrays = {name: file.read(name) for name in NAMES if name in found}
+    except FormatError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
     missing = [name for name in NAMES if name not in arrays]
     if missing:
-        found = ", ".join(sorted(arrays)) or "none"
-        raise ValueError(f"{path} has no array {missing[0]!r}; expected q, k and v, found {found}")
-    data = QKV(*(arrays[name] for name in NAMES))
-    try:
-        check_inputs("attention", *data)
-        check_finite(q=data.q, k=data.k, v=data.v)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from None
-    return data
+        listing = ", ".join(sorted(found)[:20]) or "none"
+        more = f" and {len(found) - 20} more" if len(found) > 20 else ""
+        raise ValueError(
+            f"{path} has no array {missing[0]!r}; expected q, k and v, found {listing}{more}"
+        )
+    return arrays, {}
 
 
-def _read_npz(path: Path) -> Mapping[str, Any]:
-    with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it is not an archive of arrays")
-        return {name: file[name] if name in NAMES else None for name in file.files}
+def _read_layers(file: SafetensorsFile) -> tuple[dict[str, Numbers], dict[str, Any]]:
+    matches = [match for name in file.tensors if (match := _KEY.fullmatch(name))]
+    layers = sorted({int(match[1]) for match in matches})
+    both = [name for name in NAMES if name in file.tensors]
+    if both:
+        raise FormatError(f"it has both {both[0]!r} and layers.{layers[0]}.{both[0]}")
+    arrays = {}
+    for name in NAMES:
+        keys = [f"layers.{layer}.{name}" for layer in layers]
+        for key in keys:
+            if key not in file.tensors:
+                raise FormatError(f"it has no array {key!r}; expected q, k and v of every layer")
+            file.check_dtype(key)
+        first = file.tensors[keys[0]]
+        for key in keys:
+            tensor = file.tensors[key]
+            if (tensor.shape, tensor.dtype) != (first.shape, first.dtype) or len(tensor.shape) != 3:
+                raise FormatError(
+                    f"{key} is {tensor.shape} of {tensor.dtype} and {keys[0]} is {first.shape} of "
+                    f"{first.dtype}; expected (heads, n, d), the same for every layer"
+                )
+        stack = np.empty((len(layers), *first.shape), first.loaded)
+        for row, key in enumerate(keys):
+            file.read(key, stack[row])
+        arrays[name] = stack
+    return arrays, {"layers": tuple(layers), **_known(file.metadata)}
 
 
-def _read_safetensors(path: Path) -> Mapping[str, Any]:
-    with safetensors.safe_open(path, framework="numpy") as file:
-        names = list(file.keys())
-        return {name: file.get_tensor(name) if name in NAMES else None for name in names}
+def _known(metadata: dict[str, str]) -> dict[str, Any]:
+    """The fields of AttentionData in the metadata of a captured file."""
+    form = metadata.get("format", "")
+    if not form.startswith("kerneltrick."):
+        return {}
+    if form != FORMAT:
+        raise FormatError(f"its format is {form!r}; expected {FORMAT!r}")
+    values = {}
+    for key, text in metadata.items():
+        try:
+            whole = float if key == "scaling" else int  # float has no limit that raises
+            values[key] = None if key == "format" else json.loads(text, parse_int=whole)
+        except (ValueError, RecursionError):
+            raise FormatError(f"its metadata {key} is not JSON") from None
+    known: dict[str, Any] = {}
+    for key, field, kind, expected in (
+        ("scaling", "scale", float, "a number"),
+        ("causal", "causal", bool, "true or false"),
+        ("source", "source", str, "a text"),
+    ):
+        value = values.get(key)
+        if value is not None:
+            if not isinstance(value, kind):
+                raise FormatError(f"its metadata {key} is {metadata[key][:40]}, not {expected}")
+            known[field] = value
+    for key, each in (("mask", bool), ("tokens", str), ("heads", int), ("excluded", list)):
+        value = values.get(key)
+        if value is not None:
+            if not isinstance(value, list) or any(type(item) is not each for item in value):
+                raise FormatError(f"its metadata {key} is not a list of {each.__name__}")
+            known[key] = np.array(value, np.bool_) if key == "mask" else tuple(value)
+    known["excluded"] = tuple(_pair(item) for item in known.get("excluded", ()))
+    return known
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).replace("\n", " ")
-    if "allow_pickle" in text or "pickle" in text:
-        return "it holds pickled objects, which could run code; only plain arrays are read"
-    return text or type(error).__name__
+def _pair(item: list[Any]) -> tuple[int, int]:
+    if len(item) != 2 or any(type(number) is not int for number in item):
+        raise FormatError("its metadata excluded is not a list of layer and head numbers")
+    return item[0], item[1]

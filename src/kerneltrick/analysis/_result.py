@@ -12,7 +12,7 @@ class Result:
     """Base of the frozen dataclasses that analyses return."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON: a number that is NaN or infinite becomes None."""
+        """The fields by name, ready for JSON: NaN becomes None, infinity the text "inf"."""
         assert dataclasses.is_dataclass(self)
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
@@ -24,8 +24,10 @@ class Result:
 def _plain(value: Any) -> Any:
     if isinstance(value, Result):
         return value.to_dict()
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

@@ -12,6 +12,8 @@ from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import Block, Floats, blocks, check_problem
 from kerneltrick.analysis._result import Result
 
+TOP = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class WeightComparison(Result):
@@ -25,8 +27,12 @@ class WeightComparison(Result):
     mse: float  # mean of (A − S)²
     max_diff: float  # max |A − S|
     correlation: float  # Pearson; NaN where either side is constant
+    kl: float  # mean over rows of KL(S‖A); NaN with negative weights, ∞ at a weight of 0
     total_variation: float  # mean over rows of ½ Σ_j |A − S|
     top1_agreement: float  # share of rows whose largest weight is at the same key (first of equals)
+    top8_agreement: float  # mean share of common keys among the 8 largest, rows of more than 8 keys
+    entropy: float  # mean over rows of −Σ A log A; NaN with negative weights
+    softmax_entropy: float  # the same of softmax
     rows: int
     undefined_rows: int
 
@@ -68,14 +74,15 @@ class WeightTotals:
     def __init__(self) -> None:
         self.moments = _Moments()
         self.squares = self.largest = self.variation = 0.0
-        self.hits = self.rows = self.undefined = 0
+        self.divergence = self.entropy = self.softmax_entropy = self.shared = 0.0
+        self.hits = self.rows = self.undefined = self.long_rows = 0
 
     def add(self, block: Block) -> None:
         difference = block.weights - block.softmax
         if not block.defined.all():
             difference = np.where(block.defined[..., None], difference, 0.0)
-        size = np.abs(difference)
         self.squares += float(np.vdot(difference, difference))
+        size = np.abs(difference, out=difference)
         self.largest = max(self.largest, float(size.max()))
         self.variation += float(size.sum()) / 2
         same = block.weights.argmax(axis=-1) == block.softmax.argmax(axis=-1)
@@ -87,6 +94,44 @@ class WeightTotals:
             self.moments.add(block.weights.ravel(), block.softmax.ravel())
         else:
             self.moments.add(block.weights[entries], block.softmax[entries])
+        self._add_entropies(block)
+        self._add_top8(block)
+
+    def _add_entropies(self, block: Block) -> None:
+        softmax, weights, defined = block.softmax, block.weights, block.defined
+        own = np.einsum("hrc,hrc->hr", softmax, block.log_softmax)
+        self.softmax_entropy -= float(own[defined].sum())
+        if (weights < 0).any():
+            self.divergence = self.entropy = math.nan
+            return
+        with np.errstate(divide="ignore"):
+            logs = np.log(weights)
+        positive = weights > 0
+        if not positive.all():
+            lost = (softmax > 0) & ~positive & defined[..., None]
+            if block.allowed is not None:
+                lost &= block.allowed
+            if lost.any():
+                self.divergence = self.divergence + math.inf
+            logs[~positive] = 0.0
+        cross = np.einsum("hrc,hrc->hr", softmax, logs)
+        self.divergence += float((own - cross)[defined].sum())
+        self.entropy -= float(np.einsum("hrc,hrc->hr", weights, logs)[defined].sum())
+
+    def _add_top8(self, block: Block) -> None:
+        count = block.weights.shape[-1]
+        if count <= TOP:
+            return
+        weights, softmax = block.weights, block.softmax
+        long = block.defined
+        if block.allowed is not None:
+            weights = np.where(block.allowed, weights, -math.inf)
+            softmax = np.where(block.allowed, softmax, -math.inf)
+            long = long & (block.allowed.sum(axis=-1) > TOP)
+        best = [np.argpartition(x, count - TOP, axis=-1)[..., -TOP:] for x in (weights, softmax)]
+        common = (best[0][..., :, None] == best[1][..., None, :]).any(axis=-1).sum(axis=-1)
+        self.shared += float(common[long].sum()) / TOP
+        self.long_rows += int(long.sum())
 
     def result(self) -> WeightComparison:
         defined = self.rows - self.undefined
@@ -94,8 +139,12 @@ class WeightTotals:
             mse=ratio(self.squares, self.moments.count),
             max_diff=self.largest if defined else math.nan,
             correlation=self.moments.correlation(),
+            kl=ratio(self.divergence, defined),
             total_variation=ratio(self.variation, defined),
             top1_agreement=ratio(self.hits, defined),
+            top8_agreement=ratio(self.shared, self.long_rows),
+            entropy=ratio(self.entropy, defined),
+            softmax_entropy=ratio(self.softmax_entropy, defined),
             rows=self.rows,
             undefined_rows=self.undefined,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,20 +11,18 @@ from typing import Annotated, NoReturn, cast
 
 import typer
 
+from kerneltrick import report
 from kerneltrick._version import __version__
-from kerneltrick.analysis import Comparison, compare_maps
+from kerneltrick.analysis import compare, picture, save_attention
 from kerneltrick.cli._arguments import (
-    DEFAULT_SYNTHETIC,
     DataError,
     UsageError,
     read_data,
     read_maps,
+    read_numbers,
 )
-from kerneltrick.cli._output import check_writable, write
+from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
 from kerneltrick.cli._table import show
-
-FORMAT = "kerneltrick.compare/1"
-SECONDS = 0.2  # of timing for each map
 
 # click's UsageError, wherever this version of typer keeps click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
@@ -101,8 +99,10 @@ def _compare(
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="A .npz or .safetensors file with arrays q, k and v: (n, d) or (…, heads, n, d). "
-            "Without it, synthetic data.",
+            help="Queries, keys and values: what `kerneltrick capture` writes, a .safetensors or "
+            ".npz file with q, k and v, or a folder with q.npy, k.npy and v.npy; arrays (n, d), "
+            "(heads, n, d) or (layers, heads, n, d). Default: the embedded sample, three layers of "
+            "a small language model.",
         ),
     ] = None,
     maps: Annotated[
@@ -114,8 +114,16 @@ def _compare(
             show_default=False,
             help="Maps separated by commas, semicolons or spaces; may be given again. key=value "
             "belongs to the map before it: elu,favor:features=64,kind=trig,poly:degree=2 "
-            "are three maps. Default: a spread of eleven.",
+            "are three maps. Default: a spread of twelve.",
         ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option("--heads", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
     ] = None,
     synthetic: Annotated[
         str | None,
@@ -123,32 +131,97 @@ def _compare(
             "--synthetic",
             metavar="TEXT",
             show_default=False,
-            help="Made-up data, kind:key=value,… with keys n, d, scale and heads. "
-            f"Default: {DEFAULT_SYNTHETIC}.",
+            help="Made-up data instead: gaussian, clustered or needle, with parameters, such as "
+            "gaussian:n=1024,d=64,scale=1.",
         ),
     ] = None,
     causal: Annotated[
-        bool, typer.Option("--causal/--full", help="Token i sees j ≤ i, or every token.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the synthetic data.")] = 0,
+        bool | None,
+        typer.Option(
+            "--causal/--full",
+            show_default=False,
+            help="Token i sees j ≤ i, or every token. Default: as the data says, else full.",
+        ),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option("--scale", help="Of softmax. Default: as the data says, else 1/√d."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
+    html_path: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="PATH", help="Write the report, one file to open."),
+    ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Also write the numbers to this file."),
+        typer.Option("--json", metavar="PATH", help="Write the numbers."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """Compare feature maps with softmax: one table, a row a map."""
-    if json_path is not None:
-        check_writable(json_path)
-    data, source = read_data(file, synthetic, seed)
+    """Which feature map can replace softmax here, what is lost, what is gained on this machine?
+
+    With --html or --json, finished work is kept beside that file until the end: a run that was
+    stopped goes on where it was.
+    """
+    if seed < 0:
+        raise UsageError(f"--seed must be a whole number ≥ 0, not {seed}")
+    if scale is not None and not (0 < scale < math.inf):
+        raise UsageError(f"--scale must be > 0 and finite, not {scale}")
+    outputs = [path for path in (html_path, json_path) if path is not None]
+    for path in outputs:
+        check_writable(path)
+    chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
+    data = read_data(file, synthetic, seed, chosen_layers, chosen_heads)
     chosen = read_maps(maps, data)
-    result = compare_maps(*data, chosen, causal=causal, seconds=SECONDS)
+    resume = unfinished(outputs[0]) if outputs else None
+    with progress_bar(quiet) as progress:
+        result = compare(
+            data, chosen, causal=causal, scale=scale, seed=seed, progress=progress, resume=resume
+        )
+    if html_path is not None:
+        values = {**result.to_dict(), "picture": picture(data, chosen)}
+        write(html_path, report.render_html(values))
     if json_path is not None:
-        write(json_path, _report(result, source))
+        write(json_path, result.to_json())
+    if resume is not None:
+        resume.unlink(missing_ok=True)
     if not quiet:
-        show(result, source)
+        show(result)
+        for path in outputs:
+            typer.echo(f"wrote {path}")
 
 
-def _report(result: Comparison, source: str) -> str:
-    head = {"format": FORMAT, "version": __version__, "data": source}
-    return json.dumps({**head, **result.to_dict()}, indent=2, ensure_ascii=False, allow_nan=False)
+@app.command("capture")
+def _capture(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder with a model, or its name on the hub.")
+    ],
+    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to run it on.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="PATH", help="The .safetensors file to write.")
+    ],
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Cut the text to so many tokens.")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
+    ] = None,
+) -> None:
+    """Record q, k and v of every layer and head of a Hugging Face model (extra: hf)."""
+    if out.suffix != ".safetensors":
+        raise UsageError(f"--out must name a .safetensors file, not {out}")
+    check_writable(out)
+    chosen = read_numbers("--layers", layers)
+    try:
+        words = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {text}: {error}") from None
+    from kerneltrick import hf  # transformers and torch only when asked for
+
+    try:
+        data = hf.capture(model, words, max_tokens=max_tokens, layers=chosen)
+    except (ImportError, OSError) as error:
+        raise DataError(str(error)) from None
+    save_attention(data, out)
+    typer.echo(f"wrote {out}: {data}")

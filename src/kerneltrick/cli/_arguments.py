@@ -1,4 +1,4 @@
-"""Texts of the command line turned into maps, data and output files."""
+"""Texts of the command line turned into maps and data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kerneltrick import maps
-from kerneltrick.analysis import QKV, load, synthetic
-
-DEFAULT_SYNTHETIC = "gaussian:n=512,d=64"
+from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
 
 
 class UsageError(Exception):
@@ -32,6 +30,7 @@ def default_maps(n: int) -> list[str]:
         "favor:features=64",
         "favor:features=256",
         "favor:features=256,kind=hyperbolic",
+        "hedgehog",
         "poly:degree=2",
         "taylor:order=2",
     ]
@@ -55,35 +54,66 @@ def split_maps(texts: Iterable[str]) -> list[str]:
     return found
 
 
-def read_maps(texts: list[str] | None, data: QKV) -> list[maps.FeatureMap]:
+def read_maps(texts: list[str] | None, data: AttentionData) -> list[maps.FeatureMap]:
     """The maps to compare, each able to serve this data."""
     n = max(data.q.shape[-2], data.k.shape[-2])
-    chosen = []
+    chosen: list[maps.FeatureMap] = []
     for text in split_maps(texts) if texts else default_maps(n):
         try:
             feature_map = maps.get(text)
             feature_map.check_positions(0, n - 1)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        if feature_map in chosen:
+            raise UsageError(f"--maps names {feature_map} twice")
         chosen.append(feature_map)
     if not chosen:
         raise UsageError("--maps names no map; known are " + ", ".join(maps.names()))
     return chosen
 
 
-def read_data(file: Path | None, text: str | None, seed: int) -> tuple[QKV, str]:
-    """q, k, v and a few words on where they come from."""
-    if file is not None:
-        if text is not None:
-            raise UsageError(f"give a file or --synthetic, not both ({file} and {text})")
-        if not file.is_file():
-            raise UsageError(f"there is no file {file}")
-        try:
-            return load(file), file.name
-        except (OSError, TypeError, ValueError) as error:
-            raise DataError(str(error)) from None
-    text = DEFAULT_SYNTHETIC if text is None else text
+def read_numbers(option: str, text: str | None) -> list[int] | None:
+    """Numbers such as `0,2,5` or `0-3,7`; None for all.
+
+    >>> read_numbers("--heads", "0-3,7")
+    [0, 1, 2, 3, 7]
+    """
+    if text is None:
+        return None
+    found: list[int] = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", piece)
+        if match is None:
+            raise UsageError(f"{option} takes numbers such as 0,2,5 or 0-3, not {piece!r}")
+        first = int(match[1])
+        found += range(first, int(match[2] or first) + 1)
+    return found
+
+
+def read_data(
+    file: Path | None,
+    text: str | None,
+    seed: int,
+    layers: list[int] | None,
+    heads: list[int] | None,
+) -> AttentionData:
+    """The queries, keys and values to compare on: of a file, made up, or the embedded sample."""
+    if file is not None and text is not None:
+        raise UsageError(f"give a file or --synthetic, not both ({file} and {text})")
     try:
-        return synthetic(text, seed), f"{text}, seed {seed}"
+        if text is not None:
+            data = synthetic_attention(text, seed)
+        else:
+            data = sample() if file is None else _load(file)
+        return data.select(layers, heads)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _load(file: Path) -> AttentionData:
+    if not file.exists():
+        raise UsageError(f"there is no file {file}")
+    try:
+        return load_attention(file)
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(str(error)) from None

@@ -17,82 +17,101 @@ WIDTH = 100
 _SIGNS = {"positive": "> 0", "non-negative": "≥ 0"}
 
 
-def show(result: Comparison, source: str, file: TextIO | None = None) -> None:
-    """Print the table and how to read it, at most 100 columns wide."""
+def show(result: Comparison, file: TextIO | None = None) -> None:
+    """Print the table, how to read it, and the verdict, at most 100 columns wide."""
     console = Console(file=file or sys.stdout, highlight=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    console.print(_table(result, source))
+    console.print(_table(result))
     console.print(Text(_legend(result), style="dim"))
+    for note in result.data.notes:
+        console.print(Text("Note: " + note, style="dim"))
+    console.print()
+    console.print(Text(result.verdict))
 
 
-def _table(result: Comparison, source: str) -> Table:
-    kind = "causal" if result.causal else "full"
+def _table(result: Comparison) -> Table:
+    data = result.data
+    kind = "causal" if data.causal else "full"
+    title = Text(f"Feature maps against softmax, {kind} attention\n{_shape(result)}\n{data.source}")
     table = Table(
-        title=f"Feature maps against softmax, {kind} attention\n{_data(result)}; {source}",
+        title=title,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
     table.add_column("map", overflow="fold", min_width=12)
-    for name in ("m", "corr.", "error", "MSE", "ms/1k", "state", "weights", "undef."):
+    for name in ("m", "error", "corr.", "KL", "top-1", "MSE", "×bound", "ms/1k", "from n", "state"):
         table.add_column(name, justify="right", no_wrap=True)
-    time = _number(result.softmax_ms_per_1000_tokens)
-    cache = _bytes(result.softmax_cache_bytes)
-    table.add_row("softmax", "–", "1.000", "0", "0", time, cache, "> 0", "0", style="bold")
+    softmax = result.softmax
+    table.add_row(
+        "softmax", "–", "0", "1.000", "0", "1.00", "0", "–", _short(softmax.ms_per_1000_tokens),
+        "–", _bytes(softmax.cache_bytes), style="bold",
+    )  # fmt: skip
     for row in result.maps:
         table.add_row(*_cells(row))
     return table
 
 
 def _cells(row: MapReport) -> list[str]:
-    quality = row.quality
+    summary = row.summary
     return [
         row.map,
         str(row.features),
-        _fixed(quality.weights.correlation),
-        _number(quality.output_relative_error),
-        _scientific(quality.weights.mse),
-        _number(row.ms_per_1000_tokens),
-        _bytes(quality.state_bytes),
-        _SIGNS.get(row.sign, f"{100 * quality.negative_fraction:.0f} % < 0"),
-        str(quality.undefined_rows),
+        _fixed(summary.output_error),
+        _fixed(summary.correlation),
+        _short(summary.kl),
+        _fixed(summary.top1_agreement, 2),
+        _scientific(summary.mse),
+        _short(summary.times_bound),
+        _short(row.ms_per_1000_tokens),
+        "–" if row.crossover is None else f"{row.crossover:.0f}",
+        _bytes(row.state_bytes),
     ]
 
 
-def _data(result: Comparison) -> str:
-    *lead, n, d = result.shape
-    heads = math.prod(lead)
-    shape = f"n = {n}, d = {d}, values {result.value_width}"
-    return f"{shape}, {heads} head{'s' if heads != 1 else ''}, {result.dtype}"
-
-
-def _legend(result: Comparison) -> str:
-    where = " where j ≤ i" if result.causal else ""
+def _shape(result: Comparison) -> str:
+    data = result.data
+    layers, heads = len(data.layers), len(data.heads)
     return (
-        f"corr., MSE: weights against softmax's{where}. error: ‖O − O_softmax‖ / ‖O_softmax‖.\n"
-        "ms/1k: measured here, best of several, milliseconds per 1000 tokens, all heads.\n"
-        "state: bytes to remember (softmax: keys and values of all n tokens). m: features.\n"
-        "undef.: rows whose weights sum to 0: no output, left out of the averages."
+        f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}, n = {data.n}, "
+        f"d = {data.d}, values {data.value_width}, {data.dtype}; means over heads"
     )
 
 
-def _fixed(x: float) -> str:
-    return "–" if math.isnan(x) else f"{x:.3f}"
+def _legend(result: Comparison) -> str:
+    undefined = [row for row in result.maps if row.summary.undefined_rows]
+    lines = [
+        "error: ‖O − O_softmax‖ / ‖O_softmax‖, outputs. corr., KL, top-1, MSE: weights.",
+        "×bound: MSE over the least possible for any map with that m (– where that is 0).",
+        "ms/1k: ms per 1000 tokens of a layer in NumPy, measured here. from n: beats softmax.",
+        "state: bytes of one layer (softmax: keys and values of all n tokens).",
+    ]
+    if undefined:
+        named = ", ".join(f"{row.map}: {row.summary.undefined_rows}" for row in undefined)
+        lines.append(f"rows whose weights sum to 0, left out of the averages: {named}.")
+    return "\n".join(lines)
+
+
+def _fixed(x: float, digits: int = 3) -> str:
+    return "–" if math.isnan(x) else f"{x:.{digits}f}"
 
 
 def _scientific(x: float) -> str:
     return "–" if math.isnan(x) else f"{x:.1e}"
 
 
-def _number(x: float) -> str:
-    """Three digits that matter."""
+def _short(x: float) -> str:
+    """Two or three digits that matter."""
     if not math.isfinite(x):
         return "–" if math.isnan(x) else "∞"
     if x >= 10_000 or 0 < x < 0.001:
-        return f"{x:.1e}"
+        return f"{x:.0e}"
     return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else "0"
 
 
 def _bytes(count: int) -> str:
-    return f"{count:,}"
+    for unit, size in (("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -54,7 +54,7 @@ class FeatureMap:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), hints[field.name]
-            if isinstance(value, bool) or (is_array(value) and getattr(value, "ndim", 0)):
+            if isinstance(value, bool):
                 continue
             if kind is float and isinstance(value, numbers.Real):
                 object.__setattr__(self, field.name, float(value))

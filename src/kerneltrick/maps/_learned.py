@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kerneltrick._arrays import Array, constant, is_array, space
 from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
@@ -87,13 +87,14 @@ class T2R(FeatureMap):
         return self.features
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        d = x.shape[-1]
-        weight: Any = self.weight
-        if weight is None:
-            draws = seeded("t2r", self.seed).standard_normal((d, self.features))
-            weight = draws / math.sqrt(d)
-        y = _project("t2r", x, weight)
+        y = _project("t2r", x, self.weights(x.shape[-1]))
         return Relu().phi(y if self.bias is None else y + constant(self.bias, x))
+
+    def weights(self, d: int) -> Array:
+        """W, as given or as drawn from the seed."""
+        if self.weight is not None:
+            return self.weight
+        return seeded("t2r", self.seed).standard_normal((d, self.features)) / math.sqrt(d)
 
 
 def _check_weight(owner: str, weight: Array | None) -> None:

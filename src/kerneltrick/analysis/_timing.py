@@ -1,0 +1,117 @@
+"""Time against n, measured on this machine, and where linear attention overtakes softmax."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array
+from kerneltrick.analysis._cost import best_time
+from kerneltrick.analysis._types import Timing
+from kerneltrick.attention import linear_attention
+
+LARGEST_SCORES = 1 << 25  # numbers in the n×n scores of softmax, all heads: 128 MiB in float32
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+SECONDS = 0.05
+
+
+def timing_lengths(heads: int) -> tuple[int, ...]:
+    """Lengths that softmax attention with its weights formed can be measured at."""
+    fitting = tuple(n for n in LENGTHS if heads * n * n <= LARGEST_SCORES)
+    return fitting if len(fitting) >= 3 else LENGTHS[:3]
+
+
+def measure_softmax(heads: int, d: int, width: int, causal: bool) -> list[float]:
+    """Milliseconds of softmax attention, as lean as NumPy float32 allows, at each of the lengths."""
+    times = []
+    for n in timing_lengths(heads):
+        q, k, v = _arrays(heads, n, d, width)
+        run = functools.partial(lean_softmax, q, k, v, causal)
+        times.append(best_time(run, seconds=SECONDS, least=2) * 1e3)
+    return times
+
+
+def lean_softmax(q: Array, k: Array, v: Array, causal: bool) -> Array:
+    """softmax(QKᵀ/√d)V with its weights formed, in place, and nothing checked."""
+    weights = (q * np.float32(1 / math.sqrt(q.shape[-1]))) @ k.mT
+    if causal:
+        weights[..., ~np.tri(weights.shape[-1], dtype=bool)] = -np.inf
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    return (weights @ v) / weights.sum(axis=-1, keepdims=True)
+
+
+def measure_linear(
+    feature_map: maps.FeatureMap, heads: int, d: int, width: int, causal: bool
+) -> list[float]:
+    """The same for `linear_attention` with a map."""
+    times = []
+    for n in timing_lengths(heads):
+        q, k, v = _arrays(heads, n, d, width)
+        run = functools.partial(
+            linear_attention, q, k, v, feature_map, causal=causal, on_zero="nan"
+        )
+        times.append(best_time(run, seconds=SECONDS, least=2) * 1e3)
+    return times
+
+
+def timing(
+    name: str, heads: int, linear_ms: Sequence[float], softmax_ms: Sequence[float]
+) -> Timing:
+    """Fits of measured times, and the length where they cross."""
+    lengths = timing_lengths(heads)
+    linear = fit(lengths, linear_ms, 1)
+    softmax = fit(lengths, softmax_ms, 2)
+    return Timing(
+        map=name,
+        lengths=lengths,
+        linear_ms=tuple(linear_ms),
+        softmax_ms=tuple(softmax_ms),
+        linear_fit=linear,
+        softmax_fit=softmax,
+        crossover=crossover(linear, softmax),
+    )
+
+
+def fit(lengths: Sequence[int], times: Sequence[float], degree: int) -> tuple[float, ...]:
+    """Coefficients ≥ 0 of a polynomial in n through the times, in relative least squares.
+
+    >>> [round(x, 6) for x in fit([100, 200, 400], [3.0, 5.0, 9.0], 1)]
+    [1.0, 0.02]
+    """
+    n, t = np.asarray(lengths, dtype=float), np.asarray(times, dtype=float)
+    columns = np.stack([n**p for p in range(degree + 1)], axis=1) / t[:, None]
+    active = list(range(degree + 1))
+    while True:
+        solution, *_ = np.linalg.lstsq(columns[:, active], np.ones(len(n)), rcond=None)
+        if (solution >= 0).all():
+            break
+        active.remove(active[int(np.argmin(solution))])
+    found = np.zeros(degree + 1)
+    found[active] = solution
+    return tuple(float(x) for x in found)
+
+
+def crossover(linear: Sequence[float], softmax: Sequence[float]) -> float | None:
+    """The length beyond which a + b·n stays below a + b·n + c·n²; None if there is none ≤ 10⁶.
+
+    >>> crossover((1.0, 0.0), (0.0, 0.0, 1e-4))
+    100.0
+    """
+    a, b = softmax[0] - linear[0], softmax[1] - linear[1]
+    c = softmax[2]
+    if c <= 0:
+        root = -a / b if b > 0 else math.inf
+    else:
+        inside = b * b - 4 * a * c
+        root = (-b + math.sqrt(inside)) / (2 * c) if inside >= 0 else 1.0
+    return max(1.0, root) if root <= 1e6 else None
+
+
+def _arrays(heads: int, n: int, d: int, width: int) -> list[Array]:
+    rng = np.random.default_rng([0, *b"timing"])
+    return [rng.standard_normal((heads, n, w), dtype=np.float32) for w in (d, d, width)]

