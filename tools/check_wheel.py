@@ -28,6 +28,8 @@ def main(folder: str) -> int:
         "kerneltrick/maps/_favor.py",
         "kerneltrick/analysis/sample/minilm-moby-dick.safetensors",
         "kerneltrick/analysis/sample/NOTE.md",
+        "kerneltrick/report/page/report.html",
+        "kerneltrick/report/page/base.js",
     ):
         assert needed in names, f"{needed} is missing from {wheel.name}"
     with tarfile.open(sdist) as archive:
