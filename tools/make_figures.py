@@ -1,8 +1,14 @@
-"""The picture of the README: implied weights beside softmax, and time against n. `make figures`."""
+"""The pictures of the README: `make figures`.
+
+overview.png: weights that maps imply, and time against n. report.png: the report of the embedded
+sample as Chromium shows it (left as it is where there is no Chromium).
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,8 +20,9 @@ import numpy as np
 import torch
 
 import kerneltrick as kt
+from kerneltrick._files import replacing
 
-OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "overview.png"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 INK, MUTED, BLUE, ORANGE = "#1f2933", "#7b8794", "#2b6cb0", "#c05621"
 MAPS = ["elu", "favor:features=256", "taylor:order=2"]
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
@@ -39,7 +46,7 @@ def seconds(call, repeats: int = 7) -> float:
     return best
 
 
-def main() -> None:
+def overview() -> None:
     plt.rcParams.update(
         {"font.size": 9, "axes.edgecolor": MUTED, "text.color": INK, "axes.labelcolor": INK,
          "xtick.color": MUTED, "ytick.color": MUTED, "axes.titlesize": 9.5}
@@ -94,12 +101,41 @@ def main() -> None:
     axes.yaxis.tick_right()
     for side in ("top", "left"):
         axes.spines[side].set_visible(False)
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    temporary = OUTPUT.with_suffix(".tmp.png")
-    figure.savefig(temporary, bbox_inches="tight", facecolor="white")
-    temporary.replace(OUTPUT)
+    with replacing(IMAGES / "overview.png") as temporary:
+        figure.savefig(temporary, bbox_inches="tight", facecolor="white", format="png")
     for n, a, b in zip(LENGTHS, linear, quadratic, strict=True):
         print(f"n = {n:5}: linear {a * 1e3:7.2f} ms, softmax {b * 1e3:7.2f} ms")
+
+
+def screenshot() -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("no chromium on PATH: report.png is left as it is")
+        return
+    from playwright.sync_api import sync_playwright
+
+    from kerneltrick.cli._arguments import default_maps
+
+    data = kt.analysis.sample()
+    result = kt.analysis.compare(data, default_maps(data.q.shape[-2]))
+    print(result.verdict)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page_path = Path(folder) / "report.html"
+        kt.report.save_html(result, data, page_path)
+        arguments = ["--no-sandbox", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        page = browser.new_page(viewport={"width": 1240, "height": 1180})
+        page.goto(page_path.as_uri())
+        page.wait_for_timeout(500)
+        with replacing(IMAGES / "report.png") as temporary:
+            page.screenshot(path=temporary, type="png")
+        browser.close()
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    overview()
+    screenshot()
 
 
 if __name__ == "__main__":

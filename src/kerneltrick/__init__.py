@@ -1,5 +1,8 @@
 """Attention in linear time, with proof: feature maps, linear attention, and what they cost."""
 
+import importlib
+from typing import Any
+
 from kerneltrick import maps
 from kerneltrick._version import __version__
 from kerneltrick.attention import (
@@ -25,3 +28,11 @@ __all__ = [
     "maps",
     "softmax_attention",
 ]
+
+_ROOMS = ("analysis", "hf", "labs", "report")  # loaded when first asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"kerneltrick.{name}")
+    raise AttributeError(f"module 'kerneltrick' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kerneltrick._files import replacing
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._npy import FormatError, read_npy, read_npz
 from kerneltrick.analysis._safetensors import SafetensorsFile, write_safetensors
@@ -80,13 +80,8 @@ def save(data: AttentionData, path: AnyPath) -> None:
         "source": data.source,
     }
     metadata = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as temporary:
         write_safetensors(temporary, tensors, {"format": FORMAT, **metadata})
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _from_file(path: Path) -> AttentionData:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from kerneltrick._files import replacing
 
 
 class Store:
@@ -36,9 +37,8 @@ class Store:
         self.resumed = len(self.found)
         text = json.dumps({"run": self.run}) + "\n"
         text += "".join(_line(key, value) for key, value in self.found.items())
-        temporary = path.with_name(path.name + f".{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def get(self, key: str) -> Any:
         """The value, or None if that piece is still to be done."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kerneltrick import _text
 from kerneltrick.analysis._data import AttentionData
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -94,20 +94,13 @@ _REALS = ("scale", "spread", "strength")
 
 
 def _parse(text: str) -> tuple[str, dict[str, float]]:
-    name, _, tail = (part.strip() for part in text.partition(":"))
+    name, given = _text.split("synthetic data", text)
     if name not in _KINDS:
-        raise ValueError(f"unknown synthetic data {name!r}; {_nearest(name, list(_KINDS))}")
+        raise ValueError(f"unknown synthetic data {name!r}; {_text.nearest(name, _KINDS)}")
     values = {**_COMMON, **_OWN[name]}
-    given: set[str] = set()
-    for part in filter(None, (part.strip() for part in tail.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise ValueError(f"synthetic data {text!r}: expected key=value after ':', got {part!r}")
+    for key, value in given.items():
         if key not in values:
-            raise ValueError(f"{name} has no parameter {key!r}; {_nearest(key, list(values))}")
-        if key in given:
-            raise ValueError(f"synthetic data {text!r} gives {key} twice")
-        given.add(key)
+            raise ValueError(f"{name} has no parameter {key!r}; {_text.nearest(key, values)}")
         values[key] = _read(name, key, value)
     return name, values
 
@@ -121,9 +114,3 @@ def _read(name: str, key: str, value: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} needs {key} to be {expected}, not {value}")
     return number
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    listing = "known are " + ", ".join(known)
-    return f"did you mean {close[0]!r}? ({listing})" if close else listing

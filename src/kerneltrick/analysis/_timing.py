@@ -26,7 +26,7 @@ def timing_lengths(heads: int) -> tuple[int, ...]:
 
 
 def measure_softmax(heads: int, d: int, width: int, causal: bool) -> list[float]:
-    """Milliseconds of softmax attention, as lean as NumPy float32 allows, at each of the lengths."""
+    """Milliseconds of softmax attention, as lean as NumPy float32 allows, at each length."""
     times = []
     for n in timing_lengths(heads):
         q, k, v = _arrays(heads, n, d, width)

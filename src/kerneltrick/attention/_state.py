@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from kerneltrick._arrays import (
     wide_add,
     wide_narrow,
 )
+from kerneltrick._files import replacing
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.engines import Carry, Plan, empty_carry
 
@@ -215,7 +214,8 @@ class State:
             "stop": str(int(self.stop)),
         }
         tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-        write_atomically(Path(path), safetensors.numpy.save(tensors, metadata))
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(safetensors.numpy.save(tensors, metadata))
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
@@ -259,21 +259,6 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
     sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
     decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
     return State(sums, scale, decay_log, start, stop, print_)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def fingerprint(feature_map: maps.FeatureMap, scale: float, d: int, carry: Carry) -> str:

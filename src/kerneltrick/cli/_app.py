@@ -13,7 +13,7 @@ import typer
 
 from kerneltrick import report
 from kerneltrick._version import __version__
-from kerneltrick.analysis import compare, picture, save_attention
+from kerneltrick.analysis import compare, save_attention
 from kerneltrick.cli._arguments import (
     DataError,
     UsageError,
@@ -179,8 +179,7 @@ def _compare(
             data, chosen, causal=causal, scale=scale, seed=seed, progress=progress, resume=resume
         )
     if html_path is not None:
-        values = {**result.to_dict(), "picture": picture(data, chosen)}
-        write(html_path, report.render_html(values))
+        report.save_html(result, data, html_path)
     if json_path is not None:
         write(json_path, result.to_json())
     if resume is not None:

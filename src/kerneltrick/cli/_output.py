@@ -11,19 +11,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kerneltrick._files import replacing
 from kerneltrick.analysis import ProgressReport
 from kerneltrick.cli._arguments import DataError, UsageError
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def check_writable(path: Path) -> None:
     """UsageError now, rather than after the work, if `path` cannot be written."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder")
-    trial = _beside(path)
+    trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
     try:
         trial.touch(exist_ok=False)
         trial.unlink()
@@ -32,16 +29,12 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write beside the target and rename: a reader never sees half a file."""
-    temporary = _beside(path)
+    """Write `path`, whole or not at all."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def unfinished(path: Path) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+from kerneltrick import _text
 from kerneltrick._arrays import Array
 from kerneltrick.maps._base import Custom, FeatureMap
 from kerneltrick.maps._cosformer import Cosformer
@@ -68,22 +68,17 @@ def get(feature_map: MapLike) -> FeatureMap:
 
 @functools.lru_cache(maxsize=256)  # one object per text, so that compiled code is found again
 def _parse(text: str) -> FeatureMap:
-    name, _, tail = (part.strip() for part in text.partition(":"))
+    name, given = _text.split("feature map", text)
     if name not in _REGISTRY:
-        raise ValueError(f"unknown feature map {name!r}; {_nearest(name, _REGISTRY)}")
+        raise ValueError(f"unknown feature map {name!r}; {_text.nearest(name, _REGISTRY)}")
     cls = _REGISTRY[name]
     hints = typing.get_type_hints(cls)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(cls) if _writable(hints[f.name])}
     values: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in tail.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise ValueError(f"feature map {text!r}: expected key=value after ':', got {part!r}")
+    for key, value in given.items():
         if key not in fields:
-            known = _nearest(key, fields) if fields else "it has no parameters"
+            known = _text.nearest(key, fields) if fields else "it has no parameters"
             raise ValueError(f"{name} has no parameter {key!r} that text can give; {known}")
-        if key in values:
-            raise ValueError(f"feature map {text!r} gives {key} twice")
         values[key] = _read(name, key, value, fields[key])
     missing = [
         f.name
@@ -112,10 +107,3 @@ def _read(name: str, key: str, value: str, kind: type | types.UnionType) -> Any:
     except ValueError:
         expected = "a whole number" if kind is int else "a number"
         raise ValueError(f"{name} needs {key} to be {expected}, not {value!r}") from None
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    listing = "known are " + ", ".join(known)
-    return f"did you mean {close[0]!r}? ({listing})" if close else listing

@@ -6,11 +6,15 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from kerneltrick._files import replacing
+from kerneltrick.analysis import AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
 
 _SCRIPTS = (
@@ -21,6 +25,13 @@ _SCRIPTS = (
 # reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
 # to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+
+
+def save_html(result: Comparison, data: AttentionData, path: str | os.PathLike[str]) -> None:
+    """Write the report of `analysis.compare(data, ...)`; the file appears whole or not at all."""
+    values = {**result.to_dict(), "picture": picture(data, [row.map for row in result.maps])}
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(render_html(values), encoding="utf-8")
 
 
 def render_html(comparison: Mapping[str, Any]) -> str:
