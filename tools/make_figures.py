@@ -86,7 +86,7 @@ def overview() -> None:
     axes = figure.add_subplot(grid[4])
     for values, name, colour, where in (
         (quadratic, "softmax (torch SDPA)", ORANGE, (-8, -2)),
-        (linear, "linear_attention, elu", BLUE, (0, -22)),
+        (linear, "linear_attention, elu", BLUE, (0, -44)),
     ):
         axes.loglog(LENGTHS, np.array(values) * 1e3, "o-", color=colour, ms=3.5, lw=1.6)
         axes.annotate(
@@ -124,7 +124,7 @@ def screenshot() -> None:
         kt.report.save_html(result, data, page_path)
         arguments = ["--no-sandbox", "--disable-background-networking"]
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page = browser.new_page(viewport={"width": 1240, "height": 1180})
+        page = browser.new_page(viewport={"width": 1240, "height": 1900})
         page.goto(page_path.as_uri())
         page.wait_for_timeout(500)
         with replacing(IMAGES / "report.png") as temporary:

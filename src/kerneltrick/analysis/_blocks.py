@@ -17,7 +17,8 @@ from kerneltrick.attention._arguments import check_causal, check_inputs, check_s
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-BLOCK_NUMBERS = 1 << 17  # numbers in one block of weights: 1 MiB, which stays in cache
+BLOCK_NUMBERS = 1 << 18  # numbers in one block of weights: 2 MiB, which stays in cache
+LEAST_ROWS = 32  # fewer make matrix products too thin to be fast
 WIDE_MAP = 4  # maps with more features than this times d are evaluated by their closed form
 
 
@@ -122,10 +123,10 @@ def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
 def blocks(
     problem: Problem, rows: int | None = None, only: NDArray[np.int64] | None = None
 ) -> Iterator[Block]:
-    """All rows of all heads, or `only` some, at most `rows` at a time (by default about 1 MiB)."""
+    """All rows of all heads, or `only` some, at most `rows` at a time (by default about 2 MiB)."""
     heads, n_q, n = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
     if rows is None:
-        rows = max(1, BLOCK_NUMBERS // (heads * n))
+        rows = max(1, LEAST_ROWS // heads, BLOCK_NUMBERS // (heads * n))
     elif isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ValueError(f"rows must be a whole number ≥ 1, the rows of a block, not {rows!r}")
     wanted = np.arange(n_q) if only is None else only
