@@ -14,11 +14,11 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._version import __version__
 from kerneltrick.analysis import _curves as curves
-from kerneltrick.analysis._blocks import Floats
+from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._limit import Limit, weight_limit
 from kerneltrick.analysis._quality import analyze_map
-from kerneltrick.analysis._sampled import SAMPLED_ROWS, WHOLE_UP_TO
+from kerneltrick.analysis._sampled import SAMPLED_ROWS
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._timing import measure_linear, measure_softmax, timing, timing_lengths
 from kerneltrick.analysis._types import (
@@ -268,8 +268,9 @@ class _Run:
         n = max(self.data.q.shape[2], self.data.k.shape[2])
         if n > WHOLE_UP_TO:
             notes.append(
-                f"rank correlation, float32 range, curves and the limit look at {SAMPLED_ROWS} "
-                f"seeded rows, as n is above {WHOLE_UP_TO}; the limit is an estimate"
+                f"as n is above {WHOLE_UP_TO}: metrics are summed in float32; rank correlation, "
+                f"float32 range, curves and the limit look at {SAMPLED_ROWS} seeded rows, and the "
+                f"limit is an estimate"
             )
         if self.causal:
             notes.append("weights are compared over the lower triangle, j ≤ i")

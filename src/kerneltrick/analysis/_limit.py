@@ -14,7 +14,8 @@ import math
 import numpy as np
 
 from kerneltrick._arrays import Array
-from kerneltrick.analysis._sampled import WHOLE_UP_TO, sampled_rows
+from kerneltrick.analysis._blocks import WHOLE_UP_TO
+from kerneltrick.analysis._sampled import sampled_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

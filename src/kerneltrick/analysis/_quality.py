@@ -23,7 +23,7 @@ from kerneltrick.attention import State
 
 @dataclasses.dataclass(frozen=True)
 class MapQuality(Result):
-    """A map against softmax on given q, k, v, over all heads together, in float64.
+    """A map against softmax on given q, k, v, over all heads together.
 
     Rows where the map has no output (its normaliser is 0) are counted in `undefined_rows` and
     left out of everything but `smallest_normalizer`, which is 0 if there is one.
@@ -64,8 +64,8 @@ def analyze_map(
     """Weights, outputs and stability of a map compared with softmax(s·QKᵀ)V, s = 1/√d by default.
 
     q, k, v are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64,
-    `rows` rows of weights at a time. Above n = 2048 the rank correlation and the float32 range are
-    taken on 512 rows chosen by `seed`; gradients always on 16.
+    `rows` rows of weights at a time. Above n = 2048 it is float32, and the rank correlation and the
+    float32 range are taken in float64 on 512 rows chosen by `seed`; gradients always on 16.
 
     >>> import numpy as np
     >>> from kerneltrick import analysis

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import (
+    WHOLE_UP_TO,
     Floats,
     Problem,
     blocks,
@@ -22,7 +23,6 @@ from kerneltrick.analysis._blocks import (
 )
 from kerneltrick.attention import linear_attention
 
-WHOLE_UP_TO = 2048
 SAMPLED_ROWS = 512
 GRADIENT_ROWS = 16
 
@@ -41,6 +41,7 @@ def rank_correlation(problem: Problem, seed: int) -> float:
     Rows where either side is constant have none and are left out.
     """
     total, count = 0.0, 0
+    problem = problem.in_float64()
     rows = sampled_rows(problem.q.shape[2], seed)
     for block in blocks(problem, only=rows):
         for head in range(block.weights.shape[0]):
@@ -89,7 +90,7 @@ def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
     overflows = underflows = 0
     for x in (problem.q, problem.k):
         rows = sampled_rows(x.shape[2], seed)
-        points = x[:, :, rows] * math.sqrt(problem.scale)
+        points = x[:, :, rows].astype(np.float64) * math.sqrt(problem.scale)
         with np.errstate(all="ignore"):
             exact = problem.feature_map.phi(points, rows)
             single = problem.feature_map.phi(points.astype(np.float32), rows)
@@ -104,6 +105,7 @@ def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
     The gradient of ⟨G, O⟩ for a seeded Gaussian G, by central differences: its norm relative to
     the same through softmax, and the share of coordinates where it is exactly 0.
     """
+    problem = problem.in_float64()
     rows = sampled_rows(problem.q.shape[2], seed, GRADIENT_ROWS)
     rng = np.random.default_rng([seed, *b"gradients"])
     ours = theirs = 0.0

@@ -49,7 +49,8 @@ def compare_weights(
 ) -> WeightComparison:
     """The normalised weights of a map compared with softmax(s·QKᵀ), s = `softmax_scale` or 1/√d.
 
-    q and k are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64.
+    q and k are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64,
+    above n = 2048 float32.
     `scale` is that of `linear_attention`. Weights are formed `rows` rows at a time, never all at
     once. Causal: the Pearson correlation and the averages are over the lower triangle.
 
@@ -158,14 +159,16 @@ class _Moments:
 
     def __init__(self) -> None:
         self.count = 0
+        self.eps = 0.0  # of the numbers added
         self.x = self.y = self.xx = self.yy = self.xy = 0.0
 
     def add(self, x: Floats, y: Floats) -> None:
         count = x.size
+        self.eps = float(np.finfo(x.dtype).eps)
         if count == 0:
             return
         mean_x, mean_y = float(x.mean()), float(y.mean())
-        x, y = x - mean_x, y - mean_y
+        x, y = x - x.dtype.type(mean_x), y - y.dtype.type(mean_y)
         total = self.count + count
         step_x, step_y = mean_x - self.x, mean_y - self.y
         between = self.count * count / total
@@ -178,7 +181,7 @@ class _Moments:
 
     def correlation(self) -> float:
         # A spread of a few rounding errors about the mean is a constant, not a pattern.
-        rounding = self.count * np.finfo(np.float64).eps ** 2 * 64
+        rounding = self.count * self.eps**2 * 64
         if self.xx <= rounding * self.x**2 or self.yy <= rounding * self.y**2:
             return math.nan
         return self.xy / (math.sqrt(self.xx) * math.sqrt(self.yy))
