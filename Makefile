@@ -67,7 +67,7 @@ labs: $(VENV)/.run ## the student folders, from the reference solutions
 stars: $(VENV)/.run ## the measured comparison table of lab 03
 	$(BIN)/python tools/make_stars.py
 
-figures: $(VENV)/.test ## the picture in the README
+figures: $(VENV)/.test ## the pictures in the README
 	$(BIN)/python tools/make_figures.py
 
 sample: $(VENV)/.test ## the embedded sample, captured again from its model
@@ -77,4 +77,4 @@ mutants: $(VENV)/.test ## seeded bugs, each of which a named test must catch
 	$(BIN)/python tools/mutants.py
 
 clean: ## remove what make made
-	rm -rf $(VENV) dist build out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -257,6 +257,7 @@ def test_files_are_read(run, tmp_path, arrays, suffix):
         (("--heads", "a-b"), ("--heads", "'a-b'")),
         (("--scale", "0"), ("--scale", "0")),
         (("--maps", "elu,elu"), ("twice",)),
+        (("--maps", "poly:degree=99"), ("features", "50,000")),
         (("nowhere.npz",), ("nowhere.npz",)),
     ],
 )

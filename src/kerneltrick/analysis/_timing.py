@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +26,17 @@ def timing_lengths(heads: int) -> tuple[int, ...]:
     """Lengths that softmax attention with its weights formed can be measured at."""
     fitting = tuple(n for n in LENGTHS if heads * n * n <= LARGEST_SCORES)
     return fitting if len(fitting) >= 3 else LENGTHS[:3]
+
+
+def other_work() -> float:
+    """Seconds of processor time that other processes have used so far; 0 where it is not known."""
+    try:
+        busy = [int(x) for x in Path("/proc/stat").read_text().split()[1:9]]
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return 0.0
+    idle, waiting = busy[3], busy[4]
+    return (sum(busy) - idle - waiting) / ticks - time.process_time()
 
 
 def measure_softmax(heads: int, d: int, width: int, causal: bool) -> list[float]:

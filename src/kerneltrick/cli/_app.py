@@ -24,6 +24,8 @@ from kerneltrick.cli._arguments import (
 from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
 from kerneltrick.cli._table import show
 
+STOPPED = "stopped; with --html or --json, the same command goes on where this one was"
+
 # click's UsageError, wherever this version of typer keeps click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
@@ -47,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     try:
-        return app(arguments, prog_name="kerneltrick", standalone_mode=False) or 0
+        code = int(app(arguments, prog_name="kerneltrick", standalone_mode=False) or 0)
+        return _fail(STOPPED, code) if code == 130 else code  # typer's answer to Ctrl-C
     except UsageError as error:
         return _fail(str(error), 2)
     except _ClickUsageError as error:
@@ -58,7 +61,7 @@ def _run(arguments: list[str]) -> int:
     except MemoryError:
         return _fail("not enough memory for data of this size", 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped", 130)
+        return _fail(STOPPED, 130)
 
 
 def _fail(message: str, code: int) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 from kerneltrick import maps
 from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
 
+MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
+
 
 class UsageError(Exception):
     """The command line is wrong: one line on stderr, exit code 2."""
@@ -62,6 +64,12 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[maps.Feature
         try:
             feature_map = maps.get(text)
             feature_map.check_positions(0, n - 1)
+            m, d = feature_map.dim(data.q.shape[-1]), data.q.shape[-1]
+            if m > MOST_FEATURES:
+                raise ValueError(
+                    f"{feature_map} has {m:,} features for d = {d}; at most {MOST_FEATURES:,} are "
+                    "compared"
+                )
         except ValueError as error:
             raise UsageError(str(error)) from None
         if feature_map in chosen:
