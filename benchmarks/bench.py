@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kerneltrick._files import replacing
+
 THREADS = 2
 HEADS, WIDTH = 8, 64  # B = 1, D = M = 64, float32
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -277,9 +279,8 @@ def main() -> None:
     print(text)
     if arguments.write:
         document = insert(arguments.write.read_text(encoding="utf-8"), text)
-        part = arguments.write.with_name(f".{arguments.write.name}.part")
-        part.write_text(document, encoding="utf-8")
-        part.replace(arguments.write)
+        with replacing(arguments.write) as temporary:
+            temporary.write_text(document, encoding="utf-8")
     return None
 
 

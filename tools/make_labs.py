@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import re
 import sys
-import tempfile
 from pathlib import Path
+
+from kerneltrick._files import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,15 +78,8 @@ def _belongs_to_solution(node: ast.stmt) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write beside the target and rename, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

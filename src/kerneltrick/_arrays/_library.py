@@ -32,8 +32,8 @@ def namespace(**arrays: Array | None) -> Namespace:
     if len(set(libraries.values())) > 1:
         listing = ", ".join(f"{name}: {lib}" for name, lib in libraries.items())
         raise TypeError(f"all arrays must come from one library, but got {listing}")
-    devices = {name: str(device(x)) for name, x in given.items()}
-    if len(set(devices.values())) > 1 and all(map(is_concrete_or_eager, given.values())):
+    devices = {name: str(d) for name, x in given.items() if (d := device(x)) is not None}
+    if len(set(devices.values())) > 1:
         listing = ", ".join(f"{name}: {dev}" for name, dev in devices.items())
         raise ValueError(f"all arrays must be on one device, but got {listing}")
     return space(next(iter(given.values())))
@@ -72,6 +72,7 @@ def space(x: Array) -> Namespace:
 
 
 def device(x: Array) -> Any:
+    """Where x is; None while it is being traced."""
     if library(x) == "jax" and _is_jax_tracer(x):
         return None
     return array_api_compat.device(x)
@@ -79,11 +80,6 @@ def device(x: Array) -> Any:
 
 def _is_jax_tracer(x: Array) -> bool:
     return isinstance(x, sys.modules["jax"].core.Tracer)
-
-
-def is_concrete_or_eager(x: Array) -> bool:
-    """False only for arrays being traced, whose device is not known."""
-    return not (library(x) == "jax" and _is_jax_tracer(x))
 
 
 def is_concrete(x: Array) -> bool:
@@ -127,11 +123,6 @@ def is_floating(x: Array) -> bool:
 def is_integer(x: Array) -> bool:
     xp = space(x)
     return bool(xp.isdtype(x.dtype, "integral"))
-
-
-def half_dtypes(xp: Namespace) -> list[Any]:
-    """The sixteen-bit floats that a library has."""
-    return [getattr(xp, name) for name in ("float16", "bfloat16") if hasattr(xp, name)]
 
 
 def compute_dtype(x: Array) -> Any:

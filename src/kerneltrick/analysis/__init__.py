@@ -1,7 +1,6 @@
 """What a map loses against softmax on given data, and what it costs: measured, never guessed."""
 
 from kerneltrick.analysis._compare import ProgressReport, compare
-from kerneltrick.analysis._cost import measure_time
 from kerneltrick.analysis._data import AttentionData, sample
 from kerneltrick.analysis._files import load_attention
 from kerneltrick.analysis._files import save as save_attention
@@ -25,7 +24,6 @@ __all__ = [
     "compare",
     "compare_weights",
     "load_attention",
-    "measure_time",
     "picture",
     "sample",
     "save_attention",
