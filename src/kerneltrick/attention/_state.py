@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from kerneltrick import maps
 from kerneltrick._arrays import (
@@ -201,6 +199,8 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to a safetensors file; the file appears whole or not at all."""
+        import safetensors.numpy  # only here and in load: it would slow every import
+
         whole = self.sums.numpy()
         tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
         if self.scale_log is not None:
@@ -220,6 +220,8 @@ class State:
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
         """Read a state back, as NumPy arrays or as those of the library of `like`."""
+        import safetensors
+
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no state file at {os.fspath(path)}")
         try:
