@@ -3,31 +3,46 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Without build isolation, so that every install goes on with the objects of the one before. Once
+# the core has been configured, a compiler's error is an error; until then the install does without.
+CONFIGURED := $(wildcard build/editable/_kerneltrick.pth)
+PIP := $(if $(CONFIGURED),KERNELTRICK_REQUIRE_NATIVE=1,rm -rf build/editable;) \
+       $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt
+NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
+MISSING = $(foreach tool,cmake ninja,$(if $(shell command -v $(tool) 2> /dev/null),,$(tool)))
+CORE = @ls src/kerneltrick/_core*.so > /dev/null 2>&1 \
+       || echo "Installed without the compiled core; '$(BIN)/pip install -v -e .' says why."
+CASES ?= 100000
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint format build bench labs stars figures sample mutants clean
+.PHONY: help run native sanitize test test-all lint format build bench bench-native labs stars figures sample mutants clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) -e .
+$(VENV)/.backend: pyproject.toml | $(VENV)/.created
+	$(PIP) -U scikit-build-core nanobind $(MISSING)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.created
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.backend
+	$(PIP) -e .
+	$(CORE)
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.backend
 	$(PIP) -e '.[test]'
+	$(CORE)
 	@touch $@ $(VENV)/.run
 
-$(VENV)/.lint: pyproject.toml constraints.txt | $(VENV)/.created
+$(VENV)/.lint: pyproject.toml constraints.txt | $(VENV)/.backend
 	$(PIP) -e '.[lint]'
 	@touch $@
 
-$(VENV)/.build: pyproject.toml constraints.txt | $(VENV)/.created
+$(VENV)/.build: pyproject.toml constraints.txt | $(VENV)/.backend
 	$(PIP) -e '.[build]'
 	@touch $@
 
@@ -35,6 +50,19 @@ run: $(VENV)/.run ## compare the feature maps with softmax attention, and write 
 	@mkdir -p out
 	$(BIN)/kerneltrick compare --html out/report.html --json out/report.json
 	@echo "Open $(CURDIR)/out/report.html in a browser."
+
+native sanitize: export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+native: $(VENV)/.run ## compile the core again, after a change in native/
+	cmake --build build/editable
+
+sanitize: $(VENV)/.backend ## the core's fuzzer under AddressSanitizer, UBSan and ThreadSanitizer
+	cmake -S . -B build/asan -G Ninja -DKT_SANITIZE=address
+	cmake --build build/asan
+	build/asan/kt_fuzz --cases $(CASES)
+	cmake -S . -B build/tsan -G Ninja -DKT_SANITIZE=thread
+	cmake --build build/tsan
+	build/tsan/kt_fuzz --threads 8 --cases 2000
 
 test: $(VENV)/.test ## every test except the long sweeps
 	$(BIN)/python -m pytest -n auto -m "not slow"
@@ -54,12 +82,15 @@ format: $(VENV)/.lint ## ruff format and its safe fixes
 
 build: $(VENV)/.build ## sdist and wheel, checked, in dist/
 	rm -rf dist
-	$(BIN)/python -m build
+	KERNELTRICK_REQUIRE_NATIVE=1 $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tools/check_wheel.py dist
 
 bench: $(VENV)/.test ## time and memory against the usual formulas, into docs/performance.md
 	$(BIN)/python benchmarks/bench.py --write docs/performance.md
+
+bench-native: $(VENV)/.test ## the compiled core against its targets, into docs/performance.md
+	$(BIN)/python benchmarks/native.py --write docs/performance.md
 
 labs: $(VENV)/.run ## the student folders, from the reference solutions
 	$(BIN)/python tools/make_labs.py
@@ -77,4 +108,4 @@ mutants: $(VENV)/.test ## seeded bugs, each of which a named test must catch
 	$(BIN)/python tools/mutants.py
 
 clean: ## remove what make made
-	rm -rf $(VENV) dist build out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist build out src/kerneltrick/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -67,3 +67,77 @@ def test_a_quick_run_writes_its_tables(tmp_path):
     assert "–" not in rows[0]
     assert list(tmp_path.iterdir()) == [path]
     assert str(tmp_path) not in text
+
+
+def test_native_table_goes_after_the_others_and_is_replaced():
+    import bench
+
+    import native
+
+    document = f"before\n{bench.END}\nafter\n"
+    once = native.insert(document, "old")
+    assert once == f"before\n{bench.END}\n\n{native.START}\nold\n{native.END}\nafter\n"
+    assert native.insert(once, "new") == once.replace("old", "new")
+    for broken in ("no markers", f"{native.END}\n{native.START}"):
+        with pytest.raises(ValueError, match="no place"):
+            native.insert(broken, "new")
+
+
+def test_useful_flops_are_those_of_the_targets():
+    import native
+
+    n, m, H, M, D = 100, 7, 8, 64, 64
+    assert native.causal_flops(n, m) == n * H * (4 * m * M + 64 * (m + M))
+    assert native.full_flops(n, m) == n * H * 4 * m * M
+    assert native.gradient_flops(n, m) == n * H * (14 * m * M + 64 * (4 * m + 3 * M))
+    assert native.favor_flops(n, m) == n * H * (4 * m * M + 64 * (m + M) + 4 * D * m)
+
+
+def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
+    import native
+
+    pytest.importorskip("kerneltrick._core")
+    path = tmp_path / "performance.md"
+    path.write_text(f"title\n{native.START}\n{native.END}\nend\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "native.py"), "--quick", "--write", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = path.read_text(encoding="utf-8")
+    assert text == f"title\n{native.START}\n{done.stdout}{native.END}\nend\n"
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert {len(row) for row in rows} == {4}
+    cases = [row[0] for row in rows]
+    for start, count in (
+        ("causal ELU forward, n =", 2),
+        ("full ELU forward, n =", 2),
+        ("causal ELU forward+backward, n =", 2),
+        ("causal forward+backward against the plain-torch chunk formula", 1),
+        ("causal forward against the plain-torch chunk formula", 1),
+        ("causal forward against scaled_dot_product_attention", 1),
+        ("break-even with scaled_dot_product_attention", 1),
+        ("taylor:order=2, d = 16", 2),
+        ("poly:degree=2, d = 64", 2),
+        ("favor:features=256, d = 64", 2),
+        ("H = 1, ", 1),
+        ("extra memory, ", len(native.FUSED) + 1),
+        ("decode, ", 3),
+        ("wheel", 1),
+        ("import ", 1),
+    ):
+        found = [case for case in cases if case.startswith(f"| {start}")]
+        assert len(found) == count, start
+        cases = [case for case in cases if case not in found]
+    assert cases == []
+    measured = [row for row in rows if not row[1].startswith("skipped")]
+    assert {row[3].split()[0] for row in measured} <= {"yes", "**no**"}
+    assert len(rows) - len(measured) <= 4
+    assert str(tmp_path) not in text
+
+
+def test_maps_whose_memory_is_measured_are_the_fused_ones():
+    import native
+    from kerneltrick import maps
+    from kerneltrick.engines import _native
+
+    kinds = {_native.fused(maps.get(name), 16).numbers["map"] for name in native.FUSED}
+    assert kinds == set(_native.KIND.values())

@@ -9,7 +9,7 @@ from oracle import MAPS, make_decay, same_bits
 import kerneltrick as kt
 from kerneltrick import maps
 
-ENGINES = ["dense", "recurrent", "chunked"]
+ENGINES = ["dense", "recurrent", "chunked", "native"]
 CHANGES = {
     "scaled": lambda x: x * np.asarray(1e4, x.dtype),
     "nan": lambda x: np.full_like(x, np.nan),
@@ -99,7 +99,7 @@ class TestPads:
             assert same_bits(after.Z, state.Z)
             assert (out[~mask] == 0).all()
 
-    @pytest.mark.parametrize("engine", ["recurrent", "chunked"])
+    @pytest.mark.parametrize("engine", ["recurrent", "chunked", "native"])
     @pytest.mark.parametrize("text", MAPS)
     @given(n=st.integers(1, 130), extra=st.integers(1, 130), seed=st.integers(0, 1000))
     def test_right_padding_is_bit_equal_to_no_padding(self, text, engine, n, extra, seed):

@@ -9,7 +9,7 @@ from oracle import DECAYS, MAPS, SIGNED_FEATURES, brute_force, make_decay, one_h
 import kerneltrick as kt
 from kerneltrick import maps
 
-ENGINES = ["dense", "recurrent", "chunked"]
+ENGINES = ["dense", "recurrent", "chunked", "native"]
 D, WIDTH = 4, 3
 
 
@@ -163,7 +163,7 @@ def test_chunked_and_recurrent_equal_dense(
     }
     expected = kt.linear_attention(q, k, v, text, engine="dense", **options)
     size = np.nanmax(np.abs(expected), initial=1.0)
-    for engine in ("chunked", "recurrent"):
+    for engine in ("chunked", "recurrent", "native"):
         actual = kt.linear_attention(q, k, v, text, engine=engine, chunk_size=chunk_size, **options)
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-10 * size)
 
@@ -230,7 +230,7 @@ def test_float32_is_as_accurate_as_the_naive_formula(text, causal, n):
         naive, total = phi_q @ (phi_k.mT @ v), phi_q @ phi_k.sum(-2)[..., None]
     if normalize:
         naive = np.where(total == 0, 0, naive / np.where(total == 0, 1, total))
-    for engine in ("chunked", "recurrent"):
+    for engine in ("chunked", "recurrent", "native"):
         ours = kt.linear_attention(q, k, v, text, engine=engine, **options)
         assert ours.dtype == np.float32
         for columns in (slice(None),) if normalize else (slice(0, -1), slice(-1, None)):
@@ -325,7 +325,7 @@ def test_log_scales_survive_keys_of_very_different_size(text, engine):
         np.testing.assert_allclose(out[35:], np.broadcast_to(v[35], (35, 4)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["recurrent", "chunked"])
+@pytest.mark.parametrize("engine", ["recurrent", "chunked", "native"])
 def test_a_forgotten_scale_does_not_swallow_what_comes_later(engine):
     """A key of scale e^1500 decays away; later keys must not be stored relative to it."""
     n = 200

@@ -55,7 +55,7 @@ def test_gradcheck_of_log_decay(kind, text):
     assert torch.autograd.gradcheck(function, (q, k, v, decay), fast_mode=True)
 
 
-@pytest.mark.parametrize("engine", ["chunked", "recurrent"])
+@pytest.mark.parametrize("engine", ["chunked", "recurrent", "auto"])
 @pytest.mark.parametrize("kind", DECAYS)
 @pytest.mark.parametrize("text", MAPS)
 def test_gradients_equal_those_of_the_dense_engine(text, kind, engine):

@@ -8,7 +8,7 @@ from oracle import MAPS, same_bits
 
 import kerneltrick as kt
 
-ENGINES = ["dense", "recurrent", "chunked"]
+ENGINES = ["dense", "recurrent", "chunked", "native"]
 
 
 def inputs(n=100, seed=0):

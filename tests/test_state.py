@@ -11,7 +11,7 @@ from oracle import DECAYS, MAPS, SIGNED_FEATURES, make_decay, same_bits
 import kerneltrick as kt
 from kerneltrick import maps
 
-ENGINES = ["dense", "recurrent", "chunked"]
+ENGINES = ["dense", "recurrent", "chunked", "native"]
 
 
 def inputs(n, seed=0, lead=(2,), dtype=np.float64):

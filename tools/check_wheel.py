@@ -11,12 +11,13 @@ import zipfile
 from pathlib import Path
 
 PROGRAM = """
-import numpy as np, kerneltrick as kt
+import numpy as np, kerneltrick as kt, kerneltrick._core
 q, k, v = np.random.default_rng(0).standard_normal((3, 100, 8))
 out, state = kt.linear_attention(q, k, v, "elu", causal=True, return_state=True)
 assert out.shape == (100, 8) and state.stop == 100
 print("kerneltrick", kt.__version__, "works from", kt.__file__)
 """
+LIMIT = 2e6  # bytes in the wheel
 
 
 def main(folder: str) -> int:
@@ -32,9 +33,23 @@ def main(folder: str) -> int:
         "kerneltrick/report/page/base.js",
     ):
         assert needed in names, f"{needed} is missing from {wheel.name}"
+    cores = [name for name in names if name.endswith((".so", ".pyd"))]
+    assert len(cores) == 1, f"{wheel.name} should have one compiled core and has {cores}"
+    assert cores[0].startswith("kerneltrick/_core."), f"{cores[0]} is not the compiled core"
+    size = wheel.stat().st_size
+    assert size <= LIMIT, f"{wheel.name} has {size / 1e6:.2f} MB, more than {LIMIT / 1e6:.0f} MB"
     with tarfile.open(sdist) as archive:
         inside = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
-    for needed in ("pyproject.toml", "LICENSE", "README.md", "tests/oracle.py", "Makefile"):
+    for needed in (
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "tests/oracle.py",
+        "Makefile",
+        "CMakeLists.txt",
+        "native/kernels.cpp",
+        "native/bind.cpp",
+    ):
         assert needed in inside, f"{needed} is missing from {sdist.name}"
     with tempfile.TemporaryDirectory() as home:
         venv.create(home, with_pip=True)
@@ -42,7 +57,7 @@ def main(folder: str) -> int:
         subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
         subprocess.run([python, "-c", PROGRAM], check=True, cwd=home)
         subprocess.run([Path(home) / "bin" / "kerneltrick", "--version"], check=True, cwd=home)
-    print(f"{wheel.name}: {wheel.stat().st_size / 1e3:.0f} kB, {sdist.name}: checked")
+    print(f"{wheel.name}: {size / 1e3:.0f} kB, {sdist.name}: checked")
     return 0
 
 

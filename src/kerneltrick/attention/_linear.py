@@ -40,6 +40,7 @@ from kerneltrick.engines import (
     Plan,
     dense_rows,
     empty_carry,
+    supports,
     times,
 )
 
@@ -164,7 +165,8 @@ def linear_attention(
         Tokens per chunk of the chunked engine (at most 64 at a time in float32, so that sums stay
         accurate; at most 16 with a decay per feature).
     engine
-        "auto", "chunked", "recurrent" or "dense".
+        "auto", "native" (compiled, for arrays on the CPU), "chunked", "recurrent" or "dense". auto is
+        native where it can be, else chunked.
 
     Returns
     -------
@@ -184,7 +186,9 @@ def linear_attention(
     )  # fmt: skip
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
-    run = ENGINES["chunked" if engine == "auto" else engine]
+    if engine == "auto":
+        engine = "native" if supports(call.plan, call.data) else "chunked"
+    run = ENGINES[engine]
     result = jit(run, call.plan, call.data, call.inputs.q, call.plan.feature_map.weighted)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output

@@ -1,15 +1,16 @@
 """Ways to run the same recurrence, one signature: engine(plan, data) → result.
 
 `dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
-matrix products and runs everywhere.
+matrix products and runs everywhere, `native` is compiled, for arrays on the CPU.
 """
 
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
+from kerneltrick.engines._native import core, native, supports
 from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish, times
 from kerneltrick.engines._recurrent import recurrent
 
-ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked}
+ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked, "native": native}
 
 __all__ = [
     "ENGINES",
@@ -19,10 +20,13 @@ __all__ = [
     "Plan",
     "Result",
     "chunked",
+    "core",
     "dense",
     "dense_rows",
     "empty_carry",
     "finish",
+    "native",
     "recurrent",
+    "supports",
     "times",
 ]

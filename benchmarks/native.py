@@ -1,0 +1,541 @@
+"""The compiled core against its targets: rates, ratios, memory, decoding, size.
+
+python benchmarks/native.py                              print the table
+python benchmarks/native.py --quick                      tiny sizes: does everything run?
+python benchmarks/native.py --write docs/performance.md  put it between its markers
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import functools
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bench
+import quiet
+
+from kerneltrick._files import replacing
+
+THREADS, HEADS, WIDTH = bench.THREADS, bench.HEADS, bench.WIDTH  # 2; B = 1, H = 8, D = M = 64
+START, END = "<!-- native:begin -->", "<!-- native:end -->"
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+FUSED = (
+    "identity", "elu", "relu", "relu2", "exp", "square", "cosformer:horizon=65536",
+    "hedgehog", "hedgehog:activation=exp", "t2r", "favor:features=256",
+    "favor:features=256,kind=hyperbolic", "favor:features=256,kind=trig", "taylor:order=2",
+    "poly:degree=2",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large the cases are and how long each of them is repeated."""
+
+    lengths: tuple[int, int] = (4096, 16384)
+    gemm: int = 2048
+    scan: tuple[int, ...] = tuple(range(64, 1025, 64))
+    long: int = 65536
+    positions: tuple[int, int] = (1000, 1_000_000)
+    turns: int = 5  # at least, of each call
+    seconds: float = 1.5  # for each call
+
+
+QUICK = Sizes((128, 256), 128, (64, 128), 512, (10, 100), turns=1, seconds=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    case: str
+    measured: str
+    target: str
+    met: bool | None = None  # None: not measured
+    alone: bool = True
+
+    def __str__(self) -> str:
+        met = "–" if self.met is None else "yes" if self.met else "**no**"
+        star = "" if self.alone else "*"
+        return f"| {self.case} | {self.measured}{star} | {self.target} | {met} |"
+
+
+class Quiet(quiet.Quiet):
+    """Processes that were started here, and have ended, are not others."""
+
+    @staticmethod
+    def others() -> float:
+        times = os.times()
+        return quiet.Quiet.others() - times.children_user - times.children_system
+
+
+Entry = tuple[Callable[[], Any], Callable[[], Any]]  # what is timed, and what comes before a turn
+
+
+class Bench:
+    """Calls that take turns, and the rate of sgemm beside them."""
+
+    def __init__(self, sizes: Sizes, patience: float) -> None:
+        import torch
+
+        self.sizes, self.quiet = sizes, Quiet(patience)
+        self.rates: list[float] = []  # sgemm's on all threads, flop/s
+        a, b, c = (torch.randn(sizes.gemm, sizes.gemm) for _ in range(3))
+        self.gemm: Callable[[], Any] = lambda: torch.mm(a, b, out=c)
+
+    def race(
+        self, *entries: Callable[[], Any] | Entry, seconds: float | None = None
+    ) -> tuple[list[float], bool]:
+        """The best time of each entry, and whether all of them had the machine to themselves.
+
+        The entries take turns, so that a slow moment hits all of them. Turns while others were at
+        work do not count, as long as patience lasts.
+        """
+        seconds = self.sizes.seconds if seconds is None else seconds
+        best = [(False, math.inf)] * len(entries)
+        spent, count = 0.0, [0] * len(entries)
+        while min(count) < self.sizes.turns or spent < seconds * len(entries):
+            for i, entry in enumerate(entries):
+                function, before = entry if isinstance(entry, tuple) else (entry, set_threads)
+                before()
+                time, took, alone = self.quiet.turn(function, [])
+                if (alone, -time) > (best[i][0], -best[i][1]):
+                    best[i] = alone, time
+                if alone or self.quiet.patience <= 0:
+                    spent += took
+                    count[i] += 1
+        set_threads()
+        return [time for _, time in best], all(alone for alone, _ in best)
+
+    def rate(self, case: str, call: Callable[[], Any], flops: float, least: float) -> Row:
+        """A row that compares the useful flops of a call per second with those of sgemm."""
+        (ours, gemm), alone = self.race(call, self.gemm)
+        self.rates.append(2 * self.sizes.gemm**3 / gemm)
+        share = flops / ours / self.rates[-1]
+        target = f"≥ {least:.2f} of sgemm"
+        if case.startswith("causal ELU forward,"):
+            target += " (stretch 0.80)"
+        return Row(case, f"{share:.2f} ({ms(ours)})", target, share >= least, alone)
+
+    def faster(
+        self, case: str, ours: Callable[[], Any], theirs: Callable[[], Any], least: float
+    ) -> Row:
+        (a, b), alone = self.race(ours, theirs)
+        measured = f"{b / a:.1f}× ({ms(a)} against {ms(b)})"
+        return Row(case, measured, f"≥ {least:.0f}×", b / a >= least, alone)
+
+
+def set_threads(count: int = THREADS) -> None:
+    """As many threads for the core as for PyTorch."""
+    import torch
+
+    import kerneltrick as kt
+    from kerneltrick import _core
+
+    getattr(kt, "set_num_threads", _core.set_threads)(count)
+    torch.set_num_threads(count)
+
+
+def ms(seconds: float) -> str:
+    return f"{significant(1e3 * seconds)} ms"
+
+
+def significant(x: float) -> str:
+    return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}"
+
+
+def inputs(n: int, heads: int = HEADS, d: int = WIDTH, library: str = "torch") -> list[Any]:
+    """q, k (1, H, n, d) and v (1, H, n, M) in float32, every page written to."""
+    import numpy as np
+
+    rng = np.random.default_rng(n)
+    arrays = [rng.standard_normal((1, heads, n, w), dtype=np.float32) for w in (d, d, WIDTH)]
+    if library == "numpy":
+        return arrays
+    import torch
+
+    return [torch.from_numpy(x) for x in arrays]
+
+
+def forward(data: list[Any], feature_map: str = "elu", causal: bool = True) -> Callable[[], Any]:
+    import torch
+
+    import kerneltrick as kt
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return kt.linear_attention(*data, feature_map, causal=causal, engine="native")
+
+    return call
+
+
+def by_hand(function: Callable[..., Any], data: list[Any]) -> Callable[[], Any]:
+    import torch
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return function(*data)
+
+    return call
+
+
+def with_gradients(function: Callable[..., Any], data: list[Any]) -> Callable[[], Any]:
+    import torch
+
+    leaves = [x.clone().requires_grad_() for x in data]
+    cotangent = torch.randn_like(data[2])
+    return lambda: torch.autograd.grad(function(*leaves), leaves, cotangent)
+
+
+def ours(q: Any, k: Any, v: Any) -> Any:
+    import kerneltrick as kt
+
+    return kt.linear_attention(q, k, v, "elu", causal=True, engine="native")
+
+
+def causal_flops(n: int, m: int) -> int:
+    return n * HEADS * (4 * m * WIDTH + 64 * (m + WIDTH))
+
+
+def full_flops(n: int, m: int) -> int:
+    return n * HEADS * 4 * m * WIDTH
+
+
+def gradient_flops(n: int, m: int) -> int:
+    """Forward and backward, causal."""
+    return n * HEADS * (14 * m * WIDTH + 64 * (4 * m + 3 * WIDTH))
+
+
+def favor_flops(n: int, m: int) -> int:
+    return causal_flops(n, m) + n * HEADS * 4 * WIDTH * m  # with the projections of q and k
+
+
+def rates(run: Bench) -> Iterator[Row]:
+    """Everything that is a share of the sgemm rate, or a ratio to the formulas by hand."""
+    import baselines
+
+    from kerneltrick import maps
+
+    lengths, last = run.sizes.lengths, run.sizes.lengths[-1]
+    for n in lengths:
+        call, flops = forward(inputs(n)), causal_flops(n, WIDTH)
+        yield run.rate(f"causal ELU forward, n = {n}", call, flops, 0.70)
+    for n in lengths:
+        call, flops = forward(inputs(n), causal=False), full_flops(n, WIDTH)
+        yield run.rate(f"full ELU forward, n = {n}", call, flops, 0.60)
+    for n in lengths:
+        call, flops = with_gradients(ours, inputs(n)), gradient_flops(n, WIDTH)
+        yield run.rate(f"causal ELU forward+backward, n = {n}", call, flops, 0.55)
+    data = inputs(last)
+    yield run.faster(
+        f"causal forward+backward against the plain-torch chunk formula, n = {last}",
+        with_gradients(ours, data),
+        with_gradients(baselines.plain_chunk_torch, data),
+        8,
+    )
+    yield run.faster(
+        f"causal forward against the plain-torch chunk formula, n = {last}",
+        forward(data),
+        by_hand(baselines.plain_chunk_torch, data),
+        10,
+    )
+    softmax = functools.partial(baselines.softmax_torch, causal=True)
+    yield run.faster(
+        f"causal forward against scaled_dot_product_attention, n = {last}",
+        forward(data),
+        by_hand(softmax, data),
+        60,
+    )
+    yield break_even(run, softmax)
+    for name, d, least, count in (
+        ("taylor:order=2", 16, 0.60, causal_flops),
+        ("poly:degree=2", 64, 0.60, causal_flops),
+        ("favor:features=256", 64, 0.55, favor_flops),
+    ):
+        for n in lengths:
+            call, flops = forward(inputs(n, d=d), name), count(n, maps.get(name).dim(d))
+            yield run.rate(f"{name}, d = {d}, causal forward, n = {n}", call, flops, least)
+
+
+def break_even(run: Bench, softmax: Callable[..., Any]) -> Row:
+    """The smallest n of the scan from which on linear attention is never slower than SDPA."""
+    scan, found, quiet_all = run.sizes.scan, 0, True
+    for n in reversed(scan):
+        data = inputs(n)
+        (a, b), alone = run.race(
+            forward(data), by_hand(softmax, data), seconds=run.sizes.seconds / 3
+        )
+        quiet_all &= alone
+        if a > b:
+            break
+        found = n
+    measured = f"n = {found}" if found else f"above n = {scan[-1]}"
+    if found == scan[0]:
+        measured = f"at or below n = {found}"
+    return Row(
+        f"break-even with scaled_dot_product_attention, n = {scan[0]} … {scan[-1]}",
+        measured,
+        "n ≤ 512",
+        0 < found <= 512,
+        quiet_all,
+    )
+
+
+def thread_rows(run: Bench) -> Iterator[Row]:
+    call = forward(inputs(run.sizes.long, heads=1))
+    one, all_ = functools.partial(set_threads, 1), set_threads
+    (a, b, c, d), alone = run.race((call, one), (call, all_), (run.gemm, one), (run.gemm, all_))
+    share = (a / b) / (c / d)
+    yield Row(
+        f"H = 1, causal ELU forward, n = {run.sizes.long}: speed-up by {THREADS} threads",
+        f"{share:.2f} of sgemm's ({a / b:.2f}×, {ms(b)}, against {c / d:.2f}×)",
+        "≥ 0.90 of sgemm's own",
+        share >= 0.9,
+        alone,
+    )
+
+
+def memory_rows(sizes: Sizes) -> Iterator[Row]:
+    """Each map in its own process. Before anything large is imported here: a process is born with
+    the peak of its parent.
+    """
+    cases = [(name, "numpy") for name in FUSED] + [("elu", "torch")]
+    for name, library in cases:
+        d = 16 if name.startswith("taylor") else WIDTH
+        command = [sys.executable, __file__, "--extra", json.dumps([name, d, sizes.long, library])]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        extra, state = json.loads(done.stdout)
+        yield Row(
+            f"extra memory, {name}, d = {d}, causal forward, n = {sizes.long}, "
+            f"{bench.LIBRARIES[library]}",
+            f"{extra / MIB:.1f} MiB (state {state / MIB:.1f} MiB)",
+            "≤ 16 MiB beyond inputs, output, state",
+            extra <= 16 * MIB,
+        )
+
+
+def extra(name: str, d: int, n: int, library: str) -> tuple[int, int]:
+    """Bytes that a call holds at its peak beyond inputs, output and state; bytes of the state."""
+    import numpy as np
+
+    import kerneltrick as kt
+
+    if library == "torch":
+        set_threads()
+    else:
+        from kerneltrick import _core
+
+        getattr(kt, "set_num_threads", _core.set_threads)(THREADS)
+
+    def call(data: list[Any], **options: Any) -> Any:
+        return kt.linear_attention(*data, name, causal=True, engine="native", **options)
+
+    small = inputs(64, d=d, library=library)
+    call(small)  # threads, code pages and what the libraries load late
+    _, state = call(small, return_state=True)
+    parts = [*state.sums, state.scale_log]
+    kept = sum(np.asarray(x).nbytes for x in parts if x is not None)
+    before = resident()
+    data = inputs(n, d=d, library=library)
+    output = call(data)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    given = sum(np.asarray(x).nbytes for x in [*data, output])
+    return peak - before - given - kept, kept
+
+
+def resident() -> int:
+    """Bytes of this process in memory now (its peak so far where that is not known)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)  # what has been freed would be used again, and so be missing from the peak
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def decode_rows(run: Bench) -> Iterator[Row]:
+    """Decoding a token at a time, in NumPy."""
+    import kerneltrick as kt
+
+    first, last = run.sizes.positions
+    cases = (
+        ("decode, batch 8, H = 32: a step", "≤ 1.5× reading and writing the state"),
+        (f"decode, H = 8: a token at position {last} against one at {first}", "equal: ≤ 1.05×"),
+        ("decode, batch 1, H = 1, d = 4: a call", "≤ 10 µs"),
+    )
+    if not hasattr(kt, "Decoder"):
+        yield from (Row(case, "skipped: no kerneltrick.Decoder", target) for case, target in cases)
+        return
+    for (case, target), measure in zip(cases, (state_pass, late_token, overhead), strict=True):
+        measured, met, alone = measure(run)
+        yield Row(case, measured, target, met, alone)
+
+
+def stream(batch_shape: tuple[int, ...], d: int, at: int = 0) -> tuple[Any, list[Any]]:
+    """A decoder that has seen `at` tokens, and the token that it is given."""
+    import numpy as np
+
+    import kerneltrick as kt
+
+    decoder = kt.Decoder("elu", batch_shape=batch_shape, d=d, value_width=d, dtype=np.float32)
+    rng = np.random.default_rng(d)
+    token = [rng.standard_normal((*batch_shape, d), dtype=np.float32) for _ in range(3)]
+    for _ in range(at):
+        decoder.step(*token)
+    return decoder, token
+
+
+def state_pass(run: Bench) -> tuple[str, bool, bool]:
+    import torch
+
+    decoder, token = stream((8, 32), WIDTH)
+    size = getattr(decoder, "nbytes", 8 * 32 * WIDTH * (WIDTH + 1) * 4)  # of the state, in float32
+    buffer = torch.zeros(size // 4)  # PyTorch, not NumPy: it has the threads
+    (step, once), alone = run.race(lambda: decoder.step(*token), lambda: buffer.add_(1.0))
+    measured = f"{step / once:.2f}× ({ms(step)} against {ms(once)}, {size / MIB:.1f} MiB)"
+    return measured, step <= 1.5 * once, alone
+
+
+def late_token(run: Bench) -> tuple[str, bool, bool]:
+    """The early decoder begins every turn anew; the late one goes on."""
+    first, last = run.sizes.positions
+    early, late = [stream((1, 8), WIDTH)], [stream((1, 8), WIDTH, last)]
+
+    def begin() -> None:
+        early[:] = [stream((1, 8), WIDTH, first)]
+
+    def steps(streams: list[tuple[Any, list[Any]]]) -> None:
+        decoder, token = streams[0]
+        for _ in range(50):
+            decoder.step(*token)
+
+    (a, b), alone = run.race((lambda: steps(early), begin), (lambda: steps(late), set_threads))
+    measured = f"{b / a:.2f}× ({significant(b / 50 * 1e6)} µs against {significant(a / 50 * 1e6)})"
+    return measured, b <= 1.05 * a, alone
+
+
+def overhead(run: Bench) -> tuple[str, bool, bool]:
+    decoder, token = stream((1, 1), 4)
+
+    def steps() -> None:
+        for _ in range(100):
+            decoder.step(*token)
+
+    (time,), alone = run.race(steps)
+    return f"{significant(time / 100 * 1e6)} µs", time / 100 <= 10e-6, alone
+
+
+def install_rows(run: Bench) -> Iterator[Row]:
+    """What the core adds to the package and to its import."""
+    wheels = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    if wheels:
+        size = wheels[-1].stat().st_size / 1e6
+        yield Row("wheel", f"{size:.2f} MB", "≤ 2 MB", size <= 2)
+    else:
+        yield Row("wheel", "skipped: none in dist/ (make build)", "≤ 2 MB")
+    hidden = "import sys; sys.modules['kerneltrick._core'] = None; import kerneltrick"
+    programs = ("import kerneltrick, kerneltrick._core", hidden)
+    (a, b), alone = run.race(*(functools.partial(python, program) for program in programs))
+    added = f"{1e3 * (a - b):.1f} ms (a process with it: {ms(a)}, without: {ms(b)})"
+    yield Row("import of the core", added, "≤ 20 ms", a - b <= 20e-3, alone)
+
+
+def python(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def measure(sizes: Sizes, patience: float) -> str:
+    rows: list[Row] = []
+
+    def note(more: Iterator[Row]) -> None:
+        for row in more:
+            print(row, file=sys.stderr, flush=True)
+            rows.append(row)
+
+    note(memory_rows(sizes))  # first: nothing large has been imported yet
+    memory, rows = rows, []
+    run = Bench(sizes, patience)
+    set_threads()
+    for part in (rates, thread_rows):
+        note(part(run))
+    rows += memory
+    for part in (decode_rows, install_rows):
+        note(part(run))
+    return table(rows, run)
+
+
+def table(rows: list[Row], run: Bench) -> str:
+    from kerneltrick import _core
+
+    slow, fast = (x / 1e9 for x in (min(run.rates), max(run.rates)))
+    lines = [
+        f"Machine: {bench.machine()} The core runs its {_core.isa()} code.",
+        f"B = 1, H = {HEADS}, D = M = {WIDTH}, float32. sgemm: PyTorch's product of two "
+        f"{run.sizes.gemm}×{run.sizes.gemm} matrices, measured beside each case: "
+        f"{significant(slow)}–{significant(fast)} Gflop/s.",
+    ]
+    if run.sizes == QUICK:
+        lines.append("Tiny sizes (`--quick`), for which the targets are not meant.")
+    lines += ["", "| case | measured | target | met |", "|---|---|---|---|", *map(str, rows)]
+    if not all(row.alone for row in rows):
+        lines += ["", "*: measured while other processes were at work."]
+    return "\n".join(lines)
+
+
+def insert(document: str, text: str) -> str:
+    """The document with `text` between the markers, which go after bench.py's tables if missing."""
+    if START not in document and bench.END in document:
+        document = document.replace(bench.END, f"{bench.END}\n\n{START}\n{END}", 1)
+    head, start, rest = document.partition(START)
+    _, end, tail = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"the document has no place for the table: {START} … {END}")
+    return f"{head}{START}\n{text}\n{END}{tail}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
+    parser.add_argument(
+        "--patience", type=float, help="seconds to wait for other processes to be quiet"
+    )
+    parser.add_argument("--extra", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(THREADS)
+    try:
+        import kerneltrick._core  # noqa: F401
+    except ImportError:
+        print("kerneltrick was installed without its compiled core", file=sys.stderr)
+        return 1
+    if arguments.extra is not None:
+        print(json.dumps(extra(*arguments.extra)))
+        return 0
+    if arguments.write:
+        insert(arguments.write.read_text(encoding="utf-8"), "")
+    patience = 0.0 if arguments.quick else 300.0
+    if arguments.patience is not None:
+        patience = arguments.patience
+    text = measure(QUICK if arguments.quick else Sizes(), patience)
+    print(text)
+    if arguments.write:
+        document = insert(arguments.write.read_text(encoding="utf-8"), text)
+        with replacing(arguments.write) as temporary:
+            temporary.write_text(document, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

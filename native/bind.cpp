@@ -1,0 +1,135 @@
+// The one file that knows Python: a call arrives as a dict of numbers, addresses and strides, which
+// engines/_native.py makes and answers for (it holds the arrays while the call runs).
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "core.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <class V> V get(const nb::dict& d, const char* key, V fallback) {
+    return d.contains(key) ? nb::cast<V>(d[key]) : fallback;
+}
+
+template <class V> V* address(const nb::dict& d, const char* key) {
+    return reinterpret_cast<V*>(get<uintptr_t>(d, key, 0));
+}
+
+// (address, address of offsets, token stride, element stride), or absent.
+kt::View view(const nb::dict& d, const char* key) {
+    kt::View v;
+    if (!d.contains(key)) return v;
+    nb::tuple t = nb::cast<nb::tuple>(d[key]);
+    v.data = reinterpret_cast<char*>(nb::cast<uintptr_t>(t[0]));
+    v.offset = reinterpret_cast<const int64_t*>(nb::cast<uintptr_t>(t[1]));
+    v.token = nb::cast<int64_t>(t[2]);
+    v.element = nb::cast<int64_t>(t[3]);
+    return v;
+}
+
+kt::Problem problem(const nb::dict& d) {
+    kt::Problem p;
+    p.type = kt::Type(get(d, "type", 0));
+    p.output_type = kt::Type(get(d, "output_type", int(p.type)));
+    p.rows = get<int64_t>(d, "rows", 0);
+    p.heads = get<int64_t>(d, "heads", 1);
+    p.groups = get<int64_t>(d, "groups", 1);
+    p.keys = get<int64_t>(d, "keys", 0);
+    p.queries = get<int64_t>(d, "queries", 0);
+    p.width = get<int64_t>(d, "width", 0);
+    p.causal = get(d, "causal", false);
+    p.normalize = get(d, "normalize", true);
+    p.zero_fill = get(d, "zero_fill", 0.0);
+    p.start = get<int64_t>(d, "start", 0);
+    p.chunk = get<int64_t>(d, "chunk", 0);
+    p.decay_width = get<int64_t>(d, "decay_width", 0);
+    kt::Features& f = p.features;
+    f.map = kt::Map(get(d, "map", 0));
+    f.inputs = get<int64_t>(d, "inputs", 0);
+    f.count = get<int64_t>(d, "count", 0);
+    f.columns = get<int64_t>(d, "columns", 0);
+    f.root_scale = get(d, "root_scale", 1.0);
+    f.c0 = get(d, "c0", 0.0);
+    f.c1 = get(d, "c1", 0.0);
+    f.c2 = get(d, "c2", 0.0);
+    f.horizon = get(d, "horizon", 0.0);
+    f.weight = address<const void>(d, "weight");
+    f.bias = address<const void>(d, "bias");
+    f.weight_heads = get<int64_t>(d, "weight_heads", 1);
+    p.q = view(d, "q");
+    p.k = view(d, "k");
+    p.v = view(d, "v");
+    p.output = view(d, "output");
+    p.mask = view(d, "mask");
+    p.query_mask = view(d, "query_mask");
+    p.restart = view(d, "restart");
+    p.log_decay = view(d, "log_decay");
+    p.q_positions = view(d, "q_positions");
+    p.k_positions = view(d, "k_positions");
+    p.q_scale = view(d, "q_scale");
+    p.k_scale = view(d, "k_scale");
+    p.sums = address<double>(d, "sums");
+    p.log_scale = address<double>(d, "log_scale");
+    p.decay_total = address<double>(d, "decay_total");
+    p.bad = address<uint8_t>(d, "bad");
+    p.zero = address<uint8_t>(d, "zero");
+    p.normalizer = address<double>(d, "normalizer");
+    return p;
+}
+
+kt::Gradient gradient(const nb::dict& d) {
+    kt::Gradient g;
+    g.d_output = view(d, "d_output");
+    g.d_q = view(d, "d_q");
+    g.d_k = view(d, "d_k");
+    g.d_v = view(d, "d_v");
+    g.d_sums = address<double>(d, "d_sums");
+    g.d_log_decay = address<double>(d, "d_log_decay");
+    g.d_weight = address<double>(d, "d_weight");
+    g.d_bias = address<double>(d, "d_bias");
+    return g;
+}
+
+bool interrupted() {  // called on the thread of the Python caller, without the GIL
+    nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+}
+
+template <class F> void run(F&& work) {
+    kt::Control control;
+    control.threads = kt::get_threads();
+    control.poll = interrupted;
+    {
+        nb::gil_scoped_release release;
+        work(control);
+    }
+    if (control.stop) throw nb::python_error();
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    m.def("forward", [](const nb::dict& d) {
+        const kt::Problem p = problem(d);
+        run([&](kt::Control& control) { kt::kernels().forward(p, control); });
+    });
+    m.def("backward", [](const nb::dict& d) {
+        const kt::Problem p = problem(d);
+        const kt::Gradient g = gradient(d);
+        run([&](kt::Control& control) { kt::kernels().backward(p, g, control); });
+    });
+    m.def("isa", [] { return kt::kernels().name; });
+    m.def("isas", [] {
+        nb::list found;
+        for (const char* name : {"baseline", "avx2", "avx512"})
+            if (kt::find(name)) found.append(name);
+        return found;
+    });
+    m.def("get_threads", [] { return kt::get_threads(); });
+    m.def("set_threads", [](int count) { kt::set_threads(count); });
+}

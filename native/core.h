@@ -1,0 +1,127 @@
+// What the kernels are given: plain arrays, sizes and strides. No Python here.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+namespace kt {
+
+enum class Type : int { f32, f64, f16, bf16 };
+
+// The maps that are fused. `given` takes features as they come, with a log-scale per token or none.
+enum class Map : int {
+    given,
+    elu,
+    relu,
+    relu2,
+    exp,
+    square,
+    cosformer,
+    hedgehog_softmax,
+    hedgehog_exp,
+    t2r,
+    favor_positive,
+    favor_hyperbolic,
+    favor_trig,
+    quadratic,  // c0 + c1·t + c2·t² of t = q·k
+};
+
+// Rows of tokens seen through strides, all in bytes; offset[row] is where a row begins.
+struct View {
+    char* data = nullptr;
+    const int64_t* offset = nullptr;
+    int64_t token = 0;
+    int64_t element = 0;
+
+    char* at(int64_t row, int64_t t) const { return data + offset[row] + t * token; }
+};
+
+struct Features {
+    Map map = Map::given;
+    int64_t inputs = 0;     // d
+    int64_t count = 0;      // m
+    int64_t columns = 0;    // of the weights: m, or m/2 where each gives two features
+    double root_scale = 1;  // q and k are multiplied by it
+    double c0 = 0, c1 = 0, c2 = 0;  // quadratic
+    double horizon = 0;             // cosformer
+    // Weights (weight_heads, d, columns) and bias (weight_heads, columns) in the type of arithmetic.
+    const void* weight = nullptr;
+    const void* bias = nullptr;
+    int64_t weight_heads = 1;
+};
+
+struct Problem {
+    Type type = Type::f32;  // of q, k and v; arithmetic is float64 for f64, else float32
+    Type output_type = Type::f32;
+    int64_t rows = 0;       // leading indices × key heads
+    int64_t heads = 1;      // key heads: row % heads is the head
+    int64_t groups = 1;     // query heads per key head: query row = row · groups + g
+    int64_t keys = 0, queries = 0;  // n, n_q
+    int64_t width = 0;              // M
+    bool causal = true;
+    bool normalize = true;
+    double zero_fill = 0;
+    int64_t start = 0;  // absolute position of the first token
+    int64_t chunk = 0;  // tokens per block; 0: chosen by cost
+    Features features;
+
+    View q, k, v, output;
+    View mask, query_mask;      // bytes, 0 = hidden; data null: none
+    View restart;               // bytes
+    View log_decay;             // type of arithmetic
+    int64_t decay_width = 0;    // 0, 1 or m
+    View q_positions, k_positions;  // float64
+    View q_scale, k_scale;          // float64 log-scales of given features
+
+    // The state, contiguous per row, read and overwritten.
+    double* sums = nullptr;         // (rows, m, M + 1): U, and Z as the last column
+    double* log_scale = nullptr;    // (rows), null if the map has none
+    double* decay_total = nullptr;  // (rows, decay_width), null if there is no decay
+    uint8_t* bad = nullptr;         // (rows, M + 1)
+
+    uint8_t* zero = nullptr;      // (rows · groups, n_q): the normaliser is exactly 0
+    double* normalizer = nullptr;  // (rows · groups, n_q), kept for the gradient; may be null
+};
+
+struct Gradient {
+    View d_output;               // as output
+    View d_q, d_k, d_v;          // written
+    double* d_sums = nullptr;    // (rows, m, M + 1): of the final state in, of the first one out
+    double* d_log_decay = nullptr;  // (rows, n, decay_width), null if not wanted
+    double* d_weight = nullptr;     // (weight_heads, d, columns), null if not wanted
+    double* d_bias = nullptr;       // (weight_heads, columns)
+};
+
+// Lets a long call be interrupted: the caller's thread asks `poll` now and then, all heed `stop`.
+struct Control {
+    int threads = 1;
+    bool (*poll)() = nullptr;  // true: stop
+    std::atomic<bool> stop{false};
+    std::thread::id caller = std::this_thread::get_id();
+    std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+
+    bool stopped() {
+        if (poll && std::this_thread::get_id() == caller) {
+            const auto now = std::chrono::steady_clock::now();
+            if (now - last > std::chrono::milliseconds(50)) {
+                last = now;
+                if (poll()) stop = true;
+            }
+        }
+        return stop.load(std::memory_order_relaxed);
+    }
+};
+
+// One instruction set's kernels.
+struct Kernels {
+    const char* name;
+    void (*forward)(const Problem&, Control&);
+    void (*backward)(const Problem&, const Gradient&, Control&);
+};
+
+const Kernels& kernels();             // the best this machine has, or the one asked for
+const Kernels* find(const char* name);  // null if it was not built or the machine lacks it
+
+}  // namespace kt

@@ -1,0 +1,74 @@
+// The one matrix product everything is made of: a tile of `rows` × (`vecs` registers), held in
+// registers while K products are added in order. Every element is the same chain of additions
+// whatever the tile, so results do not depend on how the work is cut.
+#pragma once
+
+#include "vec.h"
+
+namespace kt {
+namespace KT_ISA {
+
+constexpr int TILE_ROWS = 6;  // 6 × 2 accumulators, 2 vectors of B, 1 broadcast: 15 of 16 registers
+constexpr int TILE_VECS = 2;
+
+template <class T, int rows, int vecs> struct Tile {
+    Vec<T> acc[rows][vecs];
+
+    KT_INLINE void clear() {
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < vecs; ++j) acc[i][j] = Vec<T>{};
+    }
+
+    // acc += A·B, A(i, k) = a[i·row_step + k·step], B(k, ·) = b[k·b_step + ·]
+    KT_INLINE void add(const T* __restrict a, int64_t row_step, int64_t step,
+                       const T* __restrict b, int64_t b_step, int64_t count) {
+        Vec<T> c[rows][vecs];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < vecs; ++j) c[i][j] = acc[i][j];
+#pragma GCC unroll 4
+        for (int64_t k = 0; k < count; ++k) {
+            Vec<T> bv[vecs];
+#pragma GCC unroll 4
+            for (int j = 0; j < vecs; ++j) bv[j] = load(b + j * LANES<T>);
+#pragma GCC unroll 8
+            for (int i = 0; i < rows; ++i) {
+                Vec<T> av = splat(a[i * row_step]);
+#pragma GCC unroll 4
+                for (int j = 0; j < vecs; ++j) c[i][j] += av * bv[j];
+            }
+            a += step;
+            b += b_step;
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 4
+            for (int j = 0; j < vecs; ++j) acc[i][j] = c[i][j];
+    }
+};
+
+// Calls f.template operator()<rows, vecs>(i, j) for tiles that cover `rows` × `cols` (a multiple of
+// the lanes), rows outermost.
+template <class F> KT_INLINE void by_rows(int64_t rows, F&& f) {
+    int64_t i = 0;
+    for (; i + TILE_ROWS <= rows; i += TILE_ROWS) f(std::integral_constant<int, TILE_ROWS>{}, i);
+    switch (rows - i) {
+        case 5: f(std::integral_constant<int, 5>{}, i); break;
+        case 4: f(std::integral_constant<int, 4>{}, i); break;
+        case 3: f(std::integral_constant<int, 3>{}, i); break;
+        case 2: f(std::integral_constant<int, 2>{}, i); break;
+        case 1: f(std::integral_constant<int, 1>{}, i); break;
+        default: break;
+    }
+}
+
+template <class T, class F> KT_INLINE void by_cols(int64_t cols, F&& f) {
+    int64_t j = 0;
+    for (; j + TILE_VECS * LANES<T> <= cols; j += TILE_VECS * LANES<T>)
+        f(std::integral_constant<int, TILE_VECS>{}, j);
+    for (; j < cols; j += LANES<T>) f(std::integral_constant<int, 1>{}, j);
+}
+
+}  // namespace KT_ISA
+}  // namespace kt

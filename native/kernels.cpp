@@ -1,0 +1,287 @@
+// The kernels of one instruction set: this file is compiled once for each.
+#include "core.h"
+#include "grad.h"
+#include "pool.h"
+
+namespace kt {
+namespace KT_ISA {
+namespace {
+
+// Rows long enough that their outputs leave the cache anyway are written around it.
+template <class T> bool streams(const Problem& p) {
+    const int64_t bytes = p.rows * p.groups * p.queries * p.width * int64_t(sizeof(T));
+    if (bytes < (int64_t(8) << 20) || p.output.token % KT_VECTOR_BYTES) return false;
+    for (int64_t row = 0; row < p.rows * p.groups; ++row)
+        if (reinterpret_cast<uintptr_t>(p.output.at(row, 0)) % KT_VECTOR_BYTES) return false;
+    return true;
+}
+
+void fence() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+template <class T> void set_prefetch(Row<T>& row, const Problem& p, int64_t r, int64_t t) {
+    row.prefetch = Prefetch{};
+    if (t >= p.keys) return;
+    const View* views[3] = {&p.q, &p.k, &p.v};
+    const int64_t next = std::min<int64_t>(row.s.C, p.keys - t);
+    for (int a = 0; a < 3; ++a) {
+        if (a == 0 && (p.groups > 1 || !p.causal)) continue;
+        const View& view = *views[a];
+        const int64_t width = (a == 2 ? p.width : p.features.inputs) * size_of(p.type);
+        if (view.element != size_of(p.type) || view.token != width) continue;
+        row.prefetch.from[a] = view.at(r, t);
+        row.prefetch.bytes[a] = next * width;
+    }
+}
+
+// Full attention: queries from … to of all heads that share row r, which see the whole state.
+template <class T>
+void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, bool stream,
+              Control& control) {
+    const Problem& p = row.p;
+    row.k.any_bad = row.v.any_bad = false;
+    row.ea = row.eb = 1;
+    row.reference = row.s.has_scale && sums.ref > -INF ? sums.ref : 0;
+    for (int64_t g = 0; g < p.groups; ++g)
+        for (int64_t t = from; t < to; t += row.s.C) {
+            if (control.stopped()) return;
+            const int64_t n = std::min(row.s.C, to - t), q = r * p.groups + g;
+            row.load_queries(q, q, t, n, p.query_mask);
+            row.read_out(sums, q, t, n, false, stream);
+        }
+}
+
+// A whole row, block after block.
+template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+    const Problem& p = s.p;
+    Row<T> row(s, false);
+    Sums<T> sums(s, row.arena);
+    sums.read(s, p.sums + r * s.m * (s.M + 1));
+    sums.narrow(s);
+    if (s.has_scale) sums.ref = p.log_scale[r];
+    sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
+    for (int64_t t = 0; t < p.keys;) {
+        if (control.stopped()) return;
+        const int64_t n = row.extent(r, t);
+        row.load_keys(r, t, n, sums.ref);
+        if (p.causal) {
+            if (s.by_feature) sums.narrow(s, row.enter, true);
+            set_prefetch(row, p, r, t + row.count);
+            for (int64_t g = 0; g < p.groups; ++g) {
+                row.load_queries(r * p.groups + g, r, t, row.count, p.mask);
+                row.read_out(sums, r * p.groups + g, t, row.count, true, stream);
+            }
+        }
+        row.absorb(sums, r);
+        t += row.count;
+    }
+    if (!p.causal) read_all(row, sums, r, 0, p.queries, stream, control);
+    sums.write(s, p.sums + r * s.m * (s.M + 1));
+    if (s.has_scale) p.log_scale[r] = sums.ref;
+    if (p.bad) std::copy(sums.bad.begin(), sums.bad.end(), p.bad + r * (s.M + 1));
+    fence();
+}
+
+// What one chunk of a row adds to the state, and then the state before that chunk.
+template <class T> struct Stop {
+    std::vector<T> u, z;
+    std::vector<uint8_t> bad;
+};
+
+// One row by all threads: the sums of a group of chunks at once, their running total in order, then
+// the outputs at once. The additions are those of `run_row`, so the results are the same bits.
+template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+    const Problem& p = s.p;
+    Arena arena;
+    Sums<T> total(s, arena);
+    total.read(s, p.sums + r * s.m * (s.M + 1));
+    total.narrow(s);
+    total.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
+
+    std::vector<std::pair<int64_t, int64_t>> chunks;  // first token, count
+    for (int64_t t = 0; t < p.keys;) {
+        const int64_t n = std::min(p.keys - t, s.C - (p.start + t) % s.C);
+        chunks.emplace_back(t, n);
+        t += n;
+    }
+    const int64_t state = s.m * s.Mp;
+    const int64_t room = std::max<int64_t>(1, (int64_t(4) << 20) / int64_t(sizeof(T)) / (state + s.m));
+    const int64_t group = std::min<int64_t>(room, 64);
+    const int64_t tasks = control.threads;
+    struct Worker {
+        Row<T> row;
+        Sums<T> own;
+        Worker(const Sizes<T>& s) : row(s, false), own(s, row.arena) {}
+    };
+    std::vector<std::unique_ptr<Worker>> workers;
+    for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker>(s));
+    std::vector<Stop<T>> stops[2];
+    for (auto& half : stops) half.resize(std::size_t(std::min<int64_t>(group, int64_t(chunks.size()))));
+    for (auto& half : stops)
+        for (auto& stop : half) {
+            stop.u.resize(std::size_t(state));
+            stop.z.resize(std::size_t(s.m));
+            stop.bad.assign(std::size_t(s.M + 1), 0);
+        }
+    const int64_t groups = (int64_t(chunks.size()) + group - 1) / group;
+    auto span = [&](int64_t g) {
+        return std::make_pair(g * group, std::min<int64_t>((g + 1) * group, int64_t(chunks.size())));
+    };
+    auto sum_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
+        w.row.load_keys(r, chunks[std::size_t(c)].first, chunks[std::size_t(c)].second, -INF);
+        std::fill(w.own.U, w.own.U + state, 0.0);
+        std::fill(w.own.Z, w.own.Z + s.m, 0.0);
+        w.own.set_bad(nullptr);
+        T *u = w.own.u, *z = w.own.z;
+        w.own.u = stop.u.data();
+        w.own.z = stop.z.data();
+        w.row.absorb(w.own, r);
+        w.own.u = u;
+        w.own.z = z;
+        std::copy(w.own.bad.begin(), w.own.bad.end(), stop.bad.begin());
+    };
+    auto read_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
+        const int64_t t = chunks[std::size_t(c)].first, n = chunks[std::size_t(c)].second;
+        w.row.load_keys(r, t, n, -INF);
+        T *u = w.own.u, *z = w.own.z;
+        w.own.u = stop.u.data();
+        w.own.z = stop.z.data();
+        w.own.set_bad(stop.bad.data());
+        for (int64_t g = 0; g < p.groups; ++g) {
+            w.row.load_queries(r * p.groups + g, r, t, n, p.mask);
+            w.row.read_out(w.own, r * p.groups + g, t, n, true, stream);
+        }
+        w.own.u = u;
+        w.own.z = z;
+    };
+    // total += chunk, and the chunk's place keeps what the total was before; by columns of memory.
+    auto prefix = [&](int64_t g, int64_t from, int64_t to) {
+        const auto [low, high] = span(g);
+        for (int64_t c = low; c < high; ++c) {
+            T* u = stops[g % 2][std::size_t(c - low)].u.data();
+            for (int64_t i = from; i < to; ++i) {
+                const T own = u[i];
+                u[i] = T(total.U[i]);
+                total.U[i] += double(own);
+            }
+        }
+    };
+    for (int64_t g = 0; g <= groups; ++g) {
+        // The outputs of the group before, and the sums of this one.
+        std::atomic<int64_t> next{0};
+        const auto [low, high] = span(g);
+        const auto [low_before, high_before] = span(g - 1);
+        const int64_t reads = p.causal && g > 0 ? high_before - low_before : 0;
+        const int64_t sums = g < groups ? high - low : 0;
+        parallel(tasks, control.threads, [&](int64_t w) {
+            for (int64_t i = next.fetch_add(1); i < reads + sums && !control.stopped();
+                 i = next.fetch_add(1)) {
+                if (i < reads)
+                    read_chunk(*workers[std::size_t(w)], low_before + i,
+                               stops[(g + 1) % 2][std::size_t(i)]);
+                else
+                    sum_chunk(*workers[std::size_t(w)], low + i - reads,
+                              stops[g % 2][std::size_t(i - reads)]);
+            }
+            fence();
+        });
+        if (control.stopped()) return;
+        if (g == groups) break;
+        const int64_t part = round_up((state + tasks - 1) / tasks, 64);
+        parallel(tasks, control.threads, [&](int64_t w) {
+            prefix(g, std::min(w * part, state), std::min((w + 1) * part, state));
+        });
+        for (int64_t c = low; c < high; ++c) {
+            Stop<T>& stop = stops[g % 2][std::size_t(c - low)];
+            for (int64_t i = 0; i < s.m; ++i) {
+                const T own = stop.z[std::size_t(i)];
+                stop.z[std::size_t(i)] = T(total.Z[i]);
+                total.Z[i] += double(own);
+            }
+            for (std::size_t i = 0; i < total.bad.size(); ++i) {
+                const uint8_t own = stop.bad[i];
+                stop.bad[i] = total.bad[i];
+                total.bad[i] |= own;
+            }
+        }
+    }
+    if (!p.causal) {
+        total.narrow(s);
+        total.any_bad = std::any_of(total.bad.begin(), total.bad.end(), [](uint8_t b) { return b; });
+        const int64_t part = round_up((p.queries + tasks - 1) / tasks, s.C);
+        parallel(tasks, control.threads, [&](int64_t w) {
+            read_all(workers[std::size_t(w)]->row, total, r, std::min(w * part, p.queries),
+                     std::min((w + 1) * part, p.queries), stream, control);
+            fence();
+        });
+    }
+    total.write(s, p.sums + r * s.m * (s.M + 1));
+    if (p.bad) std::copy(total.bad.begin(), total.bad.end(), p.bad + r * (s.M + 1));
+}
+
+template <class T> void run(const Problem& p, Control& control) {
+    const Sizes<T> s(p);
+    const bool stream = streams<T>(p);
+    const bool plain = !s.has_scale && !s.decays;
+    const int64_t chunks = (p.keys + s.C - 1) / s.C;
+    int64_t alone = p.rows;  // rows that one thread does by itself; the rest is done by all
+    if (plain && control.threads > 1 && chunks >= 4 * control.threads)
+        alone = p.rows / control.threads * control.threads;
+    parallel(alone, control.threads, [&](int64_t r) {
+        if (!control.stopped()) run_row<T>(s, r, stream, control);
+    });
+    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T>(s, r, stream, control);
+}
+
+void forward(const Problem& p, Control& control) {
+    if (p.type == Type::f64)
+        run<double>(p, control);
+    else
+        run<float>(p, control);
+}
+
+template <class T> void run_backward(const Problem& p, const Gradient& g, Control& control) {
+    const Sizes<T> s(p);
+    const int64_t matrix = p.features.inputs * p.features.columns, bias = p.features.columns;
+    const int64_t sides = p.groups + 1;  // query heads, then keys
+    // The gradients of weights, row by row, so that their sum does not depend on the threads.
+    std::vector<double> d_weight(std::size_t(g.d_weight ? p.rows * sides * matrix : 0), 0.0);
+    std::vector<double> d_bias(std::size_t(g.d_bias ? p.rows * sides * bias : 0), 0.0);
+    parallel(p.rows, control.threads, [&](int64_t r) {
+        if (control.stopped()) return;
+        RowGradient<T>(s, g, g.d_weight ? d_weight.data() + r * sides * matrix : nullptr,
+                       g.d_bias ? d_bias.data() + r * sides * bias : nullptr)
+            .run(r, control);
+    });
+    const int64_t heads = p.heads * p.groups;
+    for (int64_t r = 0; r < p.rows && (g.d_weight || g.d_bias); ++r)
+        for (int64_t side = 0; side < sides; ++side) {
+            const int64_t head = side < p.groups ? (r * p.groups + side) % heads : r % p.heads;
+            const int64_t which =
+                head * p.features.weight_heads / (side < p.groups ? heads : p.heads);
+            for (int64_t i = 0; i < matrix && g.d_weight; ++i)
+                g.d_weight[which * matrix + i] += d_weight[std::size_t((r * sides + side) * matrix + i)];
+            for (int64_t i = 0; i < bias && g.d_bias; ++i)
+                g.d_bias[which * bias + i] += d_bias[std::size_t((r * sides + side) * bias + i)];
+        }
+}
+
+void backward(const Problem& p, const Gradient& g, Control& control) {
+    if (p.type == Type::f64)
+        run_backward<double>(p, g, control);
+    else
+        run_backward<float>(p, g, control);
+}
+
+}  // namespace
+
+#define KT_TEXT(x) #x
+#define KT_NAME(x) KT_TEXT(x)
+extern const Kernels table;
+const Kernels table = {KT_NAME(KT_ISA), forward, backward};
+
+}  // namespace KT_ISA
+}  // namespace kt

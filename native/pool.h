@@ -1,0 +1,16 @@
+// A small pool of threads. The caller takes part; nothing exists until the first parallel call, and
+// a forked child makes its own.
+#pragma once
+
+#include <functional>
+
+namespace kt {
+
+int default_threads();
+int get_threads();
+void set_threads(int count);
+
+// task(i) for i in 0 … count−1, each once, on up to `threads` threads; returns when all are done.
+void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task);
+
+}  // namespace kt

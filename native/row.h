@@ -1,0 +1,771 @@
+// One row of keys and values (a batch index and a key head) and the queries that look at it, block
+// by block. Within a block the sums are those of one small matrix product; between blocks there is
+// the state, in float64. A block ends at a multiple of C, at a restart, or where decays and
+// log-scales since its first token would leave the range in which they can be factored:
+//
+//     weight of key j in row i  =  φ(qᵢ)·φ(kⱼ) · e^{bᵢ} · e^{sⱼ − ref − bⱼ}
+//
+// with bⱼ the decay since the block's first token, sⱼ the log-scale of key j and ref that of the
+// first key. Nothing of this depends on later tokens.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "maps.h"
+
+namespace kt {
+namespace KT_ISA {
+
+constexpr double INF = std::numeric_limits<double>::infinity();
+template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
+constexpr int64_t SPAN = 64;           // sums in the type of arithmetic span at most this many tokens
+constexpr int64_t PANEL = 16384;       // numbers in a panel of features of the quadratic map
+
+template <class T> struct Sizes {
+    const Problem& p;
+    int64_t d, m, M, Mp, C, Cp, panel;
+    bool has_scale, decays, by_feature, quadratic;
+
+    explicit Sizes(const Problem& problem) : p(problem) {
+        d = p.features.inputs;
+        m = p.features.count;
+        M = p.width;
+        Mp = round_up(M, LANES<T>);
+        quadratic = p.features.map == Map::quadratic;
+        C = p.chunk > 0 ? p.chunk : SPAN;
+        if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = 4 * SPAN;  // state beyond L2
+        if (!quadratic || p.chunk > 0) C = std::min(C, SPAN);
+        Cp = round_up(C, TILE_VECS * LANES<T>);
+        panel = quadratic ? std::min(m, std::max<int64_t>(PANEL / Cp, 6) / 6 * 6) : m;
+        has_scale = p.log_scale != nullptr;
+        decays = p.decay_width > 0;
+        by_feature = p.decay_width > 1;
+    }
+};
+
+// U and Z of a row: in float64, and in the type of arithmetic to multiply with.
+template <class T> struct Sums {
+    double *U = nullptr, *Z = nullptr;
+    T *u = nullptr, *z = nullptr;
+    double ref = -INF;  // their log-scale
+    std::vector<uint8_t> bad;
+    bool any_bad = false;
+
+    Sums(const Sizes<T>& s, Arena& arena)
+        : U(arena.take<double>(s.m * s.Mp)), Z(arena.take<double>(s.m)),
+          u(arena.take<T>(s.m * s.Mp)), z(arena.take<T>(s.m)), bad(std::size_t(s.M + 1)) {}
+
+    void read(const Sizes<T>& s, const double* sums) {
+        for (int64_t r = 0; r < s.m; ++r) {
+            for (int64_t c = 0; c < s.Mp; ++c) U[r * s.Mp + c] = c < s.M ? sums[r * (s.M + 1) + c] : 0;
+            Z[r] = sums[r * (s.M + 1) + s.M];
+        }
+    }
+
+    void write(const Sizes<T>& s, double* sums) const {
+        for (int64_t r = 0; r < s.m; ++r) {
+            for (int64_t c = 0; c < s.M; ++c) sums[r * (s.M + 1) + c] = U[r * s.Mp + c];
+            sums[r * (s.M + 1) + s.M] = Z[r];
+        }
+    }
+
+    // u, z = U, Z in the type of arithmetic; row r times factor[r], or all times factor[0].
+    void narrow(const Sizes<T>& s, const double* factor = nullptr, bool by_row = false) {
+        for (int64_t r = 0; r < s.m; ++r) {
+            const double f = factor ? factor[by_row ? r : 0] : 1;
+            if (f == 0) {  // forgotten, whatever it was
+                for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = 0;
+                z[r] = 0;
+                continue;
+            }
+            for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = T(U[r * s.Mp + c] * f);
+            z[r] = T(Z[r] * f);
+        }
+    }
+
+    void set_bad(const uint8_t* flags) {
+        any_bad = false;
+        for (std::size_t c = 0; c < bad.size(); ++c) any_bad |= (bad[c] = flags ? flags[c] : 0) != 0;
+    }
+};
+
+// wide += acc (all factors 1), or wide = wide·keep + acc·add; narrow gets the result.
+template <class T>
+KT_INLINE void accumulate(double* wide, T* narrow, Vec<T> acc, bool scaled, double keep, double add) {
+    if constexpr (sizeof(T) == 8) {
+        Vec<double> x = load(wide);
+        x = scaled ? (keep == 0 ? Vec<double>{} : x * keep) + acc * add : x + acc;
+        store(wide, x);
+        store(narrow, (Vec<T>)x);
+    } else {
+        constexpr int H = LANES<float> / 2;
+        typedef float half __attribute__((vector_size(KT_VECTOR_BYTES / 2)));
+        half part[2];
+        __builtin_memcpy(part, &acc, sizeof acc);
+        half out[2];
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            Vec<double> x = load(wide + i * H), y = __builtin_convertvector(part[i], Vec<double>);
+            x = scaled ? (keep == 0 ? Vec<double>{} : x * keep) + y * add : x + y;
+            store(wide + i * H, x);
+            out[i] = __builtin_convertvector(x, half);
+        }
+        __builtin_memcpy(narrow, out, sizeof out);
+    }
+}
+
+// eˣ of float64 exponents: what float32 loses of the exponent is a factor 1 + (the rest).
+template <class T> KT_INLINE Vec<T> exp_wide(const double* x) {
+    T hi[LANES<T>], lo[LANES<T>];
+    for (int l = 0; l < LANES<T>; ++l) {
+        hi[l] = T(x[l]);
+        lo[l] = T(x[l] - double(hi[l]));
+    }
+    Vec<T> y = exp<false>(load(hi));
+    return sizeof(T) == 8 ? y : y + y * load(lo);
+}
+
+// Fetches lines of the next block while this one is computed.
+struct Prefetch {
+    const char* from[3] = {nullptr, nullptr, nullptr};
+    int64_t bytes[3] = {0, 0, 0};
+    int64_t at = 0;
+
+    KT_INLINE void step(int lines) {
+        for (int i = 0; i < lines; ++i, at += 64)
+            for (int a = 0; a < 3; ++a)
+                if (at < bytes[a]) __builtin_prefetch(from[a] + at, 0, 3);
+    }
+};
+
+template <class T> class Row {
+  public:
+    Row(const Sizes<T>& s, bool for_gradient)
+        : s(s), p(s.p), map(p.features, s.Cp, arena), for_gradient(for_gradient) {
+        const int64_t C = s.Cp;
+        const int64_t slack = TILE_VECS * LANES<T>;  // the last row's tiles may read past it
+        k_buffer = arena.take<T>(C * s.d);
+        q_buffer = arena.take<T>(C * std::max(s.d, s.m));
+        v_buffer = arena.take<T>(C * s.Mp);
+        x_k = arena.take<T>((s.d + 1) * C + slack);
+        x_q = arena.take<T>((s.d + 1) * C + slack);
+        phi_k = arena.take<T>(s.panel * C + slack);
+        phi_q = arena.take<T>(s.panel * C + slack);
+        key = s.has_scale || s.decays ? arena.take<T>(s.panel * C + slack) : phi_k;
+        query = s.by_feature ? arena.take<T>(s.panel * C + slack) : phi_q;
+        strip = arena.take<T>(TILE_ROWS * C);
+        staged = arena.take<T>(TILE_ROWS * s.Mp);
+        mixed = arena.take<T>(C * s.Mp);
+        keep = arena.take<T>(C);
+        ls_k = arena.take<double>(C);
+        ls_q = arena.take<double>(C);
+        b = arena.take<double>(C * std::max<int64_t>(1, p.decay_width));
+        where = arena.take<double>(C);
+        exponent = arena.take<double>(C);
+        factor = arena.take<T>(C);
+        row_factor = arena.take<double>(C);
+        den = arena.take<T>(C);
+        enter = arena.take<double>(std::max<int64_t>(1, p.decay_width));
+        keep_state = arena.take<double>(std::max<int64_t>(1, p.decay_width));
+        add_block = arena.take<double>(std::max<int64_t>(1, p.decay_width));
+        bad_here.resize(std::size_t(s.M + 1));
+        if (s.quadratic)
+            for (T* x : {x_k, x_q})
+                for (int64_t j = 0; j < C; ++j) x[j] = 1;
+    }
+
+    Arena arena;
+    const Sizes<T>& s;
+    const Problem& p;
+    Mapper<T> map;
+    const bool for_gradient;
+
+    // The block at hand.
+    int64_t first = 0, count = 0, columns = 0;
+    Block<T> k, v, q;
+    T *k_buffer, *q_buffer, *v_buffer, *x_k, *x_q, *phi_k, *phi_q, *key, *query, *strip, *staged, *mixed,
+        *keep;
+    double *ls_k, *ls_q, *b, *where, *exponent;
+    T *factor, *den;
+    double* row_factor;
+    double *enter, *keep_state, *add_block;
+    double ref = 0, reference = 0;  // of the keys of the block; of its rows
+    double ea = 1, eb = 1;          // what the state's and the block's sums count in a row
+    double new_ref = 0;
+    bool row_queries = false;  // φ(q) has tokens in rows, not in lanes
+    std::vector<uint8_t> bad_here;
+    Prefetch prefetch;
+
+    int64_t tile_columns(int64_t n) const { return round_up(n, TILE_VECS * LANES<T>); }
+
+    // How far the block from token t reaches, by position, restarts and decays.
+    int64_t extent(int64_t row, int64_t t) {
+        int64_t end = std::min(p.keys, t + s.C - (p.start + t) % s.C);
+        if (!p.causal || !(s.decays || p.restart.data)) return end - t;
+        const int64_t w = std::max<int64_t>(1, p.decay_width);
+        for (int64_t f = 0; f < w; ++f) b[f * s.Cp] = 0;
+        for (int64_t j = 1; j < end - t; ++j) {
+            if (p.restart.data && *p.restart.at(row, t + j)) return j;
+            for (int64_t f = 0; f < w && s.decays; ++f) {
+                const double next = b[f * s.Cp + j - 1] + decay(row, t + j, f);
+                if (-next > RANGE<T>) return j;
+                b[f * s.Cp + j] = next;
+            }
+        }
+        return end - t;
+    }
+
+    bool hidden_key(int64_t row, int64_t t) const { return p.mask.data && !*p.mask.at(row, t); }
+
+    // The log-decay before token t, without restarts; a hidden token decays nothing.
+    double decay(int64_t row, int64_t t, int64_t f) const {
+        if (!s.decays || !p.log_decay.data || hidden_key(row, t)) return 0;
+        return double(read<T>(p.log_decay.at(row, t) + f * p.log_decay.element, type_of<T>));
+    }
+
+    bool restarts(int64_t row, int64_t t) const {
+        return p.restart.data && *p.restart.at(row, t);
+    }
+
+    void fetch(const View& view, int64_t row, int64_t t, int64_t n, int64_t width, int64_t stride,
+               T root, T fill, const View& mask, int64_t mask_row, T* buffer, Block<T>& out) {
+        out.any_hidden = out.any_bad = false;
+        out.hidden.assign(std::size_t(n), 0);
+        if (mask.data)
+            for (int64_t i = 0; i < n; ++i)
+                out.any_hidden |= (out.hidden[std::size_t(i)] = !*mask.at(mask_row, t + i)) != 0;
+        if (!out.any_hidden && root == T(1) && stride == width && direct<T>(view, p.type, row, width)) {
+            out.x = reinterpret_cast<const T*>(view.at(row, t));
+            out.stride = view.token / int64_t(sizeof(T));
+            return;
+        }
+        out.x = buffer;
+        out.stride = stride;
+        for (int64_t i = 0; i < n; ++i) {
+            T* to = buffer + i * stride;
+            if (out.hidden[std::size_t(i)]) {
+                std::fill(to, to + width, fill);
+            } else {
+                read_token<T>(view, p.type, row, t + i, width, root, to);
+            }
+            std::fill(to + width, to + stride, T(0));
+        }
+    }
+
+    // Replaces what is not finite by `fill` and notes it: per token, or per token and column.
+    void clean(Block<T>& block, int64_t n, int64_t width, int64_t stride, T fill, bool by_column,
+               T* buffer) {
+        bool fine = true;
+        if (block.stride == width) {
+            fine = all_finite(block.x, n * width);
+        } else {
+            for (int64_t i = 0; i < n && fine; ++i) fine = all_finite(block.x + i * block.stride, width);
+        }
+        if (fine) return;
+        if (block.x != buffer) {
+            for (int64_t i = 0; i < n; ++i) {
+                std::copy(block.x + i * block.stride, block.x + i * block.stride + width,
+                          buffer + i * stride);
+                std::fill(buffer + i * stride + width, buffer + (i + 1) * stride, T(0));
+            }
+            block.x = buffer;
+            block.stride = stride;
+        }
+        block.bad.assign(std::size_t(by_column ? n * width : n), 0);
+        block.any_bad = true;
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t f = 0; f < width; ++f)
+                if (!std::isfinite(buffer[i * stride + f])) {
+                    buffer[i * stride + f] = fill;
+                    block.bad[std::size_t(by_column ? i * width + f : i)] = 1;
+                }
+    }
+
+    int64_t weight_of(int64_t head, int64_t heads) const {
+        return head * p.features.weight_heads / heads;
+    }
+
+    // φ in rows or lanes straight from the caller's tokens; false where they need care.
+    bool quick(const Block<T>& block, int64_t n, T* out, bool by_rows_) const {
+        if (s.d % LANES<T> || block.any_hidden || (!by_rows_ && n % LANES<T>)) return false;
+        auto go = [&](auto f) {
+            using F = decltype(f);
+            return by_rows_ ? map_rows<T, F>(block.x, block.stride, n, s.d, out)
+                            : map_columns<T, F>(block.x, block.stride, n, s.d, out, s.Cp);
+        };
+        switch (p.features.map) {
+            case Map::given: return go(IdentityMap<T>{});
+            case Map::elu: return go(EluMap<T, true>{});
+            case Map::relu: return go(ReluMap<T>{});
+            case Map::relu2: return go(Relu2Map<T>{});
+            case Map::square: return go(SquareMap<T>{});
+            default: return false;
+        }
+    }
+
+    void positions(const View& view, int64_t row, int64_t t, int64_t n) {
+        if (p.features.map != Map::cosformer) return;
+        for (int64_t j = 0; j < columns; ++j) {
+            where[j] = double(p.start + t + j);
+            if (view.data && j < n) {
+                double x;
+                std::memcpy(&x, view.at(row, t + j), sizeof x);
+                where[j] = x;
+            }
+        }
+    }
+
+    void load_keys(int64_t row, int64_t t, int64_t n, double state_ref) {
+        first = t;
+        count = n;
+        columns = tile_columns(n);
+        fetch(p.k, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), p.mask, row, k_buffer, k);
+        fetch(p.v, row, t, n, s.M, s.Mp, T(1), T(0), p.mask, row, v_buffer, v);
+        clean(v, n, s.M, s.Mp, T(0), true, v_buffer);
+        const bool done = !for_gradient && quick(k, n, phi_k, false);
+        if (!done) {
+            clean(k, n, s.d, s.d, T(1), false, k_buffer);
+            T* x = x_k + (s.quadratic ? s.Cp : 0);
+            to_lanes(k.x, k.stride, n, columns, s.d, x, s.Cp);
+            positions(p.k_positions, row, t, n);
+            if (!s.quadratic)
+                map.phi(x, columns, weight_of(row % p.heads, p.heads), where, phi_k, ls_k);
+        }
+        if (p.k_scale.data)
+            for (int64_t j = 0; j < n; ++j) std::memcpy(ls_k + j, p.k_scale.at(row, t + j), 8);
+        factors(row, t, state_ref);
+        n = count;
+        for (int64_t j = 0; j < columns; ++j)
+            keep[j] = T(j < n && !(k.any_hidden && k.hidden[std::size_t(j)]));
+        if (s.quadratic) return;
+        if (key != phi_k) {
+            for (int64_t r = 0; r < s.m; ++r) {
+                if (s.by_feature) feature_factors(r, true);
+                    for (int64_t j = 0; j < columns; ++j)
+                        key[r * s.Cp + j] = keep[j] == 0 ? T(0) : phi_k[r * s.Cp + j] * factor[j];
+            }
+        } else if (k.any_hidden || n < columns) {
+            for (int64_t r = 0; r < s.m; ++r)
+                for (int64_t j = 0; j < columns; ++j)
+                    if (keep[j] == 0) phi_k[r * s.Cp + j] = 0;
+        }
+    }
+
+    // The factors of feature r, of keys or of queries, into `factor`.
+    void feature_factors(int64_t r, bool of_keys) {
+        for (int64_t j = 0; j < columns; ++j) {
+            const double decayed = j < count ? b[r * s.Cp + j] : 0;
+            exponent[j] = of_keys ? (s.has_scale && keep[j] != 0 ? ls_k[j] - ref : 0) - decayed : decayed;
+        }
+        for (int64_t j = 0; j < columns; j += LANES<T>) store(factor + j, exp_wide<T>(exponent + j));
+    }
+
+    // ref, ea, eb and the factors of keys, rows and state; may cut the block short.
+    void factors(int64_t row, int64_t t, double state_ref) {
+        const int64_t w = std::max<int64_t>(1, p.decay_width);
+        ref = reference = new_ref = 0;
+        ea = eb = 1;
+        for (int64_t f = 0; f < w; ++f) enter[f] = keep_state[f] = add_block[f] = 1;
+        if (!s.has_scale && !s.decays) return;
+        if (restarts(row, t)) state_ref = -INF;  // forgotten, whatever it was
+        bool seen = false;
+        for (int64_t j = 0; j < count; ++j) {
+            if (hidden_key(row, t + j)) continue;
+            if (!s.has_scale) break;
+            if (!seen) {
+                ref = ls_k[j];
+                seen = true;
+            }
+            double least_b = 0;
+            for (int64_t f = 0; f < p.decay_width; ++f) least_b = std::min(least_b, b[f * s.Cp + j]);
+            if (ls_k[j] - ref - least_b > RANGE<T>) {
+                count = j;
+                columns = tile_columns(count);
+                break;
+            }
+        }
+        if (s.has_scale && !seen) ref = -INF;
+        // What the state goes through: the decay before the first token, then that of the block.
+        double slowest_in = -INF, slowest_all = -INF;
+        const bool gone = restarts(row, t);
+        for (int64_t f = 0; f < w; ++f) {
+            enter[f] = gone ? -INF : s.decays ? decay(row, t, f) : 0;
+            keep_state[f] = enter[f] + (s.decays ? b[f * s.Cp + count - 1] : 0);
+            slowest_in = std::max(slowest_in, enter[f]);
+            slowest_all = std::max(slowest_all, keep_state[f]);
+        }
+        double log_block = 0;
+        if (s.has_scale) {
+            const double from_state = state_ref + slowest_in;
+            reference = std::max(from_state, ref);
+            if (reference == -INF) reference = 0;
+            eb = std::exp(ref - reference);
+            new_ref = state_ref + slowest_all;
+            for (int64_t j = 0; j < count; ++j) {
+                if (hidden_key(row, t + j)) continue;
+                double slowest = s.decays ? -INF : 0;
+                for (int64_t f = 0; f < p.decay_width; ++f)
+                    slowest = std::max(slowest, b[f * s.Cp + count - 1] - b[f * s.Cp + j]);
+                new_ref = std::max(new_ref, ls_k[j] + slowest);
+            }
+            const double safe = new_ref == -INF ? 0 : new_ref;
+            log_block = ref - safe;
+            for (int64_t f = 0; f < w; ++f) {
+                keep_state[f] = std::exp(keep_state[f] + state_ref - safe);
+                enter[f] = std::exp(enter[f] + state_ref - reference);
+            }
+        } else {
+            for (int64_t f = 0; f < w; ++f) {
+                keep_state[f] = std::exp(keep_state[f]);
+                enter[f] = std::exp(enter[f]);
+            }
+        }
+        for (int64_t f = 0; f < w; ++f)
+            add_block[f] = std::exp(log_block + (s.decays ? b[f * s.Cp + count - 1] : 0));
+        if (ref == -INF) eb = 0;
+        for (int64_t f = 0; f < w && ref == -INF; ++f) add_block[f] = 0;
+        ea = s.by_feature ? 1 : enter[0];
+        for (int64_t j = 0; j < count; ++j) {
+            const double bj = s.decays && !s.by_feature ? b[j] : 0;
+            const double lj = s.has_scale && ref > -INF && !hidden_key(row, t + j) ? ls_k[j] - ref : 0;
+            exponent[j] = lj - bj;
+        }
+        for (int64_t j = count; j < columns; ++j) exponent[j] = 0;
+        for (int64_t j = 0; j < columns; j += LANES<T>) store(factor + j, exp_wide<T>(exponent + j));
+    }
+
+    // φ of the queries of the block (causal: its own tokens), of query row `row`.
+    void load_queries(int64_t row, int64_t mask_row, int64_t t, int64_t n, const View& mask) {
+        columns = tile_columns(n);
+        fetch(p.q, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), mask, mask_row, q_buffer, q);
+        const bool rows_first = !for_gradient && elementwise(p.features.map) && !s.by_feature;
+        row_queries = rows_first && quick(q, n, phi_q, true);
+        if (!row_queries) {
+            clean(q, n, s.d, s.d, T(1), false, q_buffer);
+            T* x = x_q + (s.quadratic ? s.Cp : 0);
+            to_lanes(q.x, q.stride, n, columns, s.d, x, s.Cp);
+            positions(p.q_positions, row, t, n);
+            const int64_t heads = p.heads * p.groups;
+            if (!s.quadratic) map.phi(x, columns, weight_of(row % heads, heads), where, phi_q, ls_q);
+        }
+        if (p.q_scale.data)
+            for (int64_t j = 0; j < n; ++j) std::memcpy(ls_q + j, p.q_scale.at(row, t + j), 8);
+        if (s.by_feature && p.causal)
+            for (int64_t r = 0; r < s.m; ++r) {
+                feature_factors(r, false);
+                for (int64_t j = 0; j < columns; j += LANES<T>)
+                    store(query + r * s.Cp + j, load(phi_q + r * s.Cp + j) * load(factor + j));
+            }
+        if (!p.normalize)
+            for (int64_t j = 0; j < n; ++j) {
+                const double logs = (s.has_scale ? ls_q[j] + reference : 0) +
+                                    (s.decays && !s.by_feature && p.causal ? b[j] : 0);
+                row_factor[j] = logs == 0 ? 1 : std::exp(logs);
+            }
+    }
+
+    // t = q·k → c0 + c1·t + c2·t²
+    KT_INLINE Vec<T> polynomial(Vec<T> t) const {
+        const Features& f = p.features;
+        return (t * T(f.c2) + T(f.c1)) * t + T(f.c0);
+    }
+
+    // tile(i.., j..) of weights within the block: zero above the diagonal, whatever stood there.
+    template <int R, int N> KT_INLINE void weights(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
+        tile.clear();
+        if (s.quadratic) {
+            tile.add(x_q + s.Cp + i, 1, s.Cp, x_k + s.Cp + j, s.Cp, s.d);
+            for (int a = 0; a < R; ++a)
+                for (int c = 0; c < N; ++c) tile.acc[a][c] = polynomial(tile.acc[a][c]);
+        } else if (row_queries) {
+            tile.add(phi_q + i * s.m, s.m, 1, key + j, s.Cp, s.m);
+        } else {
+            tile.add(query + i, 1, s.Cp, key + j, s.Cp, s.m);
+        }
+        finish_weights<R, N>(tile, i, j);
+    }
+
+    template <int R, int N>
+    KT_INLINE void finish_weights(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
+        if (s.quadratic && (s.decays || k.any_hidden)) {
+            for (int c = 0; c < N; ++c) {
+                const Vec<T> f = s.decays ? load(factor + j + c * LANES<T>) : splat(T(1));
+                const Ints<T> on = load(keep + j + c * LANES<T>) != Vec<T>{};
+                for (int a = 0; a < R; ++a)
+                    tile.acc[a][c] = from_bits<T>(bits<T>(tile.acc[a][c] * f) & on);
+            }
+        }
+        if (eb != 1)
+            for (int a = 0; a < R; ++a)
+                for (int c = 0; c < N; ++c) tile.acc[a][c] *= T(eb);
+        if (j + N * LANES<T> > i + 1) {
+            Ints<T> lane;
+            for (int l = 0; l < LANES<T>; ++l) lane[l] = l;
+#pragma GCC unroll 8
+            for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+                for (int c = 0; c < N; ++c) {
+                    const Ints<T> past = (lane + (int)(j + c * LANES<T> - i - a)) <= 0;
+                    tile.acc[a][c] = from_bits<T>(bits<T>(tile.acc[a][c]) & past);
+                }
+        }
+    }
+
+    // den = ea · φ(q)·z for the rows of the block.
+    void state_normalizer(const T* z, int64_t n) {
+        if (row_queries) {
+            for (int64_t i = 0; i < n; ++i) {
+                Vec<T> total{};
+                for (int64_t r = 0; r < s.m; r += LANES<T>)
+                    total += load(phi_q + i * s.m + r) * load(z + r);
+                den[i] = sum<T>(total) * T(ea);
+            }
+            return;
+        }
+        // Whether φ(q) comes in rows also depends on later tokens, so the order must not.
+        const bool as_rows = elementwise(p.features.map) && !s.by_feature && s.m % LANES<T> == 0;
+        for (int64_t j = 0; j < columns; j += LANES<T>) {
+            Vec<T> part[LANES<T>] = {};
+            for (int64_t r = 0; r < s.m && !as_rows; ++r) part[0] += load(query + r * s.Cp + j) * z[r];
+            for (int64_t r = 0; r < s.m && as_rows; r += LANES<T>)
+                for (int l = 0; l < LANES<T>; ++l)
+                    part[l] += load(query + (r + l) * s.Cp + j) * z[r + l];
+            for (int half = LANES<T> / 2; half && as_rows; half /= 2)
+                for (int l = 0; l < half; ++l) part[l] += part[l + half];
+            store(den + j, part[0] * T(ea));
+        }
+    }
+
+    // Quadratic: mixed and den from the state, a panel of features at a time.
+    void state_panels(const Sums<T>& sums, int64_t n) {
+        std::fill(den, den + columns, T(0));
+        for (int64_t r = 0; r < s.m; r += s.panel) {
+            const int64_t size = std::min(s.panel, s.m - r);
+            map.panel(x_q, columns, r, size, phi_q);
+            for (int64_t j = 0; j < columns; j += LANES<T>) {
+                Vec<T> total = load(den + j);
+                for (int64_t f = 0; f < size; ++f) total += load(phi_q + f * s.Cp + j) * sums.z[r + f];
+                store(den + j, total);
+            }
+            by_rows(n, [&](auto rows, int64_t i) {
+                constexpr int R = decltype(rows)::value;
+                by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
+                    constexpr int N = decltype(cols)::value;
+                    Tile<T, R, N> tile;
+                    for (int a = 0; a < R; ++a)
+                        for (int e = 0; e < N; ++e)
+                            tile.acc[a][e] =
+                                r ? load(mixed + (i + a) * s.Mp + c + e * LANES<T>) : Vec<T>{};
+                    tile.add(phi_q + i, 1, s.Cp, sums.u + r * s.Mp + c, s.Mp, size);
+                    for (int a = 0; a < R; ++a)
+                        for (int e = 0; e < N; ++e)
+                            store(mixed + (i + a) * s.Mp + c + e * LANES<T>, tile.acc[a][e]);
+                });
+            });
+        }
+        for (int64_t j = 0; j < columns; ++j) den[j] *= T(ea);
+    }
+
+    // Outputs of query row `row` for the n tokens from t; `inside`: they also see the block's keys.
+    void read_out(Sums<T>& sums, int64_t row, int64_t t, int64_t n, bool inside, bool stream) {
+        const bool use_state = ea != 0;
+        if (!use_state)
+            std::fill(den, den + columns, T(0));
+        else if (s.quadratic)
+            state_panels(sums, n);
+        else
+            state_normalizer(sums.z, n);
+        const T* values = v.x;
+        const bool straight = s.M == s.Mp && direct<T>(p.output, p.output_type, row, s.M);
+        by_rows(n, [&](auto rows, int64_t i) {
+            constexpr int R = decltype(rows)::value;
+            const int64_t limit = inside ? i + R : 0;
+            Vec<T> row_sum[R] = {};
+            for (int64_t j = 0; j < limit; j += TILE_VECS * LANES<T>) {
+                Tile<T, R, TILE_VECS> tile;
+                weights<R, TILE_VECS>(tile, i, j);
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+                    for (int c = 0; c < TILE_VECS; ++c) {
+                        store(strip + a * s.Cp + j + c * LANES<T>, tile.acc[a][c]);
+                        row_sum[a] += tile.acc[a][c];
+                    }
+            }
+            T share[R];
+            bool divide[R];  // where the normaliser is so small that it has no reciprocal
+            for (int a = 0; a < R; ++a) {
+                share[a] = share_of(row, t, i + a, sum<T>(row_sum[a]));
+                divide[a] = p.normalize && std::isinf(share[a]) && den[i + a] != 0;
+            }
+            by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
+                constexpr int N = decltype(cols)::value;
+                Tile<T, R, N> tile;
+                prefetch.step(6);
+                tile.clear();
+                if (use_state) {
+                    if (s.quadratic) {
+                        for (int a = 0; a < R; ++a)
+                            for (int e = 0; e < N; ++e)
+                                tile.acc[a][e] = load(mixed + (i + a) * s.Mp + c + e * LANES<T>);
+                    } else if (row_queries) {
+                        tile.add(phi_q + i * s.m, s.m, 1, sums.u + c, s.Mp, s.m);
+                    } else {
+                        tile.add(query + i, 1, s.Cp, sums.u + c, s.Mp, s.m);
+                    }
+                    if (ea != 1)
+                        for (int a = 0; a < R; ++a)
+                            for (int e = 0; e < N; ++e) tile.acc[a][e] *= T(ea);
+                }
+                if (limit) tile.add(strip, s.Cp, 1, values + c, v.stride, limit);
+                T* out[R];
+                for (int a = 0; a < R; ++a)
+                    out[a] = straight ? reinterpret_cast<T*>(p.output.at(row, t + i + a)) + c
+                                      : staged + a * s.Mp + c;
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+                    for (int e = 0; e < N; ++e) {
+                        // Adding 0 makes −0, which the zeros above the diagonal could, +0.
+                        Vec<T> y = tile.acc[a][e] * share[a] + T(0);
+                        if (divide[a]) y = tile.acc[a][e] / den[i + a] + T(0);
+                        if (stream && straight)
+                            stream_store(out[a] + e * LANES<T>, y);
+                        else
+                            store(out[a] + e * LANES<T>, y);
+                    }
+            });
+            for (int a = 0; a < R; ++a)
+                if (!straight)
+                    write_token(p.output, p.output_type, row, t + i + a, s.M, staged + a * s.Mp);
+            for (int a = 0; a < R; ++a) settle(row, t, i + a, share[a]);
+        });
+        if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad) spoil(sums, row, t, n, inside);
+    }
+
+    // 1 / normaliser, or the factor of an output that is not normalised.
+    T share_of(int64_t row, int64_t t, int64_t i, T inside) {
+        if (!p.normalize) {
+            const double f = row_factor[i];
+            if (p.normalizer) p.normalizer[row * p.queries + t + i] = f;
+            return T(f);
+        }
+        den[i] += inside;
+        if (p.normalizer) p.normalizer[row * p.queries + t + i] = double(den[i]);
+        return T(1) / den[i];
+    }
+
+    // Rows that need more than a product: hidden ones, and those with a normaliser of 0.
+    void settle(int64_t row, int64_t t, int64_t i, T share) {
+        const bool hidden = q.any_hidden && q.hidden[std::size_t(i)];
+        const bool zero = p.normalize && den[i] == 0 && !hidden;
+        if (p.zero) p.zero[row * p.queries + t + i] = zero;
+        if (hidden || (!p.normalize && share == 0)) return fill_out(row, t + i, T(0));
+        if (zero) fill_out(row, t + i, T(p.zero_fill));
+    }
+
+    void fill_out(int64_t row, int64_t t, T value) {
+        for (int64_t c = 0; c < s.M; ++c)
+            write<T>(p.output.at(row, t) + c * p.output.element, p.output_type, value);
+    }
+
+    static KT_INLINE void stream_store(T* to, Vec<T> v) {
+#if KT_VECTOR_BYTES == 64
+        _mm512_stream_si512((__m512i*)to, (__m512i)v);
+#elif KT_VECTOR_BYTES == 32
+        _mm256_stream_si256((__m256i*)to, (__m256i)v);
+#elif defined(__SSE2__)
+        _mm_stream_si128((__m128i*)to, (__m128i)v);
+#else
+        store(to, v);
+#endif
+    }
+
+    // NaN in every output that depends on a NaN or inf: of q its row, of k later rows, of v later
+    // rows of its column.
+    void spoil(Sums<T>& sums, int64_t row, int64_t t, int64_t n, bool inside) {
+        std::copy(sums.bad.begin(), sums.bad.end(), bad_here.begin());
+        if (inside && restarts(row / p.groups, t)) std::fill(bad_here.begin(), bad_here.end(), 0);
+        for (int64_t i = 0; i < n; ++i) {
+            if (inside) add_bad(i, bad_here);
+            if (q.any_hidden && q.hidden[std::size_t(i)]) continue;
+            const bool whole = q.any_bad && q.bad[std::size_t(i)];
+            for (int64_t c = 0; c < s.M; ++c)
+                if (whole || bad_here[std::size_t(c)])
+                    write<T>(p.output.at(row, t + i) + c * p.output.element, p.output_type,
+                             std::numeric_limits<T>::quiet_NaN());
+            if (p.zero && (whole || bad_here[std::size_t(s.M)])) p.zero[row * p.queries + t + i] = 0;
+        }
+    }
+
+    void add_bad(int64_t j, std::vector<uint8_t>& flags) const {
+        if (k.any_bad && k.bad[std::size_t(j)]) std::fill(flags.begin(), flags.end(), 1);
+        if (v.any_bad)
+            for (int64_t c = 0; c < s.M; ++c) flags[std::size_t(c)] |= v.bad[std::size_t(j * s.M + c)];
+    }
+
+    // Adds the block's keys to U and Z.
+    void absorb(Sums<T>& sums, int64_t row) {
+        const bool scaled = s.has_scale || s.decays || restarts(row, first);
+        for (int64_t r0 = 0; r0 < s.m; r0 += s.panel) {
+            const int64_t size = std::min(s.panel, s.m - r0);
+            if (s.quadratic) {
+                map.panel(x_k, columns, r0, size, phi_k);
+                for (int64_t r = 0; r < size; ++r)
+                    for (int64_t j = 0; j < columns; ++j)
+                        phi_k[r * s.Cp + j] = keep[j] == 0   ? T(0)
+                                              : s.decays ? phi_k[r * s.Cp + j] * factor[j]
+                                                         : phi_k[r * s.Cp + j];
+            }
+            const T* from = s.quadratic ? phi_k : key;
+            for (int64_t t = 0; t < count; t += SPAN) {
+                const int64_t n = std::min(SPAN, count - t);
+                const bool use = scaled && t == 0;
+                by_rows(size, [&](auto rows, int64_t r) {
+                    constexpr int R = decltype(rows)::value;
+                    by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
+                        constexpr int N = decltype(cols)::value;
+                        Tile<T, R, N> tile;
+                        tile.clear();
+                        tile.add(from + r * s.Cp + t, s.Cp, 1, v.x + t * v.stride + c, v.stride, n);
+#pragma GCC unroll 8
+                        for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+                            for (int e = 0; e < N; ++e) {
+                                const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
+                                const int64_t f = s.by_feature ? r0 + r + a : 0;
+                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], scaled,
+                                              use ? keep_state[f] : 1, scaled ? add_block[f] : 1);
+                            }
+                    });
+                });
+            }
+            for (int64_t r = 0; r < size; ++r) {
+                Vec<T> total{};
+                for (int64_t j = 0; j < columns; j += LANES<T>) total += load(from + r * s.Cp + j);
+                const int64_t f = s.by_feature ? r0 + r : 0;
+                double& Z = sums.Z[r0 + r];
+                Z = scaled ? (keep_state[f] == 0 ? 0 : Z * keep_state[f]) + double(sum<T>(total)) * add_block[f]
+                           : Z + double(sum<T>(total));
+                sums.z[r0 + r] = T(Z);
+            }
+        }
+        if (s.has_scale) sums.ref = new_ref;
+        if (sums.any_bad || k.any_bad || v.any_bad) {
+            if (restarts(row, first)) std::fill(sums.bad.begin(), sums.bad.end(), 0);
+            for (int64_t j = 0; j < count; ++j) add_bad(j, sums.bad);
+            sums.any_bad = false;
+            for (uint8_t f : sums.bad) sums.any_bad |= f != 0;
+        }
+        if (p.decay_total)
+            for (int64_t j = 0; j < count; ++j)
+                for (int64_t f = 0; f < p.decay_width; ++f)
+                    p.decay_total[row * p.decay_width + f] +=
+                        restarts(row, first + j) ? -INF : decay(row, first + j, f);
+    }
+
+};
+
+}  // namespace KT_ISA
+}  // namespace kt

@@ -1,0 +1,285 @@
+"""The compiled core for CPU tensors: the same call on the memory of the tensors, with gradients.
+
+With gradients the call is the operator `kerneltrick::attend`, which PyTorch can record, and its
+derivative `kerneltrick::attend_backward`, which recomputes φ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+
+from kerneltrick import maps
+from kerneltrick._arrays import Wide
+from kerneltrick.engines import _native
+from kerneltrick.engines._problem import Carry, Data, Plan, Result
+
+if TYPE_CHECKING:
+    Tensor: TypeAlias = Any  # PyTorch is optional, and so unknown to the type checker
+else:
+    Tensor = torch.Tensor
+
+
+def needs_gradient(plan: Plan, data: Data) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    weights = vars(plan.feature_map).values()
+    return any(getattr(x, "requires_grad", False) for x in (*_native.arrays_of(data), *weights))
+
+
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents, which the core would drop."""
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def to_numpy(x: Tensor | None) -> Any:
+    """The memory of a tensor; bfloat16, which NumPy lacks, as the bits it is."""
+    if x is None:
+        return None
+    x = x.detach().resolve_neg().resolve_conj()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def to_torch(x: Any, dtype: torch.dtype | None = None) -> Any:
+    if x is None:
+        return None
+    made = torch.from_numpy(np.ascontiguousarray(x))
+    return made.view(torch.bfloat16) if dtype == torch.bfloat16 else made
+
+
+def _plain(data: Data) -> Data:
+    """The same call on NumPy arrays that share the tensors' memory."""
+    carry = Carry(
+        *(Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in data.carry)
+    )
+    return Data._make([*map(to_numpy, data[:9]), data.start, carry])
+
+
+def attend(plan: Plan, data: Data, how: _native.Fused, scales: _native.Scales) -> Result:
+    if needs_gradient(plan, data):
+        return _recorded(plan, data, how)
+    kind = _native.TYPES[_native.type_name(data.q)]
+    made = _native.attend(plan, _plain(data), how, kind, (to_numpy(scales[0]), to_numpy(scales[1])))
+    carry = made.carry
+    total = carry.log_decay
+    return Result(
+        to_torch(made.output, data.q.dtype),
+        to_torch(made.zero),
+        Carry(
+            Wide(to_torch(carry.sums.hi), None),
+            to_torch(carry.log_scale),
+            None if total is None else Wide(to_torch(total.hi), None),
+            to_torch(carry.bad),
+        ),
+    )
+
+
+def _recorded(plan: Plan, data: Data, how: _native.Fused) -> Result:
+    def tensor(x: Any) -> Tensor | None:
+        return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(x))
+
+    carry = data.carry
+    output, zero, sums, log_scale, bad, _ = torch.ops.kerneltrick.attend(
+        data.q, data.k, data.v, data.mask, data.query_mask, data.log_decay, data.restart,
+        data.q_positions, data.k_positions, carry.sums.hi, carry.log_scale, carry.bad,
+        tensor(how.weight), tensor(how.bias), json.dumps(how.numbers), plan.scale, plan.causal,
+        plan.normalize, plan.zero_fill, plan.chunk_size, int(data.start),
+    )  # fmt: skip
+    total = carry.log_decay
+    if total is not None and data.log_decay is not None:
+        # Outside the operator, so that the state's own log-decay has its gradient too.
+        steps = data.log_decay.double()
+        if data.mask is not None:
+            steps = torch.where(data.mask, steps, torch.zeros_like(steps))
+        if data.restart is not None:
+            steps = torch.where(data.restart, torch.full_like(steps, -math.inf), steps)
+        total = Wide(total.hi + steps.sum(-2, keepdim=True), None)
+    elif total is not None and data.restart is not None:
+        gone = data.restart.any(-2, keepdim=True).expand(total.hi.shape)
+        total = Wide(torch.where(gone, torch.full_like(total.hi, -math.inf), total.hi), None)
+    return Result(
+        output.to(data.v.dtype),
+        zero if plan.normalize else None,
+        Carry(
+            Wide(sums, None),
+            None if carry.log_scale is None else log_scale,
+            total,
+            bad if bool(bad.any()) else None,
+        ),
+    )
+
+
+def _compute(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _call(tensors: list[Tensor | None], spec: str, plan_numbers: tuple[Any, ...]) -> Any:
+    """Plan, data and map from the operator's arguments."""
+    (q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions,
+     sums, log_scale, bad, weight, bias) = tensors  # fmt: skip
+    scale, causal, normalize, zero_fill, chunk_size, start = plan_numbers
+    plan = Plan(maps.Identity(), scale, causal, normalize, zero_fill, chunk_size, start)
+    carry = Carry(Wide(sums, None), log_scale, None, bad)
+    data = Data(
+        q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, start, carry
+    )  # fmt: skip
+    numbers = json.loads(spec)
+    return plan, _plain(data), _native.Fused(numbers, weight, bias)
+
+
+@torch.library.custom_op("kerneltrick::attend", mutates_args=())  # type: ignore[untyped-decorator] # PyTorch's
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+    log_decay: Tensor | None, restart: Tensor | None, q_positions: Tensor | None,
+    k_positions: Tensor | None, sums: Tensor, log_scale: Tensor | None, bad: Tensor | None,
+    weight: Tensor | None, bias: Tensor | None, spec: str, scale: float, causal: bool,
+    normalize: bool, zero_fill: float, chunk_size: int, start: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(output, zero, sums, log_scale, bad, normalizer); what does not exist is empty."""
+    plan, data, how = _call(
+        [q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, sums, log_scale,
+         bad, weight, bias],
+        spec, (scale, causal, normalize, zero_fill, chunk_size, start),
+    )  # fmt: skip
+    normalizer = torch.empty(q.shape[:-1], dtype=torch.float64)
+    output = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=_compute(q))
+    made = _native.attend(
+        plan, data, how, _native.TYPES[_native.type_name(q)],
+        normalizer=normalizer.numpy(), output=output.numpy(),
+    )  # fmt: skip
+    flags = torch.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=torch.bool)
+    if made.carry.bad is not None:
+        flags = to_torch(made.carry.bad)
+    empty = torch.empty(0)
+    return (
+        output,
+        empty.bool() if made.zero is None else to_torch(made.zero),
+        to_torch(made.carry.sums.hi),
+        empty.double() if log_scale is None else to_torch(made.carry.log_scale),
+        flags,
+        normalizer,
+    )
+
+
+@_attend.register_fake  # type: ignore[untyped-decorator] # PyTorch's
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, query_mask: Any, log_decay: Any, restart: Any,
+    q_positions: Any, k_positions: Any, sums: Tensor, log_scale: Any, bad: Any, weight: Any,
+    bias: Any, spec: str, scale: float, causal: bool, normalize: bool, zero_fill: float,
+    chunk_size: int, start: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return (
+        q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_compute(q)),
+        q.new_empty((*q.shape[:-1], 1) if normalize else (0,), dtype=torch.bool),
+        torch.empty_like(sums, memory_format=torch.contiguous_format),
+        q.new_empty(0, dtype=torch.float64)
+        if log_scale is None
+        else torch.empty_like(log_scale, memory_format=torch.contiguous_format),
+        q.new_empty((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=torch.bool),
+        q.new_empty(q.shape[:-1], dtype=torch.float64),
+    )
+
+
+@torch.library.custom_op("kerneltrick::attend_backward", mutates_args=())  # type: ignore[untyped-decorator] # PyTorch's
+def _attend_backward(
+    d_output: Tensor, d_sums: Tensor, output: Tensor, normalizer: Tensor, q: Tensor, k: Tensor,
+    v: Tensor, mask: Tensor | None, query_mask: Tensor | None, log_decay: Tensor | None,
+    restart: Tensor | None, q_positions: Tensor | None, k_positions: Tensor | None, sums: Tensor,
+    log_scale: Tensor | None, bad: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    spec: str, scale: float, causal: bool, normalize: bool, zero_fill: float, chunk_size: int,
+    start: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, log_decay, sums, weight and bias; what does not exist is empty."""
+    plan, data, how = _call(
+        [q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, sums, log_scale,
+         bad, weight, bias],
+        spec, (scale, causal, normalize, zero_fill, chunk_size, start),
+    )  # fmt: skip
+    buffers = _native.assemble(plan, data, how, _native.TYPES[_native.type_name(q)])
+    call, lead, lead_q = buffers.call, k.shape[:-2], q.shape[:-2]
+    call["output_type"] = _native.TYPES[_native.type_name(output)]
+    buffers.view("output", to_numpy(output), lead_q)
+    buffers.view("d_output", to_numpy(d_output), lead_q)
+    buffers.array("normalizer", to_numpy(normalizer))
+    buffers.array("sums", to_numpy(sums))
+    buffers.array("log_scale", to_numpy(log_scale))
+    made = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    for name, x, where in zip(("d_q", "d_k", "d_v"), made, (lead_q, lead, lead), strict=True):
+        buffers.view(name, to_numpy(x), where)
+    d_state = d_sums.double().contiguous().clone()
+    buffers.array("d_sums", d_state.numpy())
+    d_decay, d_weight, d_bias = (torch.empty(0, dtype=torch.float64) for _ in range(3))
+    if log_decay is not None:
+        d_decay = torch.zeros(log_decay.shape, dtype=torch.float64)
+        buffers.array("d_log_decay", d_decay.numpy())
+    learned = weight is not None and "favor" not in _native.NAMES[call["map"]]
+    if learned:
+        p = (call["weight_heads"], call["inputs"], call["columns"])
+        d_weight = torch.zeros(p, dtype=torch.float64)
+        buffers.array("d_weight", d_weight.numpy())
+        if bias is not None:
+            d_bias = torch.zeros((p[0], p[2]), dtype=torch.float64)
+            buffers.array("d_bias", d_bias.numpy())
+    _native.core().backward(call)
+    if learned:
+        assert weight is not None
+        d_weight = d_weight.sum_to_size(1, *weight.shape[-2:]) if weight.ndim == 2 else d_weight
+        d_weight = d_weight.reshape(weight.shape).to(weight.dtype)
+    if bias is not None and learned:
+        count = math.prod(bias.shape[:-1])
+        d_bias = d_bias if d_bias.shape[0] == count else d_bias.sum(0, keepdim=True)
+        d_bias = d_bias.reshape(bias.shape).to(bias.dtype)
+    if log_decay is not None:
+        d_decay = d_decay.to(log_decay.dtype)
+    return (*made, d_decay, d_state, d_weight, d_bias)
+
+
+@_attend_backward.register_fake  # type: ignore[untyped-decorator] # PyTorch's
+def _(
+    d_output: Tensor, d_sums: Tensor, output: Tensor, normalizer: Tensor, q: Tensor, k: Tensor,
+    v: Tensor, mask: Any, query_mask: Any, log_decay: Any, restart: Any, q_positions: Any,
+    k_positions: Any, sums: Tensor, log_scale: Any, bad: Any, weight: Any, bias: Any, spec: str,
+    scale: float, causal: bool, normalize: bool, zero_fill: float, chunk_size: int, start: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    def like(x: Any) -> Tensor:
+        if x is None:
+            return q.new_empty(0, dtype=torch.float64)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    learned = "favor" not in _native.NAMES[json.loads(spec)["map"]]
+    return (
+        like(q), like(k), like(v), like(log_decay), like(sums.double()),
+        like(weight if learned else None), like(bias if learned else None),
+    )  # fmt: skip
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    made, _, _, _, _, normalizer = output
+    ctx.save_for_backward(made, normalizer, *inputs[:14])
+    ctx.numbers = inputs[14:]
+    ctx.mark_non_differentiable(output[1], output[3], output[4], output[5])
+
+
+def _derivative(ctx: Any, d_output: Any, _z: Any, d_sums: Any, *_: Any) -> tuple[Any, ...]:
+    made, normalizer, *tensors = ctx.saved_tensors
+    sums = tensors[9]
+    d_output = torch.zeros_like(made) if d_output is None else d_output
+    d_sums = torch.zeros_like(sums) if d_sums is None else d_sums
+    got = torch.ops.kerneltrick.attend_backward(
+        d_output, d_sums, made, normalizer, *tensors, *ctx.numbers
+    )
+    d_q, d_k, d_v, d_decay, d_first, d_weight, d_bias = got
+    grads: list[Any] = [None] * (len(tensors) + len(ctx.numbers))
+    grads[0:3] = [d_q, d_k, d_v]
+    grads[5] = d_decay if tensors[5] is not None else None
+    grads[9] = d_first.to(sums.dtype)
+    grads[12] = d_weight if d_weight.numel() else None
+    grads[13] = d_bias if d_bias.numel() else None
+    return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(grads))
+
+
+_attend.register_autograd(_derivative, setup_context=_setup)
