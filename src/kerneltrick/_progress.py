@@ -1,0 +1,37 @@
+"""Telling how far a long run has come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces done, pieces in all)
+PATIENCE = 2.0  # seconds before a run without its own report speaks up, on a terminal
+PAUSE = 0.2
+
+
+class Progress:
+    """Calls a report now and then; without one, writes a line on the terminal if it takes long."""
+
+    def __init__(self, what: str, total: int, report: ProgressReport | None) -> None:
+        self.what, self.total, self.report = what, total, report
+        self.next = time.monotonic() + (PAUSE if report else PATIENCE)
+        self.shown = False
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + PAUSE
+        if self.report is not None:
+            self.report(self.what, done, self.total)
+        elif sys.stderr.isatty():
+            self.shown = True
+            sys.stderr.write(f"\r{self.what}: {done}/{self.total}")
+            sys.stderr.flush()
+
+    def close(self, done: int) -> None:
+        if self.report is not None:
+            self.report(self.what, done, self.total)
+        if self.shown:
+            sys.stderr.write(f"\r{self.what}: {done}/{self.total}\n")

@@ -1,0 +1,220 @@
+"""Bad input to kernels is refused with an error that says what to do."""
+
+import math
+
+import numpy as np
+import pytest
+from kernel_cases import problem
+
+from kerneltrick import kernels, maps
+from kerneltrick.kernels import (
+    NTK,
+    RBF,
+    ArcCosine,
+    Cosine,
+    Custom,
+    EluDot,
+    Exponential,
+    GaussianProcess,
+    KernelRidge,
+    Linear,
+    MapKernel,
+    Normalized,
+    Polynomial,
+    RKHSFunction,
+    compare_solvers,
+    find_indefinite,
+    gram,
+    is_positive_semidefinite,
+    nearest_psd,
+    rkhs_descent,
+)
+
+x, y, z = problem(6)
+BAD = {
+    "one-dimensional points": (
+        lambda: RBF()(x[:, 0]), ValueError,
+        r"\(n, d\), not \(6,\); a single column is x\[:, None\]",
+    ),
+    "different widths": (lambda: RBF()(x, x[:, :2]), ValueError, "x has 3 coordinates and y 2"),
+    "no columns": (lambda: RBF()(x[:, :0]), ValueError, r"1 column, not \(6, 0\)"),
+    "NaN": (lambda: Linear()([[1.0], [math.nan]]), ValueError, "x holds NaN or inf in row 1"),
+    "infinity": (lambda: Linear()([[math.inf]]), ValueError, "NaN or inf in row 0"),
+    "text": (lambda: Linear()([["a"]]), TypeError, "real numbers, not text"),
+    "complex": (lambda: Linear()([[1j]]), TypeError, "real numbers, not complex128"),
+    "overflow": (
+        lambda: Exponential(scale=1)([[100.0]]), ValueError, r"is inf between point 0 and point 0",
+    ),
+    "overflowing map": (
+        lambda: MapKernel("exp")([[1.0], [1e3]]), ValueError, "exp overflows .* at point 1",
+    ),
+    "cosine of zero": (lambda: Cosine()([[1.0], [0.0]]), ValueError, "0/0 .* point 1 is one"),
+    "normalised zero": (
+        lambda: Normalized(MapKernel("relu"))([[1.0], [-1.0]]), ValueError, "0/0 at point 1",
+    ),
+    "length of zero": (lambda: RBF(length=0), ValueError, "rbf needs length > 0"),
+    "length as text": (lambda: RBF(length="1"), TypeError, "length to be a number"),
+    "negative constant": (lambda: Polynomial(constant=-1), ValueError, "finite constant ≥ 0"),
+    "degree of three": (lambda: ArcCosine(3), ValueError, "degree 0, 1 or 2, not 3"),
+    "no layers": (lambda: NTK(hidden_layers=0), ValueError, "hidden_layers .* ≥ 1, not 0"),
+    "negative multiple": (lambda: -1 * Linear(), ValueError, "c > 0 and finite, not -1"),
+    "sum with a number": (lambda: Linear() + 1, TypeError, "unsupported operand"),
+    "cosformer": (lambda: MapKernel("cosformer:horizon=9"), ValueError, "no kernel of points"),
+    "map per head": (
+        lambda: MapKernel(maps.Hedgehog(np.ones((1, 3, 4))))(x), ValueError,
+        r"into \(1, 6, 8\); a kernel needs features \(n, m\)",
+    ),
+    "unknown kernel": (lambda: kernels.get("rfb"), ValueError, "did you mean 'rbf'"),
+    "name of a map": (
+        lambda: kernels.get("elu"), ValueError,
+        r"it is a feature map, whose kernel is MapKernel\('elu'\)",
+    ),
+    "unknown parameter": (lambda: kernels.get("rbf:width=2"), ValueError, "no parameter 'width'"),
+    "no parameters": (lambda: kernels.get("linear:c=2"), ValueError, "it has no parameters"),
+    "parameter as text": (lambda: kernels.get("rbf:length=a"), ValueError, "a number, not 'a'"),
+    "broken whole number": (
+        lambda: kernels.get("arc_cosine:degree=1.5"), ValueError, "a whole number, not '1.5'",
+    ),
+    "a class": (lambda: kernels.get(RBF), TypeError, r"RBF is a class; make .* with its \(\)"),
+    "no kernel": (lambda: kernels.get(3), TypeError, "not int"),
+    "function of another shape": (
+        lambda: Custom(lambda a, b: a @ a.T)(x, x[:2]), ValueError,
+        r"\(6, 2\), not float64 \(6, 6\)",
+    ),
+    "kernel that is not symmetric": (
+        lambda: gram(lambda a, b: a[:, :1] + 2 * b[:, :1].T, [[1.0], [2.0]]), ValueError,
+        r"not symmetric: k\(x0, x1\) = 5 but k\(x1, x0\) = 4",
+    ),
+    "ridge with it": (
+        lambda: KernelRidge(lambda a, b: a @ b.T + a[:, :1], mean_penalty=1).fit(x, y), ValueError,
+        "not symmetric",
+    ),
+    "descent with it": (
+        lambda: rkhs_descent(lambda a, b: a @ b.T + a[:, :1], x, y, mean_penalty=1), ValueError,
+        "not symmetric",
+    ),
+    "no random features": (lambda: Linear().random_features(4), ValueError, "no random features"),
+    "deep random features": (
+        lambda: NTK(hidden_layers=2).random_features(4), ValueError, "one hidden layer only",
+    ),
+    "odd number of Fourier features": (lambda: RBF().random_features(3), ValueError, "even"),
+    "matrix that is not square": (
+        lambda: nearest_psd(np.ones((2, 3))), ValueError,
+        r"not \(2, 3\)",
+    ),
+    "kernel without points": (
+        lambda: is_positive_semidefinite("rbf"), TypeError, "needs points for rbf",
+    ),
+    "negative tolerance": (
+        lambda: is_positive_semidefinite(np.eye(2), tolerance=-1), ValueError, "tolerance ≥ 0",
+    ),
+    "coefficients of a wrong number": (
+        lambda: RKHSFunction("rbf", x, [1.0]), ValueError, r"\(6,\), not \(1,\)",
+    ),
+    "functions of two spaces": (
+        lambda: RKHSFunction.at("rbf", x[0]).inner(RKHSFunction.at("rbf:length=2", x[0])),
+        ValueError, "rbf:length=1, the other rbf:length=2",
+    ),
+    "weights without a map": (
+        lambda: RKHSFunction.at("rbf", x[0]).weights, ValueError, "no finite feature map",
+    ),
+    "both penalties": (
+        lambda: KernelRidge("rbf", mean_penalty=1, sum_penalty=1), ValueError, "needs one of",
+    ),
+    "no penalty": (lambda: KernelRidge("rbf"), ValueError, "mean_penalty .*λ.* sum_penalty .*Nλ"),
+    "λ of zero": (lambda: KernelRidge("rbf", mean_penalty=0), ValueError, "mean_penalty > 0"),
+    "negative λ": (lambda: KernelRidge("rbf", sum_penalty=-1), ValueError, "sum_penalty > 0"),
+    "λ of NaN": (lambda: KernelRidge("rbf", mean_penalty=math.nan), ValueError, "> 0 and finite"),
+    "noise of zero": (lambda: GaussianProcess("rbf", noise_variance=0), ValueError, "variance > 0"),
+    "descent without λ": (
+        lambda: rkhs_descent("rbf", x, y, mean_penalty=0), ValueError, "mean_penalty > 0",
+    ),
+    "unknown solver": (
+        lambda: KernelRidge("rbf", mean_penalty=1, solver="qr").fit(x, y), ValueError,
+        "auto, dual, primal",
+    ),
+    "primal without a map": (
+        lambda: KernelRidge("rbf", mean_penalty=1, solver="primal").fit(x, y), ValueError,
+        "no finite feature map; use solver='dual', or MapKernel",
+    ),
+    "singular Gram matrix": (
+        lambda: KernelRidge("linear", mean_penalty=1e-19, solver="dual").fit(x, y), ValueError,
+        "singular to working precision.* use a larger penalty",
+    ),
+    "singular features": (
+        lambda: KernelRidge("linear", mean_penalty=1e-19, solver="primal").fit(
+            np.ones((6, 2)), y
+        ), ValueError, "singular to working precision",
+    ),
+    "indefinite Gram matrix": (
+        lambda: KernelRidge(EluDot(), sum_penalty=1e-3).fit([[-2.0], [-1.0], [1.0], [2.0]], y[:4]),
+        ValueError, r"not positive semi-definite on these points.* eigenvalue -0\.0114",
+    ),
+    "descent with an indefinite kernel": (
+        lambda: rkhs_descent(
+            lambda a, b: -np.exp(a @ b.T), x, y, mean_penalty=0.1
+        ), ValueError, "not positive semi-definite",
+    ),
+    "too few targets": (
+        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, y[:3]), ValueError,
+        r"y \(6,\).*not \(3,\)",
+    ),
+    "targets that are text": (
+        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, ["a"] * 6), TypeError, "y to hold real",
+    ),
+    "targets with NaN": (
+        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, [math.nan] * 6), ValueError,
+        "y holds NaN",
+    ),
+    "no points": (
+        lambda: KernelRidge("rbf", mean_penalty=1).fit(x[:0], []), ValueError, "at least 1 row",
+    ),
+    "many targets for a process": (
+        lambda: GaussianProcess("rbf", noise_variance=1).fit(x, np.ones((6, 2))), ValueError,
+        r"y \(6,\), not \(6, 2\)",
+    ),
+    "labels 0 and 1": (
+        lambda: rkhs_descent("rbf", x, [0, 1] * 3, mean_penalty=1, loss="hinge"), ValueError,
+        r"labels −1 and 1, but y holds 0, 1; write 2 \* y - 1",
+    ),
+    "labels of three kinds": (
+        lambda: rkhs_descent("rbf", x, [1, 2, 3] * 2, mean_penalty=1, loss="logistic"), ValueError,
+        "y holds 1, 2, 3$",
+    ),
+    "labels that are bools": (
+        lambda: rkhs_descent("rbf", x, [True, False] * 3, mean_penalty=1), TypeError, "not bool",
+    ),
+    "unknown loss": (
+        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, loss="huber"), ValueError,
+        "squared, logistic, hinge, not 'huber'",
+    ),
+    "too large a step": (
+        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, step_size=10), ValueError,
+        r"diverges with step_size 10: it must be < 0\.",
+    ),
+    "step for the hinge": (
+        lambda: rkhs_descent("rbf", x, z, mean_penalty=1, loss="hinge", step_size=1), ValueError,
+        "leave out step_size",
+    ),
+    "no steps": (
+        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, steps=0), ValueError,
+        "steps .* ≥ 1, not 0",
+    ),
+    "negative tolerance of the gap": (
+        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, tolerance=-1), ValueError,
+        "tolerance ≥ 0",
+    ),
+    "search with a broken function": (
+        lambda: find_indefinite(lambda a, b: a), ValueError,
+        "none of the points tried: .* must turn",
+    ),
+    "experiment without a map": (lambda: compare_solvers("rbf"), ValueError, "to compare with"),
+    "search in no dimensions": (lambda: find_indefinite("rbf", 0), ValueError, "d .* ≥ 1, not 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        call()
