@@ -1,0 +1,233 @@
+"""`kerneltrick costs`: what attention costs, on paper and on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kerneltrick import costs, maps
+from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
+from kerneltrick.cli._output import check_writable
+
+WIDTH = 100
+
+
+def costs_command(
+    n: Annotated[int, typer.Option("--n", help="Tokens.")] = 4096,
+    d: Annotated[int, typer.Option("--d", help="Width of queries and keys, per head.")] = 64,
+    values: Annotated[
+        int | None, typer.Option("--values", help="Width of values, per head. Default: d.")
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option("--width", help="Width of the inputs of the projections. Default: d."),
+    ] = None,
+    map_texts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            "--maps",
+            metavar="MAPS",
+            show_default=False,
+            help="Feature maps, as in `kerneltrick compare`. Default: elu and poly:degree=2.",
+        ),
+    ] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decoding: one step, and a whole text of n tokens.")
+    ] = False,
+    train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
+    heads: Annotated[int, typer.Option("--heads", help="Query heads, for decoding.")] = 8,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", help="Key/value heads. Default: --heads.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences, for decoding.")] = 1,
+    chunk: Annotated[int, typer.Option("--chunk", help="Tokens per chunk, causal.")] = 64,
+    number_bytes: Annotated[int, typer.Option("--bytes", help="Bytes per number.")] = 4,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure/--no-measure", help="Time both on this machine, some seconds."),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw it: a .png, .pdf or .svg (extra: plot)."),
+    ] = None,
+) -> None:
+    """Exact multiply-adds, bytes moved and memory, the ratio, and from which length linear wins."""
+    try:
+        sizes = costs.Sizes(n, d, values, width, heads, kv_heads, batch, chunk, bytes=number_bytes)
+        chosen = _maps(map_texts, d)
+        rows = costs.summary(sizes, chosen, train=train, decode=decode)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if plot is not None:
+        if plot.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise UsageError(f"--plot must name a .png, .pdf or .svg file, not {plot}")
+        check_writable(plot)
+    lengths = not decode and not train
+    measured = _measure(sizes, chosen) if measure and lengths else {}
+    if as_json:
+        typer.echo(_json(sizes, rows, chosen, measured, lengths))
+    else:
+        _show(sizes, rows, chosen, measured, decode, train)
+    if plot is not None:
+        try:
+            costs.save_figure(costs.figure(sizes, chosen, measured), plot)
+        except (ImportError, OSError) as error:
+            raise DataError(str(error)) from None
+        typer.echo(f"wrote {plot}", err=as_json)
+
+
+def _maps(texts: list[str] | None, d: int) -> list[maps.FeatureMap]:
+    found = [maps.get(text) for text in split_maps(texts or ["elu", "poly:degree=2"])]
+    if not found:
+        raise UsageError("--map names no map; known are " + ", ".join(maps.names()))
+    for feature_map in found:
+        if feature_map.dim(d) > MOST_FEATURES * 1000:
+            raise UsageError(f"{feature_map} has {feature_map.dim(d):,} features for d = {d}")
+    return found
+
+
+def _measure(sizes: costs.Sizes, chosen: list[maps.FeatureMap]) -> dict[str, dict[str, Any]]:
+    """Times of one head on this machine; maps with too many features are left out."""
+    from kerneltrick.analysis import _timing
+
+    small = [m for m in chosen if m.dim(sizes.d) <= MOST_FEATURES]
+    if not small:
+        return {}
+    softmax = _timing.measure_softmax(1, sizes.d, sizes.value_width, False)
+    found = {}
+    for feature_map in small:
+        try:
+            feature_map.check_positions(0, max(_timing.LENGTHS) - 1)
+        except ValueError:
+            continue
+        linear = _timing.measure_linear(feature_map, 1, sizes.d, sizes.value_width, False)
+        found[str(feature_map)] = dataclasses.asdict(
+            _timing.timing(str(feature_map), 1, linear, softmax)
+        )
+    return found
+
+
+def _json(
+    sizes: costs.Sizes,
+    rows: list[costs.Row],
+    chosen: list[maps.FeatureMap],
+    measured: dict[str, dict[str, Any]],
+    lengths: bool,
+) -> str:
+    found: dict[str, Any] = {
+        "format": "kerneltrick.costs/1",
+        "sizes": sizes.symbols() | {"w": sizes.bytes},
+        "rows": [row.to_json() for row in rows],
+    }
+    if lengths:
+        found["lab_ratio"] = costs.lab_ratio(sizes.n, sizes.d)
+        found["crossover"] = [
+            {
+                "map": str(m),
+                "on_paper": costs.paper_crossover(sizes, m),
+                "measured": measured.get(str(m), {}).get("crossover"),
+            }
+            for m in chosen
+        ]
+        found["measured"] = measured
+    return json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False)
+
+
+def _show(
+    sizes: costs.Sizes,
+    rows: list[costs.Row],
+    chosen: list[maps.FeatureMap],
+    measured: dict[str, dict[str, Any]],
+    decode: bool,
+    train: bool,
+) -> None:
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.print(_table(sizes, rows, decode))
+    for row in rows:
+        console.print(Text(f"{row.cost.name}: {_expression(row.cost)}", style="dim"))
+    console.print()
+    if not decode and not train:
+        for line in _comparison(sizes, rows, chosen, measured):
+            console.print(Text(line))
+
+
+def _table(sizes: costs.Sizes, rows: list[costs.Row], decode: bool) -> Table:
+    s = sizes.symbols()
+    shape = f"n = {s['n']:,}, d = {s['D']}, values {s['M']}, {sizes.bytes} bytes per number"
+    if decode:
+        shape += f"; {s['h']} heads, {s['g']} key/value heads, batch {s['b']}, width {s['d']}"
+    table = Table(
+        title=Text(f"What attention costs: {shape}"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("", overflow="fold", min_width=16)
+    for name in ("multiply-adds", "cheaper", "other ops", "bytes moved", "bytes held"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        numbers = row.numbers
+        table.add_row(
+            row.cost.name,
+            _short(numbers.multiply_adds),
+            "–" if row.cost.name == "projections" else f"×{row.ratio:.3g}",
+            _short(numbers.elementwise),
+            _short(numbers.moved),
+            _short(numbers.memory),
+        )
+    return table
+
+
+def _comparison(
+    sizes: costs.Sizes,
+    rows: list[costs.Row],
+    chosen: list[maps.FeatureMap],
+    measured: dict[str, dict[str, Any]],
+) -> list[str]:
+    n, d = sizes.n, sizes.d
+    lines = [
+        f"One product of the two, as in lab 02: n²·d = {_short(n * n * d)} against n·d² = "
+        f"{_short(n * d * d)}: ×{costs.lab_ratio(n, d):.4g}"
+    ]
+    for feature_map in chosen:
+        row = next(r for r in rows if r.cost.name == f"linear, {feature_map}")
+        parts = row.numbers.parts
+        bare = rows[1].numbers.multiply_adds / (parts["U"] + parts["φ(Q)U"])
+        paper = costs.paper_crossover(sizes, feature_map)
+        found = measured.get(str(feature_map))
+        here = "not measured"
+        if found is not None:
+            crossing = found["crossover"]
+            here = "no crossover" if crossing is None else f"n ≈ {crossing:.0f}"
+            here += " measured on this machine"
+        ratios = f"×{float(bare):#.3g} cheaper than softmax, ×{row.ratio:#.3g} with Z and φ"
+        wins = "never wins" if paper is None else f"wins from n = {paper:,}"
+        lines.append(f"{feature_map}: {ratios}; {wins} on paper, {here}")
+    return lines
+
+
+def _expression(cost: costs.Cost) -> str:
+    """The exact count, or its order where that would fill lines; --json has them all."""
+    exact = cost.multiply_adds
+    return str(exact) if len(exact.terms) <= 8 else f"O({cost.order()})"
+
+
+def _short(x: Any) -> str:
+    """Three digits that matter, with k, M, G, T."""
+    value = float(x)
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"

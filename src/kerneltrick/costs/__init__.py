@@ -1,0 +1,53 @@
+"""What attention costs, counted exactly: multiply-adds, bytes moved, memory, crossover lengths."""
+
+from kerneltrick.costs._attention import (
+    chunked,
+    linear,
+    projections,
+    quadratic,
+    recurrent,
+    softmax,
+)
+from kerneltrick.costs._cost import Cost, Numbers
+from kerneltrick.costs._crossover import crossover
+from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
+from kerneltrick.costs._features import FeatureCost, feature_cost
+from kerneltrick.costs._order import Direction, Relation, leading, missing_terms
+from kerneltrick.costs._plot import figure, save_figure
+from kerneltrick.costs._polynomial import Polynomial, binomial, symbol, symbols
+from kerneltrick.costs._registry import algorithms, get
+from kerneltrick.costs._summary import Row, Sizes, lab_ratio, paper_crossover, summary
+
+__all__ = [
+    "Cost",
+    "Direction",
+    "FeatureCost",
+    "Numbers",
+    "Polynomial",
+    "Relation",
+    "Row",
+    "Sizes",
+    "algorithms",
+    "binomial",
+    "chunked",
+    "crossover",
+    "decoding",
+    "feature_cost",
+    "figure",
+    "get",
+    "lab_ratio",
+    "leading",
+    "linear",
+    "linear_decoding",
+    "missing_terms",
+    "multi_head",
+    "paper_crossover",
+    "projections",
+    "quadratic",
+    "recurrent",
+    "save_figure",
+    "softmax",
+    "summary",
+    "symbol",
+    "symbols",
+]

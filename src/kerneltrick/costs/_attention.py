@@ -1,0 +1,169 @@
+"""Attention over n tokens: softmax formed and streamed, linear, by chunks, and their training.
+
+One head: queries and keys of width D, values of width M, m features, chunks of C tokens, tiles of
+B×B scores. Linear attention carries its normaliser as one more column of the values, as the
+engines do, so it moves m·(M+1) numbers of state.
+"""
+
+from __future__ import annotations
+
+from kerneltrick import maps
+from kerneltrick.costs._cost import Cost, W
+from kerneltrick.costs._features import FeatureCost, feature_cost
+from kerneltrick.costs._polynomial import Polynomial, symbols
+
+n, D, M, m, F, C, B = symbols("n D M m F C B")
+_NO_PHI = FeatureCost(m, Polynomial(), Polynomial(), Polynomial())
+
+
+def projections() -> Cost:
+    """Q = xW_Q, K = xW_K, V = xW_V: n·F·(2D+M) for inputs of width F."""
+    parts = {"Q": n * F * D, "K": n * F * D, "V": n * F * M}
+    moved = 3 * n * F + F * (2 * D + M) + n * (2 * D + M)
+    return Cost("projections", parts, Polynomial(), W * moved, Polynomial())
+
+
+def softmax(*, streamed: bool = False, train: bool = False) -> Cost:
+    """softmax(QKᵀ/√D)V: n²(D+M), with its n×n weights formed or streamed by tiles of B×B.
+
+    Training: formed, each product costs two more of its size and the weights are kept; streamed,
+    the scores are computed once more in the backward pass (FlashAttention), n²(4D+3M) in all.
+    """
+    # Scale of q; row maximum, difference, exp, sum; division of the output.
+    elementwise = n * D + 4 * n**2 + n * M
+    if not streamed:
+        parts = {"QKᵀ": n**2 * D, "weights·V": n**2 * M}
+        moved = 4 * n**2 + 2 * n * (D + M)
+        if train:
+            parts = {
+                **parts,
+                "dV, dweights": 2 * n**2 * M,
+                "dQ, dK": 2 * n**2 * D,
+            }
+            moved = moved + 7 * n**2 + 4 * n * (D + M)
+        name = "softmax, weights formed"
+        return Cost(_named(name, train), parts, elementwise, W * moved, W * n**2)
+    parts = {"QKᵀ": n**2 * D, "weights·V": n**2 * M}
+    # Each of the n/B blocks of queries reads all keys and values.
+    moved = n * (D + M) + n**2 / B * (D + M)
+    memory = 2 * n + B**2  # row maximum and sum; one tile
+    if train:
+        parts = {
+            **parts,
+            "QKᵀ again": n**2 * D,
+            "dV, dweights": 2 * n**2 * M,
+            "dQ, dK": 2 * n**2 * D,
+        }
+        # Each block of keys reads all queries, output gradients and row statistics, and updates dQ.
+        # Before that the row sums of O∘dO; the forward pass writes one statistic per row.
+        moved = moved + 2 * n * (D + M) + n**2 / B * (3 * D + M + 2) + 2 * n * M + 2 * n
+    constants = ("w", "B")
+    name = "softmax, streamed"
+    return Cost(_named(name, train), parts, elementwise, W * moved, W * memory, constants=constants)
+
+
+def linear(
+    feature_map: maps.MapLike | None = None, *, train: bool = False, d: int | None = None
+) -> Cost:
+    """Full linear attention: U = φ(K)ᵀV and Z, then φ(Q)U and φ(Q)Z: 2·n·m·M + 2·n·m, and φ.
+
+    Without a map, m stays a symbol and φ is not counted.
+    """
+    phi = _phi(feature_map, d)
+    state = phi.features * (M + 1)
+    parts = {"φ": 2 * n * phi.products, "U": n * phi.features * M, "Z": n * phi.features}
+    parts |= {"φ(Q)U": n * phi.features * M, "φ(Q)Z": n * phi.features}
+    elementwise = 2 * n * phi.elementwise + n * M
+    moved = 2 * n * (D + M) + 2 * state  # one pass over keys and values, one over queries
+    memory = state
+    if train:
+        parts = _backward(parts, phi)
+        # dQ and the state's gradient from one pass over Q, O and dO, then dK and dV from another;
+        # the normalisers are kept.
+        moved = moved + n * (2 * D + 2 * M) + 2 * state + n * (2 * D + 2 * M) + state + 2 * n
+        memory = 2 * state + n
+    return Cost(
+        _named(_title("linear", feature_map), train), parts, elementwise, W * moved, W * memory
+    )
+
+
+def chunked(
+    feature_map: maps.MapLike | None = None, *, train: bool = False, d: int | None = None
+) -> Cost:
+    """Causal linear attention by chunks of C tokens: inside a chunk C×C weights, between the state.
+
+    n·C·(m+M+1) inside, 2·n·m·(M+1) through the state, and φ. The last chunk is padded, so n counts
+    as the next multiple of C.
+    """
+    phi = _phi(feature_map, d)
+    f, width = phi.features, M + 1
+    parts = {
+        "φ": 2 * n * phi.products,
+        "φ(Q)φ(K)ᵀ inside": n * C * f,
+        "weights·V inside": n * C * width,
+        "φ(Q)·state": n * f * width,
+        "φ(K)ᵀV into state": n * f * width,
+    }
+    state = f * width
+    # The mask; inside plus state; the carry from chunk to chunk; the division.
+    elementwise = 2 * n * phi.elementwise + n * C + n * width + n / C * state + n * M
+    moved = 2 * n * (D + M) + 2 * n / C * state
+    memory = state + C * (2 * f + C + 2 * width)
+    if train:
+        parts = _backward(parts, phi)
+        # The states at the chunk boundaries are kept, and a gradient of the state runs backward.
+        moved = moved + 4 * n * (D + M) + 3 * n / C * state + 2 * n
+        memory = memory + n / C * state + n
+    name = _named(_title("linear, causal by chunks", feature_map), train)
+    return Cost(
+        name,
+        parts,
+        elementwise,
+        W * moved,
+        W * memory,
+        constants=("w", "C"),
+        whole_chunks=True,
+    )
+
+
+def recurrent(feature_map: maps.MapLike | None = None, *, d: int | None = None) -> Cost:
+    """Causal linear attention token by token: the state is read and written at each of n steps."""
+    phi = _phi(feature_map, d)
+    state = phi.features * (M + 1)
+    parts = {
+        "φ": 2 * n * phi.products,
+        "φ(k)vᵀ into state": n * state,
+        "φ(q)·state": n * state,
+    }
+    elementwise = 2 * n * phi.elementwise + n * M
+    moved = 2 * n * (D + M) + 2 * n * state
+    return Cost(
+        _title("linear, causal by tokens", feature_map), parts, elementwise, W * moved, W * state
+    )
+
+
+def quadratic(*, train: bool = False) -> Cost:
+    """Linear attention with the exact map of (q·k+1)², m = (D+1)(D+2)/2: O(n·D²·M)."""
+    return linear("poly:degree=2", train=train)
+
+
+def _phi(feature_map: maps.MapLike | None, d: int | None) -> FeatureCost:
+    return _NO_PHI if feature_map is None else feature_cost(feature_map, d)
+
+
+def _title(kind: str, feature_map: maps.MapLike | None) -> str:
+    if feature_map is None:
+        return kind
+    found = maps.get(feature_map)
+    unknown = " (φ not counted)" if isinstance(found, maps.Custom) else ""
+    return f"{kind}, {found}{unknown}"
+
+
+def _named(name: str, train: bool) -> str:
+    return name + (", training" if train else "")
+
+
+def _backward(parts: dict[str, Polynomial], phi: FeatureCost) -> dict[str, Polynomial]:
+    """A product and, backward, one of its size for the gradient of either factor; φ as it needs."""
+    back = {f"d {name}": 2 * part for name, part in parts.items()}
+    return {**parts, **back, "d φ": 2 * n * phi.backward}

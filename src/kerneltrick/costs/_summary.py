@@ -1,0 +1,138 @@
+"""The costs of several algorithms at one size, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from kerneltrick import maps
+from kerneltrick.costs._attention import chunked, linear, projections, softmax
+from kerneltrick.costs._cost import Cost, Numbers
+from kerneltrick.costs._crossover import crossover
+from kerneltrick.costs._decoding import decoding, linear_decoding
+from kerneltrick.costs._polynomial import symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """n tokens; queries and keys of width d, values of width M, inputs of width F; per head.
+
+    For decoding, h query heads and g key/value heads, b sequences. C is the chunk, B the tile, w
+    the bytes per number.
+    """
+
+    n: int
+    d: int
+    values: int | None = None
+    width: int | None = None
+    heads: int = 8
+    kv_heads: int | None = None
+    batch: int = 1
+    chunk: int = 64
+    tile: int = 64
+    bytes: int = 4
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (isinstance(value, bool) or value < 1):
+                raise ValueError(f"{field.name} must be a whole number ≥ 1, not {value!r}")
+        if self.heads % self.groups:
+            raise ValueError(
+                f"{self.groups} key/value heads cannot be shared evenly by {self.heads} query heads"
+            )
+
+    @property
+    def value_width(self) -> int:
+        return self.d if self.values is None else self.values
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    def symbols(self) -> dict[str, int]:
+        """The value of every symbol."""
+        M, D = self.value_width, self.d
+        F = D if self.width is None else self.width
+        return {"n": self.n, "D": D, "M": M, "F": F, "C": self.chunk, "B": self.tile,
+                "b": self.batch, "h": self.heads, "g": self.groups, "d": self.heads * D,
+                "k": D, "v": M}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One algorithm: its expressions, its numbers, and how much cheaper than softmax it is."""
+
+    cost: Cost
+    numbers: Numbers
+    ratio: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.cost.to_json(),
+            "numbers": self.numbers.to_json(),
+            "times_cheaper_than_softmax": self.ratio,
+        }
+
+
+def summary(
+    sizes: Sizes,
+    feature_maps: Sequence[maps.MapLike] = ("elu",),
+    *,
+    train: bool = False,
+    decode: bool = False,
+) -> list[Row]:
+    """Softmax and linear attention over n tokens; or, with `decode`, one step and all n steps.
+
+    >>> for row in summary(Sizes(n=4096, d=64)):
+    ...     print(f"{row.cost.name}: {row.numbers.multiply_adds:,}")
+    projections: 50,331,648
+    softmax, weights formed: 2,147,483,648
+    softmax, streamed: 2,147,483,648
+    linear, elu: 34,078,720
+    linear, causal by chunks, elu: 67,895,296
+    """
+    if decode:
+        return [*_decoding_rows(sizes, feature_maps, False), *_decoding_rows(
+            sizes, feature_maps, True)]  # fmt: skip
+    found = [projections(), softmax(train=train), softmax(streamed=True, train=train)]
+    for feature_map in feature_maps:
+        found.append(linear(feature_map, train=train, d=sizes.d))
+        found.append(chunked(feature_map, train=train, d=sizes.d))
+    return _rows(sizes, found, found[1])
+
+
+def _decoding_rows(sizes: Sizes, feature_maps: Sequence[maps.MapLike], steps: bool) -> list[Row]:
+    kinds = [decoding(symbol("h"), steps=steps)]
+    if 1 < sizes.groups < sizes.heads:
+        kinds.append(decoding(symbol("g"), steps=steps))
+    kinds.append(decoding(1, steps=steps))
+    for feature_map in feature_maps:
+        kinds.append(linear_decoding(feature_map, symbol("g"), steps=steps, width=sizes.d))
+    return _rows(sizes, kinds, kinds[0])
+
+
+def _rows(sizes: Sizes, found: Sequence[Cost], base: Cost) -> list[Row]:
+    values = sizes.symbols()
+    reference = base.at(w=sizes.bytes, **values).multiply_adds
+    rows = []
+    for cost in found:
+        numbers = cost.at(w=sizes.bytes, **values)
+        rows.append(Row(cost, numbers, float(Fraction(reference) / numbers.multiply_adds)))
+    return rows
+
+
+def lab_ratio(n: int, d: int) -> float:
+    """n²d against n·d², one product of the two: the ratio n/d of lab 02.
+
+    >>> lab_ratio(4096, 64)
+    64.0
+    """
+    return n / d
+
+
+def paper_crossover(sizes: Sizes, feature_map: maps.MapLike) -> int | None:
+    """From which n on full linear attention takes fewer multiply-adds than softmax."""
+    return crossover(softmax(), linear(feature_map, d=sizes.d), D=sizes.d, M=sizes.value_width)

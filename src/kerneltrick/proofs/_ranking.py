@@ -1,0 +1,81 @@
+"""Which map comes nearer to softmax, measured on lab 03's data."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick.proofs._symbolic import Floats
+from kerneltrick.proofs._syntax import ClaimError
+from kerneltrick.proofs._verdict import Verdict
+
+N, D, SEEDS = 100, 64, 12
+CLEAR = 4.0  # |z| of a paired difference that counts
+
+
+def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdict:
+    """Whether each map's weights have a lower MSE to softmax than the next one's.
+
+    Data as in lab 03: Q and K are 100×64 with independent N(0, 1) entries. The differences are
+    paired over seeds; a random map is drawn anew for each. `scale` is softmax's, 1/√d unless given.
+
+    >>> check_ranking(["relu", "elu"]).status
+    'true'
+    """
+    if len(order) < 2:
+        raise ValueError("a ranking needs at least two maps")
+    softmax_scale = 1 / math.sqrt(D) if scale is None else scale
+    errors = {text: _errors(text, softmax_scale) for text in order}
+    claim = " beats ".join(order)
+    shown = tuple(f"{text}: MSE {1e4 * e.mean():.3g}·10⁻⁴" for text, e in errors.items())
+    facts = {text: float(e.mean()) for text, e in errors.items()}
+    where = f"on {N}×{D} Gaussian data, {SEEDS} seeds, softmax scale {softmax_scale:.3g}"
+    lowest = math.inf
+    for better, worse in itertools.pairwise(order):
+        gap = errors[worse] - errors[better]
+        z = float(gap.mean() / max(gap.std(ddof=1) / math.sqrt(SEEDS), 1e-300))
+        lowest = min(lowest, z)
+        if z <= -CLEAR:
+            reason = f"{worse} is nearer to softmax than {better} (z = {-z:.1f}), {where}"
+            return Verdict("false", claim, reason, shown, None, "measurement", facts)
+    if lowest < CLEAR:
+        reason = f"the difference is not clear (z = {lowest:.1f}), {where}"
+        return Verdict("undecided", claim, reason, shown, None, "measurement", facts)
+    reason = f"measured {where}; smallest z = {lowest:.1f}"
+    return Verdict("true", claim, reason, shown, None, "measurement", facts)
+
+
+def read_ranking(text: str) -> Verdict:
+    """ "relu beats elu"."""
+    order = [x.strip() for x in re.split(r"\s+beats\s+", text.strip())]
+    if len(order) < 2 or not all(order):
+        raise ClaimError(text, len(text), "expected a claim such as 'relu beats elu'")
+    return check_ranking(order)
+
+
+def _errors(text: str, softmax_scale: float) -> Floats:
+    found = []
+    for seed in range(SEEDS):
+        q, k, _ = np.random.default_rng([3, seed]).standard_normal((3, N, D))
+        scores = softmax_scale * q @ k.T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        found.append(np.mean((_weights(text, seed, q, k, softmax_scale) - _rows(weights)) ** 2))
+    return np.array(found)
+
+
+def _weights(text: str, seed: int, q: Floats, k: Floats, softmax_scale: float) -> Floats:
+    feature_map = maps.get(text)
+    if isinstance(feature_map, maps.Favor):
+        feature_map = dataclasses.replace(feature_map, seed=seed)
+    root = math.sqrt(softmax_scale) if feature_map.approximates_softmax else 1.0
+    return _rows(np.asarray(feature_map.phi(root * q)) @ np.asarray(feature_map.phi(root * k)).T)
+
+
+def _rows(weights: Floats) -> Floats:
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

@@ -1,0 +1,94 @@
+"""Which conditions on similarities keep their sum from being 0."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+from kerneltrick.proofs._syntax import ClaimError
+from kerneltrick.proofs._verdict import Verdict
+
+_CONDITION = re.compile(r"^(some\s+)?sim\s*(>=|<=|!=|>|<|≥|≤|≠)\s*0$")
+_SPELLED = {"≥": ">=", "≤": "<=", "≠": "!="}
+_TESTS: dict[str, Callable[[int], bool]] = {
+    ">": lambda s: s > 0,
+    ">=": lambda s: s >= 0,
+    "<": lambda s: s < 0,
+    "<=": lambda s: s <= 0,
+    "!=": lambda s: s != 0,
+}
+Test = Callable[[Sequence[int]], bool]
+
+
+def check_sufficient(text: str) -> Verdict:
+    """Whether a condition suffices (or is necessary) for Σⱼ sim ≠ 0, whatever the similarity.
+
+    A condition is "sim > 0" (for all keys), "some sim != 0", or several joined by "and". What
+    counts is only the signs that occur: a sum of similarities of one sign and not all 0 is not 0,
+    and whenever both signs are allowed their sizes can be chosen to cancel.
+
+    >>> print(check_sufficient("some sim != 0 suffices"))
+    FALSE: some sim != 0 suffices
+      similarities of both signs are allowed, and they can cancel
+      counterexample: similarities = (-1, 1), sum = 0
+    """
+    head, word = _split(text)
+    tests = [_test(text, part) for part in re.split(r"\s+and\s+|\s*,\s*", head)]
+
+    def holds(signs: Sequence[int]) -> bool:
+        return all(test(signs) for test in tests)
+
+    patterns = [p for n in (1, 2, 3) for p in itertools.product((-1, 0, 1), repeat=n)]
+    if word == "is necessary":
+        return _necessary(text, holds, patterns)
+    allowed = [p for p in patterns if holds(p)]
+    if not allowed:
+        return Verdict("undecided", text, "no similarities meet this condition")
+    zeros = next((p for p in allowed if not any(p)), None)
+    if zeros is not None:
+        point = {"similarities": list(zeros), "sum": 0}
+        reason = "similarities that are all 0 are allowed"
+        return Verdict("false", text, reason, (), point, "counterexample")
+    mixed = next((p for p in allowed if min(p) < 0 < max(p)), None)
+    if mixed is not None:
+        point = {"similarities": _balanced(mixed), "sum": 0}
+        reason = "similarities of both signs are allowed, and they can cancel"
+        return Verdict("false", text, reason, (), point, "counterexample")
+    return Verdict(
+        "true", text, "all similarities have one sign and not all are 0, so their sum has that sign"
+    )
+
+
+def _necessary(text: str, holds: Test, patterns: Sequence[Sequence[int]]) -> Verdict:
+    """Necessary: whenever the sum is not 0, the condition holds."""
+    for pattern in patterns:
+        for sizes in itertools.product((1, 2), repeat=len(pattern)):
+            values = [s * size for s, size in zip(pattern, sizes, strict=True)]
+            if sum(values) and not holds(pattern):
+                point = {"similarities": values, "sum": sum(values)}
+                reason = "the sum can differ from 0 without it"
+                return Verdict("false", text, reason, (), point, "counterexample")
+    return Verdict("true", text, "without it every sum is 0")
+
+
+def _split(text: str) -> tuple[str, str]:
+    match = re.search(r"\s+(suffices|is sufficient|is necessary)\s*$", text)
+    if match is None:
+        raise ClaimError(text, len(text), "expected '… suffices' or '… is necessary'")
+    return text[: match.start()].strip(), match[1]
+
+
+def _test(text: str, part: str) -> Test:
+    match = _CONDITION.match(part.strip())
+    if match is None:
+        at = max(text.find(part), 0)
+        raise ClaimError(text, at, "conditions read 'sim > 0', 'some sim != 0', joined by 'and'")
+    one = _TESTS[_SPELLED.get(match[2], match[2])]
+    return (lambda s: any(map(one, s))) if match[1] else (lambda s: all(map(one, s)))
+
+
+def _balanced(signs: Sequence[int]) -> list[int]:
+    """Numbers of these signs with sum 0."""
+    up, down = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
+    return [down if s > 0 else -up if s < 0 else 0 for s in signs]

@@ -1,0 +1,85 @@
+"""Write docs/wrong_claims.md from the table of claims, with the verdict on each of them.
+
+python tools/make_claims.py           write the page
+python tools/make_claims.py --check   exit 1 if it is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable
+
+from make_labs import ROOT, write_atomically
+
+from kerneltrick import proofs
+
+PAGE = "docs/wrong_claims.md"
+Decide = Callable[[str, str], proofs.Verdict]
+
+INTRODUCTION = """\
+# Wrong claims, refuted
+
+Statements about attention and kernels that were found in teaching material, each with its
+refutation and the truth. Every verdict below is what the command above it prints; the commands need
+the extra `proofs` (`pip install 'kerneltrick[proofs]'`). This page is written by `make claims`
+from `src/kerneltrick/proofs/_claims.py`, and a test checks that it is current.
+
+A claim is a text in a small language that is read, never run: `q·k` is the dot product, `x[i]` a
+coordinate, `[1, √2*x, x[i]*x[j] for i<=j]` a feature map. `kerneltrick prove --help` has examples
+of every kind. The exit code is 0 for a claim that holds, 1 for one that does not, and 2 for one
+that could not be decided or read.
+"""
+
+
+def page(decide: Decide) -> str:
+    """The whole page, with verdicts by `decide(kind, claim)`."""
+    parts = [INTRODUCTION]
+    for statement in proofs.STATEMENTS:
+        parts.append(f"## {statement.number}. {statement.statement}\n")
+        parts.append(textwrap.fill(f"**Wrong.** {statement.truth}", 100) + "\n")
+        blocks = [_block(claim, decide) for claim in statement.claims]
+        parts.append("```text\n" + "\n\n".join(blocks) + "\n```\n")
+    parts.append("## Matters of history, and of arithmetic\n")
+    parts.append("These are not claims a program can decide.\n")
+    for number, (statement, truth) in proofs.PROSE.items():
+        parts.append(textwrap.fill(f"**{number}. {statement}** {truth}", 100) + "\n")
+    parts.append("## Further claims, right and wrong\n")
+    rows = [("Kind", "Claim", "Verdict", "Reason"), ("---",) * 4]
+    for claim in proofs.FURTHER:
+        verdict = decide(claim.kind, claim.text)
+        reason = "; ".join((verdict.reason, *verdict.details[:1]))
+        text = f"`{claim.text}`"
+        rows.append((claim.kind, text, verdict.status, reason))
+    parts.append("\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows) + "\n")
+    return "\n".join(parts)
+
+
+def _block(claim: proofs.Claim, decide: Decide) -> str:
+    return f'$ kerneltrick prove {claim.kind} "{claim.text}"\n{decide(claim.kind, claim.text)}'
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the page of wrong claims.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    arguments = parser.parse_args(argv)
+    wanted = page(lambda kind, text: proofs.prove(kind, text, timeout=None))
+    path = ROOT / PAGE
+    current = path.read_text(encoding="utf-8") if path.exists() else ""
+    if current == wanted:
+        return 0
+    if arguments.check:
+        print(f"not up to date, run make claims: {PAGE}", file=sys.stderr)
+        return 1
+    write_atomically(path, wanted)
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
