@@ -15,7 +15,7 @@ CORE = @ls src/kerneltrick/_core*.so > /dev/null 2>&1 \
 CASES ?= 100000
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize test test-all lint format build bench bench-native labs stars figures sample mutants clean
+.PHONY: help run native sanitize test test-all lint format build bench bench-native labs stars figures digits solvers claims sample mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -97,6 +97,15 @@ labs: $(VENV)/.run ## the student folders, from the reference solutions
 
 stars: $(VENV)/.run ## the measured comparison table of lab 03
 	$(BIN)/python tools/make_stars.py
+
+digits: $(VENV)/.test ## feature maps on scikit-learn's digits, against its own approximations
+	$(BIN)/python benchmarks/digits.py
+
+solvers: $(VENV)/.test ## regression by the n×n matrix and by features: where one wins
+	$(BIN)/python benchmarks/solvers.py
+
+claims: $(VENV)/.test ## the page of wrong claims, from the table of claims
+	$(BIN)/python tools/make_claims.py
 
 figures: $(VENV)/.test ## the pictures in the README
 	$(BIN)/python tools/make_figures.py

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "core.h"
 #include "pool.h"
@@ -111,6 +112,84 @@ template <class F> void run(F&& work) {
     if (control.stop) throw nb::python_error();
 }
 
+// The memory of a contiguous array of a known size.
+struct Memory {
+    Py_buffer buffer;
+    Memory(nb::handle array, int64_t bytes) {
+        if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        if (buffer.len != bytes) {
+            PyBuffer_Release(&buffer);
+            throw std::runtime_error("an array of another size than the decoder's");
+        }
+    }
+    Memory(const Memory&) = delete;
+    ~Memory() { PyBuffer_Release(&buffer); }
+    char* data() const { return static_cast<char*>(buffer.buf); }
+};
+
+// A decoder's call, made once: only the addresses of q, k, v and output change from step to step.
+class Decoder {
+  public:
+    explicit Decoder(const nb::dict& d) : p_(problem(d)) {
+        const int64_t size = p_.type == kt::Type::f64 ? 8 : p_.type == kt::Type::f32 ? 4 : 2;
+        q_.resize(std::size_t(p_.rows * p_.groups));
+        k_.resize(std::size_t(p_.rows));
+        v_.resize(std::size_t(p_.rows));
+        out_.resize(q_.size());
+        decay_.resize(k_.size());
+        zero_.resize(q_.size());
+        set(p_.q, q_, p_.features.inputs * size, size);
+        set(p_.k, k_, p_.features.inputs * size, size);
+        set(p_.v, v_, p_.width * size, size);
+        set(p_.output, out_, p_.width * size, size);
+        const int64_t wide = p_.type == kt::Type::f64 ? 8 : 4;
+        set(p_.log_decay, decay_, p_.decay_width * wide, wide);
+        p_.zero = zero_.data();
+    }
+
+    // False if a normaliser is exactly 0.
+    bool step(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::object decay) {
+        Memory mq(q, bytes(p_.q, q_)), mk(k, bytes(p_.k, k_)), mv(v, bytes(p_.v, v_)),
+            mo(out, bytes(p_.output, out_));
+        p_.q.data = mq.data();
+        p_.k.data = mk.data();
+        p_.v.data = mv.data();
+        p_.output.data = mo.data();
+        const int threads = kt::get_threads();
+        if (decay.is_none()) {
+            run(threads);
+        } else {
+            Memory md(decay, bytes(p_.log_decay, decay_));
+            p_.log_decay.data = md.data();
+            run(threads);
+        }
+        ++p_.start;
+        for (uint8_t z : zero_)
+            if (z) return false;
+        return true;
+    }
+
+  private:
+    static void set(kt::View& view, std::vector<int64_t>& offsets, int64_t row, int64_t element) {
+        for (std::size_t i = 0; i < offsets.size(); ++i) offsets[i] = int64_t(i) * row;
+        view.offset = offsets.data();
+        view.token = row;
+        view.element = element;
+    }
+    static int64_t bytes(const kt::View& view, const std::vector<int64_t>& offsets) {
+        return view.token * int64_t(offsets.size());
+    }
+    void run(int threads) {
+        if (p_.rows * p_.features.count * p_.width < 4096) return kt::kernels().step(p_, 1);
+        nb::gil_scoped_release release;
+        kt::kernels().step(p_, threads);
+    }
+
+    kt::Problem p_;
+    std::vector<int64_t> q_, k_, v_, out_, decay_;
+    std::vector<uint8_t> zero_;
+};
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -123,6 +202,10 @@ NB_MODULE(_core, m) {
         const kt::Gradient g = gradient(d);
         run([&](kt::Control& control) { kt::kernels().backward(p, g, control); });
     });
+    nb::class_<Decoder>(m, "Decoder")
+        .def(nb::init<const nb::dict&>())
+        .def("step", &Decoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
+             nb::arg("log_decay").none());
     m.def("isa", [] { return kt::kernels().name; });
     m.def("isas", [] {
         nb::list found;

@@ -119,6 +119,7 @@ struct Kernels {
     const char* name;
     void (*forward)(const Problem&, Control&);
     void (*backward)(const Problem&, const Gradient&, Control&);
+    void (*step)(const Problem&, int threads);  // one token for every row
 };
 
 const Kernels& kernels();             // the best this machine has, or the one asked for

@@ -399,7 +399,7 @@ template <class T> class RowGradient {
         const bool scaled = s.has_scale || s.decays;
         to_lanes(row.v.x, row.v.stride, n, row.columns, s.M, v_lanes, s.Cp);
         if (scaled) G.narrow(s, row.add_block, s.by_feature);
-        const Block<T> keys = row.k;
+        const Block<T>& keys = row.k;
         if (s.quadratic) std::fill(dx, dx + (s.d + 1) * s.Cp, T(0));
         if (s.quadratic && s.decays) key_terms.assign(std::size_t(s.Cp), 0.0);
         for (int64_t r0 = 0; r0 < s.m; r0 += s.panel) {

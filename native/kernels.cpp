@@ -2,6 +2,7 @@
 #include "core.h"
 #include "grad.h"
 #include "pool.h"
+#include "step.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -269,6 +270,22 @@ template <class T> void run_backward(const Problem& p, const Gradient& g, Contro
         }
 }
 
+template <class T> void run_step(const Problem& p, int threads) {
+    const int64_t bytes = p.rows * p.features.count * (p.width + 1) * int64_t(sizeof(double));
+    if (bytes < (1 << 20)) threads = 1;  // waking another thread takes longer
+    const int64_t part = round_up((p.rows + threads - 1) / threads, TILE_VECS * LANES<T>);
+    parallel((p.rows + part - 1) / part, threads, [&](int64_t i) {
+        Steps<T>(p).run(i * part, std::min(p.rows, (i + 1) * part));
+    });
+}
+
+void step(const Problem& p, int threads) {
+    if (p.type == Type::f64)
+        run_step<double>(p, threads);
+    else
+        run_step<float>(p, threads);
+}
+
 void backward(const Problem& p, const Gradient& g, Control& control) {
     if (p.type == Type::f64)
         run_backward<double>(p, g, control);
@@ -281,7 +298,7 @@ void backward(const Problem& p, const Gradient& g, Control& control) {
 #define KT_TEXT(x) #x
 #define KT_NAME(x) KT_TEXT(x)
 extern const Kernels table;
-const Kernels table = {KT_NAME(KT_ISA), forward, backward};
+const Kernels table = {KT_NAME(KT_ISA), forward, backward, step};
 
 }  // namespace KT_ISA
 }  // namespace kt

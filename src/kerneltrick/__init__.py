@@ -6,6 +6,7 @@ from typing import Any
 from kerneltrick import maps
 from kerneltrick._version import __version__
 from kerneltrick.attention import (
+    Decoder,
     MultiHeadAttention,
     State,
     VanishingNormalizerError,
@@ -15,8 +16,10 @@ from kerneltrick.attention import (
     linear_attention,
     softmax_attention,
 )
+from kerneltrick.engines import set_num_threads, show_config
 
 __all__ = [
+    "Decoder",
     "MultiHeadAttention",
     "State",
     "VanishingNormalizerError",
@@ -26,10 +29,21 @@ __all__ = [
     "kernel_attention",
     "linear_attention",
     "maps",
+    "set_num_threads",
+    "show_config",
     "softmax_attention",
 ]
 
-_ROOMS = ("analysis", "hf", "labs", "report")  # loaded when first asked for
+_ROOMS = (
+    "analysis",
+    "costs",
+    "hf",
+    "kernels",
+    "labs",
+    "proofs",
+    "report",
+    "simulate",
+)  # loaded when first asked for
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """What is computed: dense truth, linear attention, the weights it implies, its state."""
 
 from kerneltrick.attention._arguments import VanishingNormalizerError
+from kerneltrick.attention._decode import Decoder
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._multihead import (
@@ -12,6 +13,7 @@ from kerneltrick.attention._multihead import (
 from kerneltrick.attention._state import State
 
 __all__ = [
+    "Decoder",
     "KVCache",
     "MultiHeadAttention",
     "State",

@@ -165,7 +165,7 @@ def linear_attention(
         Tokens per chunk of the chunked engine (at most 64 at a time in float32, so that sums stay
         accurate; at most 16 with a decay per feature).
     engine
-        "auto", "native" (compiled, for arrays on the CPU), "chunked", "recurrent" or "dense". auto is
+        "native" (compiled, for arrays on the CPU), "chunked", "recurrent", "dense", or "auto":
         native where it can be, else chunked.
 
     Returns

@@ -5,8 +5,9 @@ matrix products and runs everywhere, `native` is compiled, for arrays on the CPU
 """
 
 from kerneltrick.engines._chunked import chunked
+from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
-from kerneltrick.engines._native import core, native, supports
+from kerneltrick.engines._native import core, decoder, native, supports
 from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish, times
 from kerneltrick.engines._recurrent import recurrent
 
@@ -21,12 +22,15 @@ __all__ = [
     "Result",
     "chunked",
     "core",
+    "decoder",
     "dense",
     "dense_rows",
     "empty_carry",
     "finish",
     "native",
     "recurrent",
+    "set_num_threads",
+    "show_config",
     "supports",
     "times",
 ]

@@ -328,6 +328,42 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     return made
 
 
+def decoder(
+    plan: Plan,
+    data: Data,
+    dtype: str,
+    decay: int,
+    sums: NumpyArray,
+    log_scale: NumpyArray | None,
+    total: NumpyArray | None,
+    bad: NumpyArray,
+) -> Any:
+    """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
+    how = fused(plan.feature_map, data.q.shape[-1])
+    if core() is None or how is None:
+        return None
+    check_isa()
+    buffers = assemble(plan, data, how, TYPES[dtype])
+    for name in ("q", "k", "v", "log_decay"):
+        buffers.call.pop(name, None)
+    buffers.call["decay_width"] = decay
+    buffers.array("sums", sums)
+    buffers.array("log_scale", log_scale)
+    buffers.array("decay_total", total if decay else None)
+    buffers.array("bad", bad)
+    return _Steps(core().Decoder(buffers.call), buffers)
+
+
+class _Steps(NamedTuple):
+    """A decoder of the core, and the arrays whose addresses it holds."""
+
+    core: Any
+    buffers: Buffers
+
+    def step(self, *arrays: Any) -> bool:
+        return bool(self.core.step(*arrays))
+
+
 def _by_stretches(plan: Plan, data: Data) -> Result:
     """Features of any map, a stretch of tokens at a time, never whole; then the core."""
     xp = space(data.q)

@@ -1,0 +1,183 @@
+"""Decoding: one token at a time for a batch of streams, with a state that does not grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array, Wide, as_numpy, constant
+from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
+from kerneltrick.attention._linear import OnZero, check_call, linear_attention
+from kerneltrick.attention._state import State, state_of
+from kerneltrick.engines import Carry, decoder
+
+DTYPES = ("float16", "float32", "float64")
+
+
+class Decoder:
+    """Linear attention a token at a time: U ← a⊙U + φ(k)vᵀ, Z ← a⊙Z + φ(k), o = φ(q)ᵀU / φ(q)ᵀZ.
+
+    `shape` is the shape of the streams and key heads, (..., H_kv); q has `groups` times as many
+    heads. The state is kept in float64 and changed in place, so a step costs one pass over it,
+    whatever came before. `state` continues a prompt that `linear_attention(..., return_state=True)`
+    has read; `snapshot()` gives the state back.
+
+    >>> import numpy as np, kerneltrick as kt
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 100, 16))  # 2 heads, 100 tokens
+    >>> whole = kt.linear_attention(q, k, v, "elu", causal=True)
+    >>> _, state = kt.linear_attention(
+    ...     q[:, :99], k[:, :99], v[:, :99], "elu", causal=True, return_state=True
+    ... )
+    >>> decoder = kt.Decoder("elu", shape=(2,), d=16, dtype="float64", state=state)
+    >>> bool(np.allclose(decoder.step(q[:, 99], k[:, 99], v[:, 99]), whole[:, 99]))
+    True
+    >>> decoder.snapshot().stop
+    100
+    """
+
+    def __init__(
+        self,
+        feature_map: maps.MapLike = "elu",
+        *,
+        shape: tuple[int, ...],
+        d: int,
+        value_width: int | None = None,
+        groups: int = 1,
+        dtype: str = "float32",
+        scale: float | None = None,
+        normalize: bool = True,
+        on_zero: OnZero = "raise",
+        decay: int = 0,
+        state: State | None = None,
+    ) -> None:
+        """`decay`: how many log-decays a step takes for each key head: 0, 1 or one per feature."""
+        who = "Decoder"
+        self.shape = tuple(check_count(who, "shape", size) for size in shape)
+        if not self.shape:
+            raise ValueError("Decoder needs shape=(..., key heads), for example (8, 32)")
+        self.d = check_count(who, "d", d, least=1)
+        width = self.d if value_width is None else value_width
+        self.value_width = check_count(who, "value_width", width)
+        self.groups = check_count(who, "groups", groups, least=1)
+        if dtype not in DTYPES:
+            raise ValueError(f"Decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
+        self.dtype = dtype
+        check_on_zero(on_zero)
+        self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
+        self.feature_map = maps.get(feature_map)
+        self._start = 0 if state is None else state.start
+        self._stop = 0 if state is None else state.stop
+        self._compute = np.float64 if self.dtype == "float64" else np.float32
+        m = self.feature_map.dim(self.d)
+        if decay not in (0, 1, m):
+            raise ValueError(
+                f"Decoder needs decay to be 0, 1 or {m} (one per feature), not {decay!r}"
+            )
+        self.decay = decay
+        self._load(state)
+
+    def _load(self, state: State | None) -> None:
+        queries = (*self.shape[:-1], self.shape[-1] * self.groups)
+        self._shapes = ((*queries, self.d), (*self.shape, self.d), (*self.shape, self.value_width))
+        self._out_shape = (*queries, self.value_width)
+        self._decay_shape = self.shape if self.decay == 1 else (*self.shape, self.decay)
+        q, k, v = (np.ones((*x[:-1], 1, x[-1]), self._compute) for x in self._shapes)
+        log_decay = None
+        if self.decay:
+            token = (*self.shape, 1) if self.decay == 1 else (*self.shape, 1, self.decay)
+            log_decay = np.zeros(token, self._compute)
+        call = check_call(
+            "Decoder", q, k, v, self.feature_map, True, self.scale, log_decay, self.normalize, None,
+            None, None, None, None if state is None else state.to(q), self.on_zero, 1,
+        )  # fmt: skip
+        carry = call.data.carry
+        total, bad = carry.log_decay, np.zeros((*self.shape, 1, self.value_width + 1), np.uint8)
+        if carry.bad is not None:
+            bad[...] = carry.bad
+        # The buffers that every step changes in place.
+        self._sums = np.array(carry.sums.hi, order="C")
+        self._scales = None if carry.log_scale is None else np.array(carry.log_scale, order="C")
+        self._total = None if total is None else np.array(total.hi, order="C")
+        self._bad = bad
+        self._fingerprint = call.fingerprint
+        self._steps = decoder(
+            call.plan, call.data, self.dtype, self.decay, self._sums, self._scales, self._total, bad
+        )
+
+    def step(self, q: Array, k: Array, v: Array, log_decay: Any = None) -> Array:
+        """The next token: q (..., H_q, d), k (..., H, d), v (..., H, M) → output (..., H_q, M)."""
+        arrays = [x if type(x) is np.ndarray else as_numpy(x) for x in (q, k, v)]
+        for x, shape in zip(arrays, self._shapes, strict=True):
+            if x.shape != shape:
+                self._refuse(q, k, v)
+            if x.dtype != self.dtype:
+                raise TypeError(
+                    f"this decoder computes with {self.dtype}, but q, k, v are "
+                    f"{', '.join(str(y.dtype) for y in arrays)}; cast them, or say dtype="
+                )
+        if (log_decay is None) != (self.decay == 0):
+            raise ValueError(
+                f"this decoder was made with decay={self.decay}: "
+                f"{'every step needs a' if self.decay else 'a step takes no'} log_decay"
+            )
+        if log_decay is not None:
+            log_decay = log_decay if isinstance(log_decay, float) else as_numpy(log_decay)
+            log_decay = np.array(np.broadcast_to(log_decay, self._decay_shape), self._compute)
+            if not (np.isfinite(log_decay).all() and (log_decay <= 0).all()):
+                raise ValueError("log_decay must be finite and ≤ 0")
+        if self._steps is None:
+            out = self._step_by_engine(arrays, log_decay)
+        else:
+            out = np.empty(self._out_shape, self.dtype)
+            flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
+            if not self._steps.step(*flat, out, log_decay):
+                self._report_zero()
+        self._stop += 1
+        return out if type(q) is np.ndarray else constant(out, q)
+
+    def _report_zero(self) -> None:
+        if self.on_zero == "raise":
+            raise VanishingNormalizerError(
+                f"the weights of a query sum to exactly 0 at token {self._stop}: choose a positive "
+                f'map instead of {self.feature_map}, or on_zero="nan" or "zero"'
+            )
+
+    def _step_by_engine(self, arrays: list[Any], log_decay: Any) -> Array:
+        """For maps that are not compiled in, and where nothing is: the recurrent engine."""
+        q, k, v = (x[..., None, :] for x in arrays)
+        if log_decay is not None:
+            log_decay = log_decay[..., None] if self.decay == 1 else log_decay[..., None, :]
+        out, state = linear_attention(
+            q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=log_decay,
+            normalize=self.normalize, state=self.snapshot(), return_state=True,
+            on_zero=self.on_zero, engine="recurrent",
+        )  # fmt: skip
+        nan = np.isnan(state.sums.hi)
+        self._sums[...] = np.where(nan, 0, state.sums.hi)
+        self._bad[...] = nan.any(axis=-2, keepdims=True)
+        if self._scales is not None:
+            self._scales[...] = state.scale_log
+        if self._total is not None and state.decay_log is not None:
+            self._total[...] = state.decay_log.hi
+        return out[..., 0, :]
+
+    def _refuse(self, q: Array, k: Array, v: Array) -> None:
+        raise ValueError(
+            f"this decoder takes q, k and v of shapes {self._shapes} for each token, not "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+
+    def snapshot(self) -> State:
+        """The state after the last step, as a value of its own."""
+        total = None if self._total is None else Wide(self._total.copy(), None)
+        scales = None if self._scales is None else self._scales.copy()
+        bad = self._bad.astype(bool) if self._bad.any() else None
+        carry = Carry(Wide(self._sums.copy(), None), scales, total, bad)
+        return state_of(carry, self._start, self._stop, self._fingerprint, False)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes a step reads and writes."""
+        return int(self._sums.nbytes)

@@ -1,0 +1,57 @@
+"""What the compiled core is and how many threads it may use."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Literal
+
+from kerneltrick.engines._native import check_isa, core
+
+
+def set_num_threads(count: int) -> None:
+    """How many threads the compiled core uses; results do not depend on it.
+
+    Default: the cores this process may run on, or the environment variable KERNELTRICK_NUM_THREADS.
+
+    >>> import kerneltrick as kt
+    >>> kt.set_num_threads(1)
+    """
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(count, bool):
+        raise ValueError(f"set_num_threads needs a whole number ≥ 1, not {count!r}")
+    if core() is not None:
+        core().set_threads(number)
+
+
+def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
+    """Print whether the compiled core is there, its instruction set and threads, or return them.
+
+    >>> import kerneltrick as kt
+    >>> sorted(kt.show_config(mode="dicts"))
+    ['compiled', 'instruction_set', 'instruction_sets', 'threads']
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f'mode must be "stdout" or "dicts", not {mode!r}')
+    found: dict[str, Any] = {
+        "compiled": core() is not None,
+        "instruction_set": None,
+        "instruction_sets": [],
+        "threads": 1,
+    }
+    if core() is not None:
+        check_isa()
+        found["instruction_set"] = core().isa()
+        found["instruction_sets"] = list(core().isas())
+        found["threads"] = core().get_threads()
+    if mode == "dicts":
+        return found
+    if not found["compiled"]:
+        print("compiled core: none (no compiler worked at installation; engine auto is chunked)")
+        return None
+    print("compiled core: yes")
+    print(f"instruction set: {found['instruction_set']} of {', '.join(found['instruction_sets'])}")
+    print(f"threads: {found['threads']}")
+    return None
