@@ -21,7 +21,9 @@ from kerneltrick.cli._arguments import (
     read_maps,
     read_numbers,
 )
+from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
+from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._table import show
 
 STOPPED = "stopped; with --html or --json, the same command goes on where this one was"
@@ -32,7 +34,8 @@ _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 app = typer.Typer(
     name="kerneltrick",
     help="Attention in linear time: which feature map can replace softmax here?",
-    epilog="Exit codes: 0 done, 1 the data or the run failed, 2 wrong arguments.",
+    epilog="Exit codes: 0 done, 1 the data or the run failed, 2 wrong arguments; of prove: 0 true, "
+    "1 false, 2 undecided.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -227,3 +230,8 @@ def _capture(
         raise DataError(str(error)) from None
     save_attention(data, out)
     typer.echo(f"wrote {out}: {data}")
+
+
+app.command("costs")(costs_command)
+# A claim may begin with a minus sign.
+app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
