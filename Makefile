@@ -107,7 +107,7 @@ solvers: $(VENV)/.test ## regression by the n×n matrix and by features: where o
 claims: $(VENV)/.test ## the page of wrong claims, from the table of claims
 	$(BIN)/python tools/make_claims.py
 
-figures: $(VENV)/.test ## the pictures in the README
+figures: $(VENV)/.test ## the pictures in the README and in docs/
 	$(BIN)/python tools/make_figures.py
 
 sample: $(VENV)/.test ## the embedded sample, captured again from its model

@@ -27,8 +27,7 @@ template <class T, int rows, int vecs> struct Tile {
         for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 4
             for (int j = 0; j < vecs; ++j) c[i][j] = acc[i][j];
-#pragma GCC unroll 4
-        for (int64_t k = 0; k < count; ++k) {
+        auto once = [&]() __attribute__((always_inline)) {
             Vec<T> bv[vecs];
 #pragma GCC unroll 4
             for (int j = 0; j < vecs; ++j) bv[j] = load(b + j * LANES<T>);
@@ -40,6 +39,13 @@ template <class T, int rows, int vecs> struct Tile {
             }
             a += step;
             b += b_step;
+        };
+        if constexpr (sizeof(T) == 4 && KT_VECTOR_BYTES > 16 && rows == TILE_ROWS) {
+#pragma GCC unroll 4
+            for (int64_t k = 0; k < count; ++k) once();
+        } else {  // the others are rare: small code instead
+#pragma GCC unroll 1
+            for (int64_t k = 0; k < count; ++k) once();
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; ++i)
@@ -48,21 +54,16 @@ template <class T, int rows, int vecs> struct Tile {
     }
 };
 
-// Calls f.template operator()<rows, vecs>(i, j) for tiles that cover `rows` × `cols` (a multiple of
-// the lanes), rows outermost.
+// f(rows of a tile, first row) for tiles that cover `rows`: of 6 rows, then of 4, 2 and 1.
 template <class F> KT_INLINE void by_rows(int64_t rows, F&& f) {
     int64_t i = 0;
     for (; i + TILE_ROWS <= rows; i += TILE_ROWS) f(std::integral_constant<int, TILE_ROWS>{}, i);
-    switch (rows - i) {
-        case 5: f(std::integral_constant<int, 5>{}, i); break;
-        case 4: f(std::integral_constant<int, 4>{}, i); break;
-        case 3: f(std::integral_constant<int, 3>{}, i); break;
-        case 2: f(std::integral_constant<int, 2>{}, i); break;
-        case 1: f(std::integral_constant<int, 1>{}, i); break;
-        default: break;
-    }
+    if (rows - i >= 4) f(std::integral_constant<int, 4>{}, std::exchange(i, i + 4));
+    if (rows - i >= 2) f(std::integral_constant<int, 2>{}, std::exchange(i, i + 2));
+    if (rows - i >= 1) f(std::integral_constant<int, 1>{}, i);
 }
 
+// f(registers of a tile, first column) for tiles that cover `cols`, a multiple of the lanes.
 template <class T, class F> KT_INLINE void by_cols(int64_t cols, F&& f) {
     int64_t j = 0;
     for (; j + TILE_VECS * LANES<T> <= cols; j += TILE_VECS * LANES<T>)

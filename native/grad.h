@@ -63,6 +63,7 @@ template <class T> class RowGradient {
             row.load_keys(r, t, n, sums.ref);
             pieces.push_back({t, row.count, sums.ref});
             if (s.by_feature) sums.narrow(s, row.enter, true);
+            prefetch(r, t + row.count, std::min(s.C, p.keys - t - row.count));
             for (int64_t h = 0; h < p.groups; ++h) query_side(r, h, t, row.count, true, d_decay);
             row.absorb(sums, r);
             t += row.count;
@@ -73,6 +74,8 @@ template <class T> class RowGradient {
             if (control.stopped()) return;
             row.extent(r, piece->first);
             row.load_keys(r, piece->first, piece->count, piece->ref);
+            const int64_t n = std::min(s.C, piece->first);
+            prefetch(r, piece->first - n, n);
             key_side(r, true, d_decay);
         }
         if (d_decay) cumulate(r, d_decay, end);
@@ -102,6 +105,18 @@ template <class T> class RowGradient {
             row.load_keys(r, piece->first, piece->count, piece->ref);
             key_side(r, false, nullptr);
         }
+    }
+
+    // What the block from token t will read, fetched while this one is computed.
+    void prefetch(int64_t r, int64_t t, int64_t n) {
+        row.prefetch = Prefetch{};
+        if (p.groups > 1 || n <= 0) return;
+        const int64_t size = size_of(p.type), out = size_of(p.output_type);
+        row.prefetch.add(p.q, r, t, n, s.d, size);
+        row.prefetch.add(p.k, r, t, n, s.d, size);
+        row.prefetch.add(p.v, r, t, n, s.M, size);
+        row.prefetch.add(p.output, r, t, n, s.M, out);
+        row.prefetch.add(g.d_output, r, t, n, s.M, out);
     }
 
     int64_t query_weight(int64_t q) const {
@@ -262,6 +277,7 @@ template <class T> class RowGradient {
             by_cols<T>(row.columns, [&](auto cols, int64_t i) {
                 constexpr int N = decltype(cols)::value;
                 Tile<T, R, N> tile;
+                row.prefetch.step(4);
                 tile.clear();
                 tile.add(from.u + (r0 + r) * s.Mp, s.Mp, 1, lanes + i, s.Cp, s.M);
                 for (int a = 0; a < R; ++a)
@@ -372,6 +388,7 @@ template <class T> class RowGradient {
                     by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
                         constexpr int N = decltype(cols)::value;
                         Tile<T, R, N> tile;
+                        row.prefetch.step(4);
                         tile.clear();
                         tile.add(phi + r * s.Cp + t, s.Cp, 1, dn + t * s.Mp + c, s.Mp, span);
                         for (int a = 0; a < R; ++a)

@@ -23,19 +23,15 @@ void fence() {
 #endif
 }
 
-template <class T> void set_prefetch(Row<T>& row, const Problem& p, int64_t r, int64_t t) {
+// The next block from token t: of q, k and v, or of q alone (full attention, row r of queries).
+template <class T>
+void set_prefetch(Row<T>& row, const Problem& p, int64_t r, int64_t t, bool queries) {
     row.prefetch = Prefetch{};
-    if (t >= p.keys) return;
-    const View* views[3] = {&p.q, &p.k, &p.v};
-    const int64_t next = std::min<int64_t>(row.s.C, p.keys - t);
-    for (int a = 0; a < 3; ++a) {
-        if (a == 0 && (p.groups > 1 || !p.causal)) continue;
-        const View& view = *views[a];
-        const int64_t width = (a == 2 ? p.width : p.features.inputs) * size_of(p.type);
-        if (view.element != size_of(p.type) || view.token != width) continue;
-        row.prefetch.from[a] = view.at(r, t);
-        row.prefetch.bytes[a] = next * width;
-    }
+    const int64_t n = std::min(row.s.C, (queries ? p.queries : p.keys) - t), size = size_of(p.type);
+    if (queries || (p.causal && p.groups == 1)) row.prefetch.add(p.q, r, t, n, p.features.inputs, size);
+    if (queries) return;
+    row.prefetch.add(p.k, r, t, n, p.features.inputs, size);
+    row.prefetch.add(p.v, r, t, n, p.width, size);
 }
 
 // Full attention: queries from … to of all heads that share row r, which see the whole state.
@@ -51,6 +47,7 @@ void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, b
             if (control.stopped()) return;
             const int64_t n = std::min(row.s.C, to - t), q = r * p.groups + g;
             row.load_queries(q, q, t, n, p.query_mask);
+            set_prefetch(row, p, q, t + n, true);
             row.read_out(sums, q, t, n, false, stream);
         }
 }
@@ -68,9 +65,9 @@ template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Contr
         if (control.stopped()) return;
         const int64_t n = row.extent(r, t);
         row.load_keys(r, t, n, sums.ref);
+        set_prefetch(row, p, r, t + row.count, false);
         if (p.causal) {
             if (s.by_feature) sums.narrow(s, row.enter, true);
-            set_prefetch(row, p, r, t + row.count);
             for (int64_t g = 0; g < p.groups; ++g) {
                 row.load_queries(r * p.groups + g, r, t, row.count, p.mask);
                 row.read_out(sums, r * p.groups + g, t, row.count, true, stream);
@@ -226,7 +223,8 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
 template <class T> void run(const Problem& p, Control& control) {
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
-    const bool plain = !s.has_scale && !s.decays;
+    // A longer block is several sums, which `run_wide` would add to each other first.
+    const bool plain = !s.has_scale && !s.decays && s.C <= SPAN;
     const int64_t chunks = (p.keys + s.C - 1) / s.C;
     int64_t alone = p.rows;  // rows that one thread does by itself; the rest is done by all
     if (plain && control.threads > 1 && chunks >= 4 * control.threads)

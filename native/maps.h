@@ -84,6 +84,9 @@ inline bool elementwise(Map map) {
            map == Map::square;
 }
 
+// Of these, the ones whose slope is not to be had from φ alone.
+inline bool slope_needs_x(Map map) { return map == Map::relu2 || map == Map::square; }
+
 template <class T> KT_INLINE bool within(Vec<T> check, Vec<T> low) {
     T lane[LANES<T>];
     store(lane, low);
@@ -271,11 +274,11 @@ template <class T> class Mapper {
                 return rows(d, [&](int64_t, int64_t, int64_t o) { store(dx + o, load(d_phi + o)); });
             case Map::elu:
                 return rows(d, [&](int64_t, int64_t, int64_t o) {
-                    store(dx + o, load(d_phi + o) * exp<false>(least(load(x + o), Vec<T>{})));
+                    store(dx + o, load(d_phi + o) * least(load(phi + o), splat(T(1))));  // eˣ or 1
                 });
             case Map::relu:
                 return rows(d, [&](int64_t, int64_t, int64_t o) {
-                    store(dx + o, masked(load(d_phi + o), load(x + o) > Vec<T>{}));
+                    store(dx + o, masked(load(d_phi + o), load(phi + o) > Vec<T>{}));
                 });
             case Map::relu2:
                 return rows(d, [&](int64_t, int64_t, int64_t o) {

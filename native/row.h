@@ -20,6 +20,7 @@ namespace KT_ISA {
 constexpr double INF = std::numeric_limits<double>::infinity();
 template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
 constexpr int64_t SPAN = 64;           // sums in the type of arithmetic span at most this many tokens
+constexpr int64_t BLOCK = 48;           // tokens of a block: whole tiles, and little above the diagonal
 constexpr int64_t PANEL = 16384;       // numbers in a panel of features of the quadratic map
 
 template <class T> struct Sizes {
@@ -33,7 +34,7 @@ template <class T> struct Sizes {
         M = p.width;
         Mp = round_up(M, LANES<T>);
         quadratic = p.features.map == Map::quadratic;
-        C = p.chunk > 0 ? p.chunk : SPAN;
+        C = p.chunk > 0 ? p.chunk : quadratic || !p.causal ? SPAN : BLOCK;
         if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = 4 * SPAN;  // state beyond L2
         if (!quadratic || p.chunk > 0) C = std::min(C, SPAN);
         Cp = round_up(C, TILE_VECS * LANES<T>);
@@ -128,14 +129,20 @@ template <class T> KT_INLINE Vec<T> exp_wide(const double* x) {
 
 // Fetches lines of the next block while this one is computed.
 struct Prefetch {
-    const char* from[3] = {nullptr, nullptr, nullptr};
-    int64_t bytes[3] = {0, 0, 0};
-    int64_t at = 0;
+    const char* from[5] = {};
+    int64_t bytes = 0, at = 0;
+    int streams = 0;
 
-    KT_INLINE void step(int lines) {
-        for (int i = 0; i < lines; ++i, at += 64)
-            for (int a = 0; a < 3; ++a)
-                if (at < bytes[a]) __builtin_prefetch(from[a] + at, 0, 3);
+    // `count` tokens of a row from t, if they lie close together; all streams have one length.
+    void add(const View& view, int64_t row, int64_t t, int64_t count, int64_t width, int64_t size) {
+        if (count <= 0 || view.element != size || view.token != width * size || streams == 5) return;
+        from[streams++] = view.at(row, t);
+        bytes = std::max(bytes, count * width * size);
+    }
+
+    KT_INLINE void step(int lines) {  // a line too far is harmless: it is a hint
+        for (int i = 0; i < lines && at < bytes; ++i, at += 64)
+            for (int a = 0; a < streams; ++a) __builtin_prefetch(from[a] + at, 0, 3);
     }
 };
 
@@ -323,7 +330,7 @@ template <class T> class Row {
         fetch(p.k, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), p.mask, row, k_buffer, k);
         fetch(p.v, row, t, n, s.M, s.Mp, T(1), T(0), p.mask, row, v_buffer, v);
         clean(v, n, s.M, s.Mp, T(0), true, v_buffer);
-        const bool done = !for_gradient && quick(k, n, phi_k, false);
+        const bool done = !(for_gradient && slope_needs_x(p.features.map)) && quick(k, n, phi_k, false);
         if (!done) {
             clean(k, n, s.d, s.d, T(1), false, k_buffer);
             T* x = x_k + (s.quadratic ? s.Cp : 0);
@@ -441,7 +448,11 @@ template <class T> class Row {
         fetch(p.q, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), mask, mask_row, q_buffer, q);
         const bool rows_first = !for_gradient && elementwise(p.features.map) && !s.by_feature;
         row_queries = rows_first && quick(q, n, phi_q, true);
-        if (!row_queries) {
+        const bool done = row_queries || (for_gradient && !slope_needs_x(p.features.map) &&
+                                          quick(q, n, phi_q, false));
+        if (done && !row_queries && n < columns)  // the gradient sums over whole tiles
+            for (int64_t r = 0; r < s.m; ++r) std::fill_n(phi_q + r * s.Cp + n, columns - n, T(0));
+        if (!done) {
             clean(q, n, s.d, s.d, T(1), false, q_buffer);
             T* x = x_q + (s.quadratic ? s.Cp : 0);
             to_lanes(q.x, q.stride, n, columns, s.d, x, s.Cp);
@@ -721,22 +732,28 @@ template <class T> class Row {
             const T* from = s.quadratic ? phi_k : key;
             for (int64_t t = 0; t < count; t += SPAN) {
                 const int64_t n = std::min(SPAN, count - t);
-                const bool use = scaled && t == 0;
                 by_rows(size, [&](auto rows, int64_t r) {
                     constexpr int R = decltype(rows)::value;
                     by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
                         constexpr int N = decltype(cols)::value;
                         Tile<T, R, N> tile;
+                        prefetch.step(6);
                         tile.clear();
                         tile.add(from + r * s.Cp + t, s.Cp, 1, v.x + t * v.stride + c, v.stride, n);
+                        for (int a = 0; a < R && scaled; ++a)
+                            for (int e = 0; e < N; ++e) {
+                                const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
+                                const int64_t f = s.by_feature ? r0 + r + a : 0;
+                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], true,
+                                              t == 0 ? keep_state[f] : 1, add_block[f]);
+                            }
+                        if (scaled) return;
 #pragma GCC unroll 8
                         for (int a = 0; a < R; ++a)
 #pragma GCC unroll 4
                             for (int e = 0; e < N; ++e) {
                                 const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
-                                const int64_t f = s.by_feature ? r0 + r + a : 0;
-                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], scaled,
-                                              use ? keep_state[f] : 1, scaled ? add_block[f] : 1);
+                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], false, 1, 1);
                             }
                     });
                 });

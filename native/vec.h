@@ -22,14 +22,17 @@ template <class T> struct Lane;
 template <> struct Lane<float> {
     typedef float vec __attribute__((vector_size(KT_VECTOR_BYTES)));
     typedef int32_t ints __attribute__((vector_size(KT_VECTOR_BYTES)));
+    typedef uint32_t words __attribute__((vector_size(KT_VECTOR_BYTES)));
 };
 template <> struct Lane<double> {
     typedef double vec __attribute__((vector_size(KT_VECTOR_BYTES)));
     typedef int64_t ints __attribute__((vector_size(KT_VECTOR_BYTES)));
+    typedef uint64_t words __attribute__((vector_size(KT_VECTOR_BYTES)));
 };
 
 template <class T> using Vec = typename Lane<T>::vec;
 template <class T> using Ints = typename Lane<T>::ints;
+template <class T> using Words = typename Lane<T>::words;  // where a sum may wrap around
 template <class T> constexpr int LANES = KT_VECTOR_BYTES / sizeof(T);
 
 template <class T> KT_INLINE Vec<T> load(const T* p) {
@@ -137,7 +140,8 @@ template <bool tame = false> KT_INLINE Vec<float> exp(Vec<float> x) {
     p = p * r + 4.999999403953552e-1f;
     p = p * (r * r) + r + 1.0f;
     Ints<float> e = bits<float>(shifted);  // the low bits hold n
-    if constexpr (tame) return from_bits<float>(bits<float>(p) + (e << 23));
+    if constexpr (tame)
+        return from_bits<float>((Ints<float>)((Words<float>)bits<float>(p) + ((Words<float>)e << 23)));
     Ints<float> whole = e - 0x4B400000;
     Ints<float> first = whole >> 1;
     p = p * from_bits<float>((first + 127) << 23);
@@ -164,7 +168,8 @@ template <bool tame = false> KT_INLINE Vec<double> exp(Vec<double> x) {
     p = p * r + 0.5;
     p = p * (r * r) + r + 1.0;
     Ints<double> e = bits<double>(shifted);
-    if constexpr (tame) return from_bits<double>(bits<double>(p) + (e << 52));
+    if constexpr (tame)
+        return from_bits<double>((Ints<double>)((Words<double>)bits<double>(p) + ((Words<double>)e << 52)));
     Ints<double> whole = e - 0x4338000000000000;
     Ints<double> first = whole >> 1;
     p = p * from_bits<double>((first + 1023) << 52);

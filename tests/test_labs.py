@@ -3,7 +3,6 @@
 import contextlib
 import doctest
 import importlib.util
-import io
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lab_answers import ANSWERS, OTHER_ANSWERS, WRONG
+from pages import run_blocks
 
 import kerneltrick as kt
 from kerneltrick.labs import _inputs, feature_maps, kernel_trick
@@ -215,19 +215,6 @@ for fm_name, fm in [('ELU+1', elu_plus_one),
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["ELU+1", "ReLU", "Squared ReLU"]
     assert all(0 <= float(re.search(r"MSE=([\d.]+)", line)[1]) <= 0.02 for line in lines)
-
-
-def run_blocks(path):
-    """Run the python blocks of a page in one namespace; what they print must follow them."""
-    text = path.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```\n)?", text, re.M | re.S)
-    names = {"__name__": path.stem}
-    for code, expected in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(path), "exec"), names)
-        assert printed.getvalue() == expected, code
-    return len(blocks)
 
 
 @pytest.mark.parametrize("page", ["02_kernel_trick.md", "03_feature_maps.md"])

@@ -4,11 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
+from pages import run_blocks
 
 import kerneltrick as kt
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = {  # and the extras they need; labs 02 and 03 have theirs in test_labs.py
+    "01_complexity.md": ("sympy", "matplotlib"),
+    "04_quadratic_kernel.md": ("sympy",),
+    "05_heads_and_decoding.md": ("sympy", "torch"),
+    "06_kernels_and_rkhs.md": ("sympy", "matplotlib", "sklearn", "torch"),
+}
 
 
 def test_code_runs():
@@ -23,7 +30,26 @@ def test_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", PAGES)
+def test_docs_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
+    for extra in PAGES[page]:
+        pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)  # for the pictures
+    assert run_blocks(ROOT / "docs" / page) > 8
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_of_docs_are_small(page):
+    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "docs" / page).read_text())
+    assert images
+    for image in images:
+        assert (ROOT / "docs" / image).stat().st_size < 150_000, image
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "CONTRIBUTING.md", "docs/performance.md", *(f"docs/{page}" for page in PAGES)],
+)
 def test_links_lead_somewhere(name):
     page = ROOT / name
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -1,11 +1,16 @@
-"""The pictures of the README: `make figures`.
+"""The pictures of the README and of the pages in docs/: `make figures`.
 
 overview.png: weights that maps imply, and time against n. report.png: the report of the embedded
-sample as Chromium shows it (left as it is where there is no Chromium).
+sample as Chromium shows it (left as it is where there is no Chromium). The others are the
+simulations (`kerneltrick simulate`) and counts (`kerneltrick costs`) of the pages.
+
+python tools/make_figures.py            all of them
+python tools/make_figures.py pages      those of the pages only; or overview, screenshot
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
 import tempfile
@@ -18,9 +23,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import kerneltrick as kt
+from kerneltrick import costs, simulate
 from kerneltrick._files import replacing
+from kerneltrick.simulate._figures import BLUE as TEAL
+from kerneltrick.simulate._figures import FAINT, GREEN, LINE, PURPLE, _style
+from kerneltrick.simulate._figures import ORANGE as RUST
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 INK, MUTED, BLUE, ORANGE = "#1f2933", "#7b8794", "#2b6cb0", "#c05621"
@@ -132,10 +142,90 @@ def screenshot() -> None:
         browser.close()
 
 
+def pages() -> None:
+    """The pictures of docs/01, 04, 05 and 06, of the commands' default numbers."""
+    drawn = {
+        "moments": simulate.moments_figure(simulate.moments()),
+        "scaling": simulate.scaling_figure(simulate.scaling()),
+        "features": simulate.features_figure([simulate.features(size=s) for s in (0.5, 1.0)]),
+        "representer": simulate.representer_figure(simulate.representer()),
+        "svm": simulate.svm_figure(simulate.svm()),
+        "complexity": costs.figure(costs.Sizes(n=4096, d=64), ["elu", "poly:degree=2"]),
+        "quadratic": quadratic(),
+        "decoding": decoding(),
+    }
+    for name, figure in drawn.items():
+        path = IMAGES / f"{name}.png"
+        simulate.save_figure(figure, path, dpi=120)
+        print(f"wrote {path.name}, {path.stat().st_size / 1000:.0f} kB")
+
+
+def quadratic() -> Figure:
+    """(1+t)² and the Taylor polynomial beside e^t; m and the crossover length against d."""
+    with _style():
+        figure = Figure(figsize=(8.6, 3.3), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        t = np.linspace(-3.2, 1.6, 200)
+        for values, name, colour, style in (
+            (np.exp(t), "$e^t$", INK, "-"),
+            ((1 + t) ** 2, "$(1+t)^2$", RUST, "-"),
+            (1 + t + t**2 / 2, "$1+t+t^2/2$", TEAL, "-"),
+            (np.exp(2 * t), "$e^{2t}$", FAINT, ":"),
+        ):
+            left.plot(t, values, style, color=colour, lw=1.5, label=name)
+        left.set(ylim=(-0.2, 5.5), xlabel="t = q·k", title="similarities")
+        left.legend()
+        d = [4, 8, 16, 32, 64, 128]
+        count = [kt.maps.get("poly:degree=2").dim(width) for width in d]
+        cross = [costs.crossover(costs.softmax(), costs.quadratic(), D=w, M=w) for w in d]
+        right.loglog(d, count, "o-", color=TEAL, ms=4, label="features m = (d+1)(d+2)/2")
+        right.loglog(d, cross, "o-", color=RUST, ms=4, label="cheaper than softmax from n =")
+        right.set_xticks(d, [str(width) for width in d])
+        right.minorticks_off()
+        right.grid(axis="y", color=LINE)
+        right.set(xlabel="width d = M", title="the price of (q·k + 1)²")
+        right.legend()
+    return figure
+
+
+def decoding() -> Figure:
+    """What has to be kept while decoding, against the tokens read so far."""
+    n = np.geomspace(8, 65536, 60).astype(int)
+    kept = {"b": 1, "d": 512, "h": 8}
+    linear = {"elu": GREEN, "favor:features=256": PURPLE, "taylor:order=2": INK}
+    with _style():
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for groups, name, colour in (
+            (8, "cache, 8 key/value heads", RUST),
+            (2, "cache, 2 (grouped)", "#d89a6a"),
+            (1, "cache, 1 (multi-query)", TEAL),
+        ):
+            held = [float(costs.decoding(groups).at(n=int(x), **kept).memory) for x in n]
+            axes.loglog(n, held, color=colour, lw=1.6, label=name)
+        for text, colour in linear.items():
+            state = float(costs.linear_decoding(text, 8).at(n=1, **kept).memory)
+            axes.axhline(state, color=colour, lw=1.4, ls="--", label=f"state, {text}")
+        axes.set(xlabel="tokens so far", title="bytes held, 8 heads × 64, float32, one sequence")
+        axes.set_yticks([1e4, 1e5, 1e6, 1e7, 1e8], ["10 kB", "100 kB", "1 MB", "10 MB", "100 MB"])
+        axes.set_xticks([16, 128, 1024, 8192, 65536], ["16", "128", "1024", "8192", "65536"])
+        axes.minorticks_off()
+        axes.grid(axis="y", color=LINE)
+        axes.legend(loc="upper left", fontsize=7.5)
+    return figure
+
+
 def main() -> None:
+    parts = {"overview": overview, "screenshot": screenshot, "pages": pages}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
+    chosen = parser.parse_args().parts or list(parts)
+    for name in chosen:
+        if name not in parts:
+            parser.error(f"there is no {name!r}; there are {', '.join(parts)}")
     IMAGES.mkdir(parents=True, exist_ok=True)
-    overview()
-    screenshot()
+    for name in chosen:
+        parts[name]()
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     lib = library(x)
     if lib == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_neg()
         return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
     if lib == "jax":
         jnp = sys.modules["jax"].numpy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kerneltrick import maps
-from kerneltrick._arrays import Array, Wide, as_numpy, constant
+from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
 from kerneltrick.attention._linear import OnZero, check_call, linear_attention
 from kerneltrick.attention._state import State, state_of
@@ -67,15 +67,17 @@ class Decoder:
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
         self.feature_map = maps.get(feature_map)
+        if state is not None and not isinstance(state, State):
+            raise TypeError(f"state must be a State, not {type(state).__name__}")
         self._start = 0 if state is None else state.start
         self._stop = 0 if state is None else state.stop
         self._compute = np.float64 if self.dtype == "float64" else np.float32
         m = self.feature_map.dim(self.d)
-        if decay not in (0, 1, m):
+        if isinstance(decay, bool) or decay not in (0, 1, m):
             raise ValueError(
                 f"Decoder needs decay to be 0, 1 or {m} (one per feature), not {decay!r}"
             )
-        self.decay = decay
+        self.decay = int(decay)
         self._load(state)
 
     def _load(self, state: State | None) -> None:
@@ -94,24 +96,25 @@ class Decoder:
         )  # fmt: skip
         carry = call.data.carry
         total, bad = carry.log_decay, np.zeros((*self.shape, 1, self.value_width + 1), np.uint8)
+        self._earlier = None if total is None else total.hi  # Σ log-decay of `state`
         if carry.bad is not None:
             bad[...] = carry.bad
         # The buffers that every step changes in place.
         self._sums = np.array(carry.sums.hi, order="C")
         self._scales = None if carry.log_scale is None else np.array(carry.log_scale, order="C")
-        self._total = None if total is None else np.array(total.hi, order="C")
+        self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
         self._fingerprint = call.fingerprint
         self._steps = decoder(
-            call.plan, call.data, self.dtype, self.decay, self._sums, self._scales, self._total, bad
+            call.plan, call.data, self.dtype, self._sums, self._scales, self._total, bad
         )
 
     def step(self, q: Array, k: Array, v: Array, log_decay: Any = None) -> Array:
         """The next token: q (..., H_q, d), k (..., H, d), v (..., H, M) → output (..., H_q, M)."""
-        arrays = [x if type(x) is np.ndarray else as_numpy(x) for x in (q, k, v)]
+        arrays = [x if type(x) is np.ndarray else _values(x) for x in (q, k, v)]
         for x, shape in zip(arrays, self._shapes, strict=True):
             if x.shape != shape:
-                self._refuse(q, k, v)
+                self._refuse(arrays)
             if x.dtype != self.dtype:
                 raise TypeError(
                     f"this decoder computes with {self.dtype}, but q, k, v are "
@@ -123,55 +126,79 @@ class Decoder:
                 f"{'every step needs a' if self.decay else 'a step takes no'} log_decay"
             )
         if log_decay is not None:
-            log_decay = log_decay if isinstance(log_decay, float) else as_numpy(log_decay)
-            log_decay = np.array(np.broadcast_to(log_decay, self._decay_shape), self._compute)
-            if not (np.isfinite(log_decay).all() and (log_decay <= 0).all()):
-                raise ValueError("log_decay must be finite and ≤ 0")
+            log_decay = self._check_decay(log_decay)
+        self.feature_map.check_positions(self._start, self._stop)
         if self._steps is None:
-            out = self._step_by_engine(arrays, log_decay)
+            out, vanished = self._step_by_engine(arrays, log_decay)
         else:
             out = np.empty(self._out_shape, self.dtype)
             flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
-            if not self._steps.step(*flat, out, log_decay):
-                self._report_zero()
+            vanished = not self._steps.step(*flat, out, log_decay)
         self._stop += 1
+        if vanished and self.on_zero in ("raise", None):
+            raise VanishingNormalizerError(
+                f"the weights of a query sum to exactly 0 at token {self._stop - 1} (which the "
+                f"state now has): choose a positive map instead of {self.feature_map}, or "
+                f'on_zero="nan" or "zero"'
+            )
         return out if type(q) is np.ndarray else constant(out, q)
 
-    def _report_zero(self) -> None:
-        if self.on_zero == "raise":
-            raise VanishingNormalizerError(
-                f"the weights of a query sum to exactly 0 at token {self._stop}: choose a positive "
-                f'map instead of {self.feature_map}, or on_zero="nan" or "zero"'
-            )
+    def _check_decay(self, log_decay: Any) -> Any:
+        numbers = isinstance(log_decay, (int, float, np.number)) or is_array(log_decay)
+        values = np.asarray(_values(log_decay) if is_array(log_decay) else log_decay)
+        if not numbers or values.dtype.kind not in "fiu":
+            raise TypeError(f"log_decay must be a number or an array of numbers, not {log_decay!r}")
+        try:
+            values = np.array(np.broadcast_to(values, self._decay_shape), self._compute, order="C")
+        except ValueError:
+            raise ValueError(
+                f"this decoder takes log_decay of shape {self._decay_shape} for each token, not "
+                f"{values.shape}"
+            ) from None
+        if not (np.isfinite(values).all() and (values <= 0).all()):
+            raise ValueError("log_decay must be finite and ≤ 0")
+        return values
 
-    def _step_by_engine(self, arrays: list[Any], log_decay: Any) -> Array:
+    def _step_by_engine(self, arrays: list[Any], log_decay: Any) -> tuple[Any, bool]:
         """For maps that are not compiled in, and where nothing is: the recurrent engine."""
         q, k, v = (x[..., None, :] for x in arrays)
+        token = log_decay
         if log_decay is not None:
-            log_decay = log_decay[..., None] if self.decay == 1 else log_decay[..., None, :]
-        out, state = linear_attention(
-            q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=log_decay,
-            normalize=self.normalize, state=self.snapshot(), return_state=True,
-            on_zero=self.on_zero, engine="recurrent",
-        )  # fmt: skip
+            token = log_decay[..., None] if self.decay == 1 else log_decay[..., None, :]
+
+        def run(on_zero: OnZero) -> tuple[Any, State]:
+            return linear_attention(
+                q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=token,
+                normalize=self.normalize, state=self.snapshot(), return_state=True,
+                on_zero=on_zero, engine="recurrent",
+            )  # fmt: skip
+
+        vanished = False
+        try:
+            out, state = run(self.on_zero)
+        except VanishingNormalizerError:
+            vanished = True
+            out, state = run("nan")
         nan = np.isnan(state.sums.hi)
         self._sums[...] = np.where(nan, 0, state.sums.hi)
         self._bad[...] = nan.any(axis=-2, keepdims=True)
         if self._scales is not None:
             self._scales[...] = state.scale_log
-        if self._total is not None and state.decay_log is not None:
-            self._total[...] = state.decay_log.hi
-        return out[..., 0, :]
+        if log_decay is not None:
+            self._total += log_decay.reshape(self._total.shape)
+        return out[..., 0, :], vanished
 
-    def _refuse(self, q: Array, k: Array, v: Array) -> None:
+    def _refuse(self, arrays: list[Any]) -> None:
         raise ValueError(
             f"this decoder takes q, k and v of shapes {self._shapes} for each token, not "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            f"{', '.join(str(x.shape) for x in arrays)}"
         )
 
     def snapshot(self) -> State:
         """The state after the last step, as a value of its own."""
-        total = None if self._total is None else Wide(self._total.copy(), None)
+        total = None
+        if self._earlier is not None:  # with a decay there is one, of zeros if need be
+            total = Wide(self._earlier + self._total if self.decay else self._earlier.copy(), None)
         scales = None if self._scales is None else self._scales.copy()
         bad = self._bad.astype(bool) if self._bad.any() else None
         carry = Carry(Wide(self._sums.copy(), None), scales, total, bad)
@@ -181,3 +208,9 @@ class Decoder:
     def nbytes(self) -> int:
         """The bytes a step reads and writes."""
         return int(self._sums.nbytes)
+
+
+def _values(x: Any) -> Any:
+    if not is_array(x):
+        raise TypeError(f"a decoder takes arrays, not {type(x).__name__}")
+    return as_numpy(x)

@@ -24,6 +24,7 @@ from kerneltrick.cli._arguments import (
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
 from kerneltrick.cli._prove import prove_command
+from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
 
 STOPPED = "stopped; with --html or --json, the same command goes on where this one was"
@@ -235,3 +236,4 @@ def _capture(
 app.command("costs")(costs_command)
 # A claim may begin with a minus sign.
 app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
+app.add_typer(simulate_app, name="simulate")

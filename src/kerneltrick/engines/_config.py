@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from kerneltrick.engines._native import check_isa, core
 
+MOST_THREADS = 1024
+
 
 def set_num_threads(count: int) -> None:
     """How many threads the compiled core uses; results do not depend on it.
@@ -20,8 +22,10 @@ def set_num_threads(count: int) -> None:
         number = operator.index(count)
     except TypeError:
         number = 0
-    if number < 1 or isinstance(count, bool):
-        raise ValueError(f"set_num_threads needs a whole number ≥ 1, not {count!r}")
+    if not 1 <= number <= MOST_THREADS or isinstance(count, bool):
+        raise ValueError(
+            f"set_num_threads needs a whole number from 1 to {MOST_THREADS}, not {count!r}"
+        )
     if core() is not None:
         core().set_threads(number)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import math
 import os
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from kerneltrick._arrays import (
     Wide,
     as_numpy,
     astype,
+    is_array,
     is_concrete,
     library,
     space,
@@ -44,6 +46,7 @@ Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
+BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
     "given", "elu", "relu", "relu2", "exp", "square", "cosformer", "hedgehog_softmax",
@@ -71,9 +74,10 @@ def core() -> Any:
 
 def supports(plan: Plan, data: Data) -> bool:
     """Whether the core can run this call: values at hand on the CPU, in a type it knows."""
-    if core() is None or library(data.q) not in ("numpy", "torch"):
+    weights = [x for x in vars(plan.feature_map).values() if is_array(x)]
+    if not all(is_concrete(x) for x in (*arrays_of(data), *weights)):
         return False
-    if not all(is_concrete(x) for x in arrays_of(data)):
+    if library(data.q) not in ("numpy", "torch") or core() is None:
         return False
     if type_name(data.q) not in TYPES:
         return False
@@ -124,7 +128,11 @@ def _differentiable(plan: Plan, data: Data) -> bool:
 
     if _native_torch.forward_mode():
         return False
-    return _fused(plan, data) is not None or not _native_torch.needs_gradient(plan, data)
+    if _fused(plan, data) is not None:
+        return True
+    return not (
+        _native_torch.needs_gradient(plan, data) or _native_torch.learned(plan.feature_map, data.k)
+    )
 
 
 def arrays_of(data: Data) -> list[Array]:
@@ -332,24 +340,23 @@ def decoder(
     plan: Plan,
     data: Data,
     dtype: str,
-    decay: int,
     sums: NumpyArray,
     log_scale: NumpyArray | None,
-    total: NumpyArray | None,
+    total: NumpyArray,
     bad: NumpyArray,
 ) -> Any:
     """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
     how = fused(plan.feature_map, data.q.shape[-1])
-    if core() is None or how is None:
+    if core() is None or how is None or sums.size == 0:
         return None
     check_isa()
     buffers = assemble(plan, data, how, TYPES[dtype])
     for name in ("q", "k", "v", "log_decay"):
         buffers.call.pop(name, None)
-    buffers.call["decay_width"] = decay
+    buffers.call["decay_width"] = total.shape[-1]
     buffers.array("sums", sums)
     buffers.array("log_scale", log_scale)
-    buffers.array("decay_total", total if decay else None)
+    buffers.array("decay_total", total)
     buffers.array("bad", bad)
     return _Steps(core().Decoder(buffers.call), buffers)
 
@@ -368,18 +375,22 @@ def _by_stretches(plan: Plan, data: Data) -> Result:
     """Features of any map, a stretch of tokens at a time, never whole; then the core."""
     xp = space(data.q)
     m = data.carry.sums.hi.shape[-2]
-    step = max(64, STRETCH // max(1, math.prod(data.q.shape[:-2]) * m) // 64 * 64)
-    n, n_q = data.k.shape[-2], data.q.shape[-2]
+    room = STRETCH // max(1, math.prod(data.q.shape[:-2]) * m)
+    # Stretches end where blocks of the core do, so that bits do not depend on how many fit.
+    blocks = BLOCKS if plan.chunk_size == 64 else min(plan.chunk_size, 64)
+    step = max(1, room // blocks) * blocks
+    n, n_q, start = data.k.shape[-2], data.q.shape[-2], int(data.start)
+    edges = [0, *range(step - start % step, n, step), n]
     results, carry = [], data.carry
     if plan.causal:
-        for at in range(0, n, step):
-            here = slice(at, at + step)
+        for at, end in itertools.pairwise(edges):
+            here = slice(at, end)
             results.append(_stretch(plan, _cut(data, here, here, carry), at, at))
             carry = results[-1].carry
     else:
         one, nothing = slice(0, 1), zeros((*(1,) * (data.q.ndim - 2), 1, 1), data.q, xp.bool)
-        for at in range(0, n, step):  # the keys, with one hidden query
-            part = _cut(data, one, slice(at, at + step), carry)._replace(query_mask=nothing)
+        for at, end in itertools.pairwise(edges):  # the keys, with one hidden query
+            part = _cut(data, one, slice(at, end), carry)._replace(query_mask=nothing)
             carry = _stretch(plan, part, 0, at).carry
         for at in range(0, n_q, step):  # the queries, with one hidden key
             part = _cut(data, slice(at, at + step), one, carry)._replace(mask=nothing)

@@ -31,6 +31,14 @@ def needs_gradient(plan: Plan, data: Data) -> bool:
     return any(getattr(x, "requires_grad", False) for x in (*_native.arrays_of(data), *weights))
 
 
+def learned(feature_map: maps.FeatureMap, like: Tensor) -> bool:
+    """Whether features have a gradient of their own: by weights that the map keeps out of sight."""
+    if not torch.is_grad_enabled():
+        return False
+    token = torch.ones((*like.shape[:-2], 1, like.shape[-1]), dtype=_compute(like))
+    return any(x is not None and x.requires_grad for x in feature_map.phi_key(token))
+
+
 def forward_mode() -> bool:
     """Whether tensors may carry tangents, which the core would drop."""
     return bool(torch.autograd.forward_ad._current_level >= 0)
@@ -283,3 +291,13 @@ def _derivative(ctx: Any, d_output: Any, _z: Any, d_sums: Any, *_: Any) -> tuple
 
 
 _attend.register_autograd(_derivative, setup_context=_setup)
+
+
+def _second(*_: Any) -> Any:
+    raise RuntimeError(
+        "the native engine has first derivatives only; for derivatives of gradients use "
+        'engine="chunked"'
+    )
+
+
+_attend_backward.register_autograd(_second)

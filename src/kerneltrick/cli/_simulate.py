@@ -1,0 +1,294 @@
+"""`kerneltrick simulate`: the theory as numbers and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kerneltrick import simulate
+from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._output import check_writable
+from kerneltrick.simulate._figures import SUFFIXES, require_matplotlib
+
+WIDTH = 100
+Found = TypeVar("Found")
+
+simulate_app = typer.Typer(
+    help="Simulations of the theory: a table of numbers and a picture (extra: plot).",
+    rich_markup_mode=None,
+)
+
+
+@simulate_app.callback(invoke_without_command=True)
+def _simulate(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", show_default=False,
+        help="The picture: a .png, .svg or .pdf. Default: simulate-NAME.png, here.",
+    ),
+]  # fmt: skip
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
+
+
+@simulate_app.command("moments")
+def _moments(
+    out: Out = None,
+    seed: Seed = 0,
+    largest: Annotated[int, typer.Option("--d", help="The largest width.")] = 1024,
+    draws: Annotated[int, typer.Option("--draws", help="Pairs q, k per width.")] = 20_000,
+    mu: Annotated[float, typer.Option("--mu", help="Mean of the coordinates.")] = 0.0,
+    sigma: Annotated[float, typer.Option("--sigma", help="Their deviation.")] = 1.0,
+) -> None:
+    """The variance of q·k against d, with and without 1/√d, beside d(σ⁴ + 2μ²σ²)."""
+    target = _target(out, "moments")
+    widths = _powers("--d", largest)
+    found = _run(simulate.moments, widths, mu=mu, sigma=sigma, draws=draws, seed=seed)
+    rows = [
+        (str(row.d), f"{row.mean:.2f}", f"{row.theory_mean:.4g}", f"{row.variance:.4g}",
+         f"{row.theory_variance:.4g}", f"{row.z_score:+.1f}", f"{row.scaled_variance:.3f}",
+         f"{row.theory_scaled_variance:.4g}")
+        for row in found.rows
+    ]  # fmt: skip
+    _show(
+        f"q·k of {found.draws:,} pairs with coordinates N({found.mu:g}, {found.sigma**2:g}), "
+        f"seed {seed}",
+        ("d", "mean", "d·μ²", "variance", "theory", "z", "Var[q·k/√d]", "theory"),
+        rows,
+        "theory: Var[q·k] = d(σ⁴ + 2μ²σ²). z: standard errors between measured and theory.",
+    )
+    _draw(simulate.moments_figure, found, target)
+
+
+@simulate_app.command("scaling")
+def _scaling(
+    out: Out = None,
+    seed: Seed = 0,
+    largest: Annotated[int, typer.Option("--d", help="The largest width.")] = 1024,
+    n: Annotated[int, typer.Option("--n", help="Keys.")] = 1024,
+    queries: Annotated[int, typer.Option("--queries", help="Queries to average over.")] = 256,
+) -> None:
+    """Softmax with and without 1/√d: its entropy and its gradient collapse as d grows."""
+    target = _target(out, "scaling")
+    found = _run(simulate.scaling, _powers("--d", largest), n=n, queries=queries, seed=seed)
+    rows = [
+        (str(row.d), f"{row.plain.entropy:.2f}", f"{row.theory_plain:.2f}",
+         f"{row.plain.largest:.3f}", f"{row.plain.gradient:.3f}", f"{row.scaled.entropy:.2f}",
+         f"{row.theory_scaled:.2f}", f"{row.scaled.largest:.3f}", f"{row.scaled.gradient:.3f}")
+        for row in found.rows
+    ]  # fmt: skip
+    _show(
+        f"softmax over n = {found.n} keys, means of {found.queries} queries, N(0, 1), seed {seed}",
+        ("d", "q·k: entropy", "theory", "largest", "1 − Σp²", "q·k/√d: entropy", "theory",
+         "largest", "1 − Σp²"),
+        rows,
+        "entropy in nats. theory: log n − variance/2 until it is 0, to leading order in n. "
+        "1 − Σp²: trace of the gradient.",
+    )  # fmt: skip
+    _draw(simulate.scaling_figure, found, target)
+
+
+@simulate_app.command("features")
+def _features(
+    out: Out = None,
+    seed: Seed = 0,
+    d: Annotated[int, typer.Option("--d", help="Width of queries and keys.")] = 16,
+    n: Annotated[int, typer.Option("--n", help="Tokens.")] = 64,
+    largest: Annotated[int, typer.Option("--m", help="The largest number of features.")] = 2048,
+    sizes: Annotated[
+        str,
+        typer.Option("--sizes", metavar="NUMBERS", help="Deviations of the coordinates."),
+    ] = "0.5,1",
+    draws: Annotated[int, typer.Option("--draws", help="Projections to average over.")] = 20,
+) -> None:
+    """The error of FAVOR+ against m beside its theoretical curve, and ELU+1 beside it."""
+    target = _target(out, "features")
+    counts = [m for m in _powers("--m", largest) if m >= 16]
+    if not counts:
+        raise UsageError(f"--m must be at least 16, not {largest}")
+    found = [
+        _run(simulate.features, counts, d=d, n=n, size=size, draws=draws, seed=seed)
+        for size in _numbers("--sizes", sizes)
+    ]
+    for errors in found:
+        positive = [row for row in errors.rows if row.kind == "positive"]
+        rows = []
+        for at, row in enumerate(positive):
+            others = [errors.rows[at + len(positive) * kind] for kind in (1, 2)]
+            cells = [_digits(x) for r in (row, *others) for x in (r.kernel, r.theory)]
+            limit = _digits(row.theory_weights or 0.0)
+            rows.append((str(row.m), *cells, _digits(row.weights), limit))
+        _show(
+            f"FAVOR+, d = {errors.d}, n = {errors.n}, coordinates of size {errors.size:g}: mean "
+            f"‖q+k‖² = {errors.mean_square:.1f}; {errors.draws} draws, seed {seed}",
+            ("m", "positive", "theory", "hyperbolic", "theory", "trig", "theory", "weights",
+             "limit"),
+            rows,
+            f"Relative errors of φ(q)·φ(k), and ‖A − S‖/‖S‖ of the weights of the positive kind. "
+            f"ELU+1: {errors.elu:.3f}, uniform weights: {errors.uniform:.3f}. FAVOR+ is better "
+            + (f"from m = {errors.overtakes}." if errors.overtakes else "at no m tried."),
+        )  # fmt: skip
+    _draw(simulate.features_figure, found, target)
+
+
+@simulate_app.command("representer")
+def _representer(
+    out: Out = None,
+    seed: Seed = 0,
+    n: Annotated[int, typer.Option("--n", help="Points.")] = 24,
+    penalty: Annotated[float, typer.Option("--penalty", help="λ beside the mean loss.")] = 1e-3,
+    length: Annotated[float, typer.Option("--length", help="Of the RBF kernel.")] = 0.5,
+    noise: Annotated[float, typer.Option("--noise", help="Deviation of the noise.")] = 0.2,
+    steps: Annotated[int, typer.Option("--steps", help="Of the descent.")] = 3000,
+) -> None:
+    """Kernel regression by descent in the RKHS, on its way to the ridge solution."""
+    target = _target(out, "representer")
+    found = _run(
+        simulate.representer,
+        n=n, mean_penalty=penalty, length=length, noise=noise, steps=steps, seed=seed,
+    )  # fmt: skip
+    rows = [
+        (str(row.step), f"{row.loss:.4f}", f"{row.norm:.3f}", f"{row.objective:.5f}",
+         _digits(row.distance), _digits(row.bound))
+        for row in found.rows
+    ]  # fmt: skip
+    ridge = found.ridge
+    objective = ridge.loss + ridge.mean_penalty * ridge.norm**2
+    rows.append(("ridge", f"{ridge.loss:.4f}", f"{ridge.norm:.3f}", f"{objective:.5f}", "0", "–"))
+    furthest = abs(found.coefficients - found.ridge_coefficients).max()
+    _show(
+        f"(1/N)Σ(f(xᵢ) − yᵢ)² + λ‖f‖², N = {len(found.x)}, λ = {found.mean_penalty:g}, RBF of "
+        f"length {found.length:g}, seed {seed}",
+        ("step", "loss", "‖f‖", "objective", "‖f − ridge‖", "bound"),
+        rows,
+        f"Every f is Σαᵢk(xᵢ, ·). Ridge: α = (K + Nλ·I)⁻¹y; the last α is within {furthest:.1e} "
+        f"of it. bound: √(gap/λ), known without the solution.",
+    )
+    _draw(simulate.representer_figure, found, target)
+
+
+@simulate_app.command("svm")
+def _svm(
+    out: Out = None,
+    seed: Seed = 0,
+    n: Annotated[int, typer.Option("--n", help="Points.")] = 200,
+    C: Annotated[float, typer.Option("--C", help="Penalty of the SVM.")] = 1.0,
+    length: Annotated[float, typer.Option("--length", help="Of the kernel.")] = 0.6,
+    noise: Annotated[float, typer.Option("--noise", help="Deviation of the noise.")] = 0.2,
+) -> None:
+    """An SVM and attention with one kernel: boundaries, and what differs (extra: sklearn)."""
+    target = _target(out, "svm")
+    found = _run(simulate.svm, n=n, C=C, length=length, noise=noise, seed=seed)
+    facts: dict[str, Callable[[simulate.Machine], str]] = {
+        "right on 2000 new points": lambda machine: f"{machine.accuracy:.1%}",
+        f"points it needs, of {found.n}": lambda machine: str(machine.carriers),
+        "largest |value|": lambda machine: f"{machine.largest:.2f}",
+        f"n×n against {found.m} features": lambda machine: _tiny(machine.by_features),
+        "change without one sure point": lambda machine: _tiny(machine.without_one),
+    }
+    rows = [
+        ("value at x", "Σαᵢk(xᵢ, x) + b", "Σk(xᵢ, x)yᵢ / Σk(xᵢ, x)"),
+        ("multipliers", "α, learned from the labels", "the labels themselves"),
+        *((name, *map(fact, found.machines)) for name, fact in facts.items()),
+    ]
+    _show(
+        f"two half moons, n = {found.n}, noise {found.noise:g}, C = {found.C:g}, seed {seed}",
+        ("", "SVM", "attention"),
+        rows,
+        f"One kernel: RBF of length {found.length:g}, its series cut off after order "
+        f"{found.order} (largest difference {found.kernel_difference:.3f}). Attention with the "
+        f"RBF of half that length: {found.sharper:.1%} right.",
+    )
+    _draw(simulate.svm_figure, found, target)
+
+
+def _target(out: Path | None, name: str) -> Path:
+    """Where the picture goes; what would fail at the end fails now."""
+    path = Path(f"simulate-{name}.png") if out is None else out
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--out must name a {', '.join(SUFFIXES)} file, not {path}")
+    try:
+        require_matplotlib()
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    check_writable(path)
+    return path
+
+
+def _run(simulation: Callable[..., Found], *arguments: Any, **options: Any) -> Found:
+    try:
+        return simulation(*arguments, **options)
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _draw(figure: Callable[[Any], Any], found: Any, path: Path) -> None:
+    try:
+        simulate.save_figure(figure(found), path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+    typer.echo(f"wrote {path}")
+
+
+def _powers(option: str, largest: int) -> list[int]:
+    """1, 2, 4, … up to `largest`."""
+    if not 1 <= largest <= 2**20:
+        raise UsageError(f"{option} must be between 1 and {2**20}, not {largest}")
+    return [2**p for p in range(largest.bit_length())]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """Numbers separated by commas.
+
+    >>> _numbers("--sizes", "0.5, 1")
+    [0.5, 1.0]
+    """
+    try:
+        found = [float(piece) for piece in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} takes numbers such as 0.5,1, not {text!r}") from None
+    if len(found) > 4:
+        raise UsageError(f"{option} takes at most 4 numbers, not {len(found)}")
+    return found
+
+
+def _tiny(x: float) -> str:
+    """A difference: of rounding, of a solver's tolerance, one that matters, or none to be had.
+
+    >>> _tiny(3e-15), _tiny(2e-6), _tiny(0.0123)
+    ('< 1e-12', '< 1e-4', '0.012')
+    """
+    if math.isnan(x):
+        return "–"
+    return "< 1e-12" if x < 1e-12 else "< 1e-4" if x < 1e-4 else f"{x:.2g}"
+
+
+def _digits(x: float) -> str:
+    return f"{x:.3g}" if x < 1e4 else f"{x:.0e}"
+
+
+def _show(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in names:
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(Text(title))
+    console.print(table)
+    console.print(Text(legend, style="dim"))

@@ -1,0 +1,271 @@
+"""The simulations as matplotlib figures (extra `plot`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kerneltrick._files import replacing
+from kerneltrick.simulate._features import KINDS, FeatureErrors
+from kerneltrick.simulate._moments import Moments
+from kerneltrick.simulate._representer import Representer
+from kerneltrick.simulate._scaling import Scaling
+from kerneltrick.simulate._svm import SVMAndAttention
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+INK, FAINT, LINE = "#17212b", "#66727d", "#e4e6e3"
+BLUE, ORANGE, GREEN, PURPLE = "#0b6a88", "#c2601f", "#5f7f2e", "#8a4c8f"
+_STYLE = {
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelcolor": INK, "text.color": INK,
+    "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT, "legend.frameon": False,
+    "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False,
+    "grid.color": LINE, "pdf.fonttype": 42, "svg.hashsalt": "kerneltrick",
+}  # fmt: skip
+
+
+def moments_figure(found: Moments) -> Figure:
+    """Var[q·k] and Var[q·k/√d] against d, dots measured, lines d(σ⁴ + 2μ²σ²) and σ⁴ + 2μ²σ²."""
+    d = [row.d for row in found.rows]
+    with _style():
+        figure = _figure(5.4, 3.4)
+        axes = figure.subplots()
+        _logarithmic(axes, "width d", "variance", d)
+        for colour, name, measured, theory in (
+            (ORANGE, "q·k", [row.variance for row in found.rows],
+             [row.theory_variance for row in found.rows]),
+            (BLUE, "q·k/√d", [row.scaled_variance for row in found.rows],
+             [row.theory_scaled_variance for row in found.rows]),
+        ):  # fmt: skip
+            axes.plot(d, theory, color=colour, lw=1.2)
+            axes.plot(d, measured, "o", color=colour, ms=4.5)
+            axes.annotate(name, (d[-1], theory[-1]), (-16, 4), textcoords="offset points",
+                          ha="right", color=colour)  # fmt: skip
+        axes.set_title(
+            f"q, k of d coordinates N({found.mu:g}, {found.sigma**2:g}): dots {found.draws:,} "
+            f"draws, lines theory"
+        )
+    return figure
+
+
+def scaling_figure(found: Scaling) -> Figure:
+    """Entropy and trace of the gradient of softmax against d, with and without 1/√d."""
+    d = [row.d for row in found.rows]
+    with _style():
+        figure = _figure(8.6, 3.3)
+        left, right = figure.subplots(1, 2)
+        for axes in (left, right):
+            _logarithmic(axes, "width d", "", d)
+            axes.set_yscale("linear")
+        fine = np.geomspace(d[0], d[-1], 200)
+        entropy = np.maximum(math.log(found.n) - fine / 2, 0)
+        left.plot(fine, entropy, color=ORANGE, lw=1, ls="--")
+        left.plot(d, [row.theory_scaled for row in found.rows], color=BLUE, lw=1, ls="--")
+        left.axhline(math.log(found.n), color=FAINT, lw=0.8, ls=":")
+        left.annotate("uniform weights, log n", (d[-1], math.log(found.n)), (0, 3),
+                      textcoords="offset points", ha="right", color=FAINT)  # fmt: skip
+        for colour, name, rows in (
+            (BLUE, "with 1/√d", [row.scaled for row in found.rows]),
+            (ORANGE, "without", [row.plain for row in found.rows]),
+        ):
+            left.plot(d, [row.entropy for row in rows], "o-", color=colour, ms=4, lw=1.2)
+            right.plot(d, [row.gradient for row in rows], "o-", color=colour, ms=4, lw=1.2,
+                       label=name)  # fmt: skip
+        left.set_title(f"entropy of the weights over n = {found.n} keys, nats")
+        right.set_title("trace of ∂softmax/∂scores, 1 − Σp²")
+        left.set_ylim(bottom=0)
+        right.set_ylim(0, 1.05)
+        right.legend(loc="center left")
+    return figure
+
+
+def features_figure(found: Sequence[FeatureErrors]) -> Figure:
+    """Errors against m: the kernel's beside the formula, and the weights' beside ELU+1."""
+    first = found[0]
+    colours = dict(zip(KINDS, (BLUE, GREEN, ORANGE), strict=True))
+    with _style():
+        figure = _figure(2.9 * (1 + len(found)) + 0.6, 3.4)
+        left, *others = figure.subplots(1, 1 + len(found))
+        counts = sorted({row.m for row in first.rows})
+        _logarithmic(left, "features m", "relative error", counts)
+        _plain_numbers(left)
+        for kind in KINDS:
+            rows = [row for row in first.rows if row.kind == kind]
+            left.plot(counts, [row.theory for row in rows], color=colours[kind], lw=1.2)
+            left.plot(counts, [row.kernel for row in rows], "o", color=colours[kind], ms=4,
+                      label=kind)  # fmt: skip
+        left.legend(title="dots measured, lines theory", title_fontsize=8, loc="lower left")
+        left.set_title(f"kernel φ(q)·φ(k), size {first.size:g}")
+        for axes, errors in zip(others, found, strict=True):
+            _weights_error(axes, errors)
+    return figure
+
+
+def _weights_error(axes: Axes, errors: FeatureErrors) -> None:
+    rows = [row for row in errors.rows if row.kind == "positive"]
+    counts = [row.m for row in rows]
+    _logarithmic(axes, "features m", "", counts)
+    _plain_numbers(axes)
+    limit = [row.theory_weights or math.nan for row in rows]
+    measured = [row.weights for row in rows]
+    low, high = min(*measured, errors.elu) / 1.6, max(*measured, errors.uniform) * 1.6
+    if min(limit) < high:
+        axes.plot(counts, limit, color=BLUE, lw=1, ls="--", label="limit for large m")
+    axes.plot(counts, measured, "o-", color=BLUE, ms=4, lw=1.2, label="FAVOR+, positive")
+    axes.axhline(errors.elu, color=PURPLE, lw=1.3, label=f"ELU+1, {errors.d} features")
+    axes.axhline(errors.uniform, color=FAINT, lw=0.9, ls=":", label="uniform weights")
+    axes.set_ylim(low, high)
+    axes.set_title(f"weights ‖A − S‖/‖S‖, size {errors.size:g}, d = {errors.d}")
+    axes.legend(loc="lower left")
+
+
+def representer_figure(found: Representer) -> Figure:
+    """The functions of the descent, its path among the ridge solutions, the distance to go."""
+    with _style():
+        figure = _figure(10.4, 3.3)
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+        shown = range(1, len(found.rows))
+        shades = np.linspace(0.75, 0.0, max(len(shown), 1))
+        left.plot(found.grid, found.truth, color=FAINT, lw=0.9, ls=":", label="truth")
+        for row, shade in zip(shown, shades, strict=True):
+            left.plot(found.grid, found.values[row], color=_mix(BLUE, float(shade)), lw=1)
+        left.plot(found.grid, found.ridge_values, color=ORANGE, lw=1.6, ls="--", label="ridge")
+        left.plot(found.x, found.y, "o", color=INK, ms=3.5)
+        steps = ", ".join(str(found.rows[row].step) for row in shown)
+        left.set_title(f"f after {steps} steps", wrap=True)
+        left.set(xlabel="x")
+        left.legend(loc="lower right")
+
+        middle.set(xscale="linear", yscale="log", xlabel="norm ‖f‖")
+        middle.grid(axis="y")
+        _plain_numbers(middle)
+        inside = [p for p in found.ridge_path if p.norm <= 1.6 * found.ridge.norm]
+        middle.plot([p.norm for p in inside], [p.loss for p in inside], color=FAINT, lw=1,
+                    label="ridge, every λ")  # fmt: skip
+        middle.plot([row.norm for row in found.rows], [row.loss for row in found.rows], "o-",
+                    color=BLUE, ms=4, lw=1.2, label="descent")  # fmt: skip
+        middle.plot(found.ridge.norm, found.ridge.loss, "*", color=ORANGE, ms=11,
+                    label=f"ridge, λ = {found.mean_penalty:g}")  # fmt: skip
+        middle.set_title("mean squared loss")
+        middle.legend(loc="upper right")
+
+        rows = [row for row in found.rows if row.step > 0]
+        steps_shown = [row.step for row in rows]
+        _logarithmic(right, "step", "", steps_shown)
+        right.plot(steps_shown, [row.bound for row in rows], color=FAINT, lw=1, ls="--",
+                   label="bound √(gap/λ)")  # fmt: skip
+        right.plot(steps_shown, [row.distance for row in rows], "o-", color=BLUE, ms=4, lw=1.2,
+                   label="‖f − f*‖")  # fmt: skip
+        right.set_title("distance to the ridge solution")
+        right.legend(loc="lower left")
+    return figure
+
+
+def svm_figure(found: SVMAndAttention) -> Figure:
+    """Boundaries of the SVM and of attention with one kernel, and what each point counts."""
+    with _style():
+        figure = _figure(10.4, 3.3)
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.15, 1))
+        svm, attention = found.machines
+        for axes, values, title, levels in (
+            (left, found.svm_grid, f"SVM, {svm.accuracy:.1%} right", (-1, 0, 1)),
+            (middle, found.attention_grid, f"attention, {attention.accuracy:.1%} right", (0,)),
+        ):
+            top = 1.0 if axes is middle else 2.0
+            bands = np.linspace(-top, top, 17)
+            axes.contourf(found.grid_x, found.grid_y, values, bands, cmap=_diverging(),
+                          extend="both")  # fmt: skip
+            axes.contour(found.grid_x, found.grid_y, values, levels, colors=INK,
+                         linewidths=[1.4 if level == 0 else 0.7 for level in levels],
+                         linestyles=["-" if level == 0 else "--" for level in levels])  # fmt: skip
+            for label, colour in ((1.0, BLUE), (-1.0, ORANGE)):
+                points = found.x[found.y == label]
+                axes.plot(*points.T, "o", color=colour, ms=2.6, mec="white", mew=0.3)
+            axes.set(title=title, xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        chosen = found.x[found.coefficients != 0]
+        left.plot(*chosen.T, "o", mfc="none", mec=INK, ms=5.5, mew=0.7)
+        left.set_xlabel(f"circled: {svm.carriers} support vectors of {found.n} points")
+        middle.set_xlabel(f"all {found.n} points are keys, their labels the values")
+
+        sizes = np.sort(np.abs(found.coefficients))[::-1]
+        right.step(np.arange(1, found.n + 1), sizes, where="mid", color=BLUE, lw=1.4,
+                   label="SVM: |α|, learned, ≤ C")  # fmt: skip
+        right.axhline(1, color=ORANGE, lw=1.4, ls="--", label="attention: |label|, given")
+        right.set(xlabel="points, sorted", ylim=(-0.03, 1.35 * max(1.0, float(sizes[0]))))
+        right.set_title("what a point's kernel is multiplied by")
+        right.legend(loc="upper right")
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, *, dpi: int = 144) -> None:
+    """Write a .png, .svg or .pdf, whole or not at all."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"a picture is one of {', '.join(SUFFIXES)}, not {path.name!r}")
+    # Without the date the same numbers make the same file.
+    metadata = {"Date": None} if suffix == ".svg" else {}
+    with _style(), replacing(path) as temporary:  # fonts are chosen while saving too
+        figure.savefig(temporary, format=suffix[1:], dpi=dpi, metadata=metadata)
+
+
+def require_matplotlib() -> Any:
+    """matplotlib, or an ImportError that names the extra."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("a picture needs matplotlib: pip install 'kerneltrick[plot]'") from error
+    return matplotlib
+
+
+def _style() -> Any:
+    return require_matplotlib().rc_context(_STYLE)
+
+
+def _figure(width: float, height: float) -> Figure:
+    require_matplotlib()
+    from matplotlib.figure import Figure  # not pyplot: no window, nothing global
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _logarithmic(axes: Axes, xlabel: str, ylabel: str, ticks: Sequence[int]) -> None:
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axes.grid(axis="y", which="major")
+    every = max(1, -(-len(ticks) // 6))
+    chosen = list(ticks[::every])
+    axes.set_xticks(chosen, [f"{tick:g}" for tick in chosen])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """0.1, 0.2, 0.5, 1 on a logarithmic y axis of few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _mix(colour: str, white: float) -> tuple[float, ...]:
+    """A colour with some white in it."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(white + (1 - white) * part for part in to_rgb(colour))
+
+
+def _diverging() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ends = (_mix(ORANGE, 0.35), (0.98, 0.98, 0.97), _mix(BLUE, 0.35))
+    return LinearSegmentedColormap.from_list("kerneltrick-classes", ends)
