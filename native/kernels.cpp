@@ -229,9 +229,12 @@ template <class T> void run(const Problem& p, Control& control) {
     int64_t alone = p.rows;  // rows that one thread does by itself; the rest is done by all
     if (plain && control.threads > 1 && chunks >= 4 * control.threads)
         alone = p.rows / control.threads * control.threads;
-    parallel(alone, control.threads, [&](int64_t r) {
-        if (!control.stopped()) run_row<T>(s, r, stream, control);
-    });
+    parallel(
+        alone, control.threads,
+        [&](int64_t r) {
+            if (!control.stopped()) run_row<T>(s, r, stream, control);
+        },
+        [&] { control.stopped(); });
     for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T>(s, r, stream, control);
 }
 
@@ -249,12 +252,15 @@ template <class T> void run_backward(const Problem& p, const Gradient& g, Contro
     // The gradients of weights, row by row, so that their sum does not depend on the threads.
     std::vector<double> d_weight(std::size_t(g.d_weight ? p.rows * sides * matrix : 0), 0.0);
     std::vector<double> d_bias(std::size_t(g.d_bias ? p.rows * sides * bias : 0), 0.0);
-    parallel(p.rows, control.threads, [&](int64_t r) {
-        if (control.stopped()) return;
-        RowGradient<T>(s, g, g.d_weight ? d_weight.data() + r * sides * matrix : nullptr,
-                       g.d_bias ? d_bias.data() + r * sides * bias : nullptr)
-            .run(r, control);
-    });
+    parallel(
+        p.rows, control.threads,
+        [&](int64_t r) {
+            if (control.stopped()) return;
+            RowGradient<T>(s, g, g.d_weight ? d_weight.data() + r * sides * matrix : nullptr,
+                           g.d_bias ? d_bias.data() + r * sides * bias : nullptr)
+                .run(r, control);
+        },
+        [&] { control.stopped(); });
     const int64_t heads = p.heads * p.groups;
     for (int64_t r = 0; r < p.rows && (g.d_weight || g.d_bias); ++r)
         for (int64_t side = 0; side < sides; ++side) {
@@ -269,6 +275,7 @@ template <class T> void run_backward(const Problem& p, const Gradient& g, Contro
 }
 
 template <class T> void run_step(const Problem& p, int threads) {
+    if (p.rows == 0) return;
     const int64_t bytes = p.rows * p.features.count * (p.width + 1) * int64_t(sizeof(double));
     if (bytes < (1 << 20)) threads = 1;  // waking another thread takes longer
     const int64_t part = round_up((p.rows + threads - 1) / threads, TILE_VECS * LANES<T>);

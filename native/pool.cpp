@@ -1,9 +1,12 @@
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -29,7 +32,8 @@ class Pool {
         for (auto& worker : workers_) worker.join();
     }
 
-    void run(int64_t count, int threads, const std::function<void(int64_t)>& task) {
+    void run(int64_t count, int threads, const std::function<void(int64_t)>& task,
+             const std::function<void()>& waiting) {
         std::lock_guard<std::mutex> one_at_a_time(callers_);
         const int helpers = threads - 1;
         {
@@ -48,8 +52,14 @@ class Pool {
         wake_.notify_all();
         take();
         std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
+        while (!done_.wait_for(lock, std::chrono::milliseconds(50), [this] { return busy_ == 0; })) {
+            if (!waiting) continue;
+            lock.unlock();
+            waiting();
+            lock.lock();
+        }
         task_ = nullptr;
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     }
 
   private:
@@ -57,7 +67,12 @@ class Pool {
         for (;;) {
             const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
             if (i >= count_) return;
-            (*task_)(i);
+            try {
+                (*task_)(i);
+            } catch (...) {  // out of memory, mostly: for the caller to see
+                std::lock_guard<std::mutex> lock(mutex_);
+                if (!error_) error_ = std::current_exception();
+            }
         }
     }
 
@@ -85,6 +100,7 @@ class Pool {
     int busy_ = 0;
     uint64_t round_ = 0;
     bool closing_ = false;
+    std::exception_ptr error_;
 };
 
 // Never destroyed: its threads may outlive static destructors, and after a fork they do not exist.
@@ -134,13 +150,14 @@ int get_threads() {
 
 void set_threads(int count) { chosen.store(count); }
 
-void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task) {
+void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task,
+              const std::function<void()>& waiting) {
     if (int64_t(threads) > count) threads = int(count);
     if (threads <= 1) {
         for (int64_t i = 0; i < count; ++i) task(i);
         return;
     }
-    the_pool().run(count, threads, task);
+    the_pool().run(count, threads, task, waiting);
 }
 
 }  // namespace kt

@@ -10,7 +10,9 @@ int default_threads();
 int get_threads();
 void set_threads(int count);
 
-// task(i) for i in 0 … count−1, each once, on up to `threads` threads; returns when all are done.
-void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task);
+// task(i) for i in 0 … count−1, each once, on up to `threads` threads; returns when all are done. A
+// caller whose own share is done calls `waiting` now and then.
+void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task,
+              const std::function<void()>& waiting = {});
 
 }  // namespace kt

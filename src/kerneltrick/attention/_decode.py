@@ -21,8 +21,8 @@ class Decoder:
 
     `shape` is the shape of the streams and key heads, (..., H_kv); q has `groups` times as many
     heads. The state is kept in float64 and changed in place, so a step costs one pass over it,
-    whatever came before. `state` continues a prompt that `linear_attention(..., return_state=True)`
-    has read; `snapshot()` gives the state back.
+    whatever came before; there are no gradients. `state` continues a prompt that
+    `linear_attention(..., return_state=True)` has read; `snapshot()` gives the state back.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 100, 16))  # 2 heads, 100 tokens

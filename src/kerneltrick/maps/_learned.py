@@ -88,7 +88,12 @@ class T2R(FeatureMap):
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         y = _project("t2r", x, self.weights(x.shape[-1]))
-        return Relu().phi(y if self.bias is None else y + constant(self.bias, x))
+        if self.bias is None:
+            return Relu().phi(y)
+        bias = constant(self.bias, x)
+        if bias.ndim == 3 and bias.shape[0] > 1:  # grouped queries share the bias of their key head
+            bias = space(x).repeat(bias, x.shape[-3] // bias.shape[0], axis=0)
+        return Relu().phi(y + bias)
 
     def weights(self, d: int) -> Array:
         """W, as given or as drawn from the seed."""
