@@ -388,7 +388,7 @@ def stream(batch_shape: tuple[int, ...], d: int, at: int = 0) -> tuple[Any, list
 
     import kerneltrick as kt
 
-    decoder = kt.Decoder("elu", batch_shape=batch_shape, d=d, value_width=d, dtype=np.float32)
+    decoder = kt.Decoder("elu", shape=batch_shape, d=d)
     rng = np.random.default_rng(d)
     token = [rng.standard_normal((*batch_shape, d), dtype=np.float32) for _ in range(3)]
     for _ in range(at):
