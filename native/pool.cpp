@@ -46,13 +46,14 @@ class Pool {
             count_ = count;
             next_.store(0, std::memory_order_relaxed);
             helpers_ = helpers;
-            busy_ = helpers;
-            ++round_;
+            busy_.store(helpers);
+            round_.fetch_add(1);
         }
         wake_.notify_all();
         take();
+        awake([this] { return busy_.load() == 0; });
         std::unique_lock<std::mutex> lock(mutex_);
-        while (!done_.wait_for(lock, std::chrono::milliseconds(50), [this] { return busy_ == 0; })) {
+        while (!done_.wait_for(lock, std::chrono::milliseconds(50), [this] { return busy_.load() == 0; })) {
             if (!waiting) continue;
             lock.unlock();
             waiting();
@@ -63,6 +64,13 @@ class Pool {
     }
 
   private:
+    // Waking a thread that sleeps can take a millisecond, so wait that long awake first, letting
+    // others run meanwhile.
+    template <class Ready> static void awake(Ready&& ready) {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+        while (!ready() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    }
+
     void take() {
         for (;;) {
             const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
@@ -79,14 +87,15 @@ class Pool {
     void work(int number) {
         uint64_t seen = 0;
         for (;;) {
+            awake([&] { return round_.load() != seen; });
             std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, [&] { return closing_ || (round_ != seen && number < helpers_); });
+            wake_.wait(lock, [&] { return closing_ || (round_.load() != seen && number < helpers_); });
             if (closing_) return;
-            seen = round_;
+            seen = round_.load();
             lock.unlock();
             take();
             lock.lock();
-            if (--busy_ == 0) done_.notify_one();
+            if (busy_.fetch_sub(1) == 1) done_.notify_one();
         }
     }
 
@@ -97,8 +106,8 @@ class Pool {
     std::atomic<int64_t> next_{0};
     int64_t count_ = 0;
     int helpers_ = 0;
-    int busy_ = 0;
-    uint64_t round_ = 0;
+    std::atomic<int> busy_{0};
+    std::atomic<uint64_t> round_{0};
     bool closing_ = false;
     std::exception_ptr error_;
 };
