@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays._library import Array, Namespace, as_numpy, astype, library, space, zeros
+from kerneltrick._arrays._library import (
+    Array,
+    Namespace,
+    as_numpy,
+    astype,
+    is_concrete,
+    library,
+    space,
+    zeros,
+)
 
 
 class Wide(NamedTuple):
@@ -46,6 +55,9 @@ def wide(x: Array) -> Wide:
 
 
 def wide_zeros(shape: tuple[int, ...], like: Array, xp: Namespace) -> Wide:
+    if library(like) == "torch" and is_concrete(like):
+        # Torch would fill them on all its threads, which then wait awake and take cores from ours.
+        return Wide(sys.modules["torch"].from_numpy(np.zeros(shape)), None)
     if has_float64(like):
         return Wide(zeros(shape, like, xp.float64), None)
     return Wide(zeros(shape, like, xp.float32), zeros(shape, like, xp.float32))
