@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "blocks.h"
 #include "core.h"
 #include "pool.h"
 
@@ -190,9 +191,30 @@ class Decoder {
     std::vector<uint8_t> zero_;
 };
 
+// A block of memory that Python sees as a writable buffer of bytes.
+class Block {
+  public:
+    explicit Block(int64_t bytes) : bytes_(bytes), memory_(kt::take_block(bytes)) {}
+    Block(const Block&) = delete;
+    ~Block() { kt::give_block(memory_, bytes_); }
+
+    static int buffer(PyObject* self, Py_buffer* view, int flags) {
+        const Block* block = nb::inst_ptr<Block>(self);
+        return PyBuffer_FillInfo(view, self, block->memory_, Py_ssize_t(block->bytes_), 0, flags);
+    }
+
+  private:
+    int64_t bytes_;
+    void* memory_;
+};
+
+PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Block::buffer)}, {0, nullptr}};
+
 }  // namespace
 
 NB_MODULE(_core, m) {
+    nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
+    m.def("kept_bytes", [] { return kt::kept_bytes(); });
     m.def("forward", [](const nb::dict& d) {
         const kt::Problem p = problem(d);
         run([&](kt::Control& control) { kt::kernels().forward(p, control); });
@@ -214,5 +236,6 @@ NB_MODULE(_core, m) {
         return found;
     });
     m.def("get_threads", [] { return kt::get_threads(); });
+    m.def("share_threads", [] { return kt::share_threads(); });
     m.def("set_threads", [](int count) { kt::set_threads(count); });
 }

@@ -328,11 +328,9 @@ def kind_of(output: NumpyArray, inputs: int) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
-    """An empty array that begins on a cache line: NumPy's may begin within one."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 64, dtype=np.uint8)
-    first = -_address(raw) % 64
-    made: NumpyArray = raw[first : first + size].view(dtype).reshape(shape)
+    """An empty array that begins on a cache line, if large in memory that was in use before."""
+    block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
+    made: NumpyArray = np.frombuffer(block, dtype=np.uint8).view(dtype).reshape(shape)
     return made
 
 

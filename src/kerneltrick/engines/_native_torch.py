@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     Tensor = torch.Tensor
 
+if _native.core() is not None:
+    _native.core().share_threads()
+
 
 def needs_gradient(plan: Plan, data: Data) -> bool:
     if not torch.is_grad_enabled():
@@ -57,6 +60,12 @@ def to_torch(x: Any, dtype: torch.dtype | None = None) -> Any:
         return None
     made = torch.from_numpy(np.ascontiguousarray(x))
     return made.view(torch.bfloat16) if dtype == torch.bfloat16 else made
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """As torch.empty, in memory that `_native.aligned` gives."""
+    name = "int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    return to_torch(_native.aligned(tuple(shape), name), dtype)
 
 
 def _plain(data: Data) -> Data:
@@ -153,8 +162,8 @@ def _attend(
          bad, weight, bias],
         spec, (scale, causal, normalize, zero_fill, chunk_size, start),
     )  # fmt: skip
-    normalizer = torch.empty(q.shape[:-1], dtype=torch.float64)
-    output = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=_compute(q))
+    normalizer = _empty(q.shape[:-1], torch.float64)
+    output = _empty((*q.shape[:-1], v.shape[-1]), _compute(q))
     made = _native.attend(
         plan, data, how, _native.TYPES[_native.type_name(q)],
         normalizer=normalizer.numpy(), output=output.numpy(),
@@ -215,7 +224,7 @@ def _attend_backward(
     buffers.array("normalizer", to_numpy(normalizer))
     buffers.array("sums", to_numpy(sums))
     buffers.array("log_scale", to_numpy(log_scale))
-    made = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    made = [_empty(x.shape, x.dtype) for x in (q, k, v)]
     for name, x, where in zip(("d_q", "d_k", "d_v"), made, (lead_q, lead, lead), strict=True):
         buffers.view(name, to_numpy(x), where)
     d_state = d_sums.double().contiguous().clone()
