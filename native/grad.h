@@ -391,12 +391,14 @@ template <class T> class RowGradient {
                         row.prefetch.step(4);
                         tile.clear();
                         tile.add(phi + r * s.Cp + t, s.Cp, 1, dn + t * s.Mp + c, s.Mp, span);
-                        for (int a = 0; a < R; ++a)
-                            for (int e = 0; e < N; ++e) {
-                                const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
-                                const double f = share(r0 + r + a);
+                        row.template each<R, N>([&](int a, int e) {
+                            const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
+                            const double f = share(r0 + r + a);
+                            if (s.pairs)
+                                accumulate_pair<T>(G.u + o, G.rest + o, tile.acc[a][e]);
+                            else
                                 accumulate<T>(G.U + o, G.u + o, tile.acc[a][e], f != 1, 1, f);
-                            }
+                        });
                     });
                 });
             }

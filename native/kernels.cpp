@@ -130,15 +130,10 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
     };
     auto sum_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
         w.row.load_keys(r, chunks[std::size_t(c)].first, chunks[std::size_t(c)].second, -INF);
-        std::fill(w.own.U, w.own.U + state, 0.0);
         std::fill(w.own.Z, w.own.Z + s.m, 0.0);
         w.own.set_bad(nullptr);
-        T *u = w.own.u, *z = w.own.z;
-        w.own.u = stop.u.data();
-        w.own.z = stop.z.data();
-        w.row.absorb(w.own, r);
-        w.own.u = u;
-        w.own.z = z;
+        w.row.absorb(w.own, r, stop.u.data());
+        std::copy(w.own.z, w.own.z + s.m, stop.z.begin());
         std::copy(w.own.bad.begin(), w.own.bad.end(), stop.bad.begin());
     };
     auto read_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
@@ -160,10 +155,13 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
         const auto [low, high] = span(g);
         for (int64_t c = low; c < high; ++c) {
             T* u = stops[g % 2][std::size_t(c - low)].u.data();
-            for (int64_t i = from; i < to; ++i) {
-                const T own = u[i];
-                u[i] = T(total.U[i]);
-                total.U[i] += double(own);
+            for (int64_t i = from; i < to; i += LANES<T>) {
+                const Vec<T> own = load(u + i), before = load(total.u + i);
+                if (s.pairs)
+                    accumulate_pair<T>(total.u + i, total.rest + i, own);
+                else
+                    accumulate<T>(total.U + i, total.u + i, own, false, 1, 1);
+                store(u + i, before);
             }
         }
     };
@@ -196,8 +194,9 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
             Stop<T>& stop = stops[g % 2][std::size_t(c - low)];
             for (int64_t i = 0; i < s.m; ++i) {
                 const T own = stop.z[std::size_t(i)];
-                stop.z[std::size_t(i)] = T(total.Z[i]);
+                stop.z[std::size_t(i)] = total.z[i];
                 total.Z[i] += double(own);
+                total.z[i] = T(total.Z[i]);
             }
             for (std::size_t i = 0; i < total.bad.size(); ++i) {
                 const uint8_t own = stop.bad[i];
@@ -207,7 +206,6 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
         }
     }
     if (!p.causal) {
-        total.narrow(s);
         total.any_bad = std::any_of(total.bad.begin(), total.bad.end(), [](uint8_t b) { return b; });
         const int64_t part = round_up((p.queries + tasks - 1) / tasks, s.C);
         parallel(tasks, control.threads, [&](int64_t w) {
@@ -223,8 +221,7 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
 template <class T> void run(const Problem& p, Control& control) {
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
-    // A longer block is several sums, which `run_wide` would add to each other first.
-    const bool plain = !s.has_scale && !s.decays && s.C <= SPAN;
+    const bool plain = !s.has_scale && !s.decays && !p.restart.data;
     const int64_t chunks = (p.keys + s.C - 1) / s.C;
     int64_t alone = p.rows;  // rows that one thread does by itself; the rest is done by all
     if (plain && control.threads > 1 && chunks >= 4 * control.threads)

@@ -19,14 +19,15 @@ namespace KT_ISA {
 
 constexpr double INF = std::numeric_limits<double>::infinity();
 template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
-constexpr int64_t SPAN = 64;           // sums in the type of arithmetic span at most this many tokens
-constexpr int64_t BLOCK = 48;           // tokens of a block: whole tiles, and little above the diagonal
+constexpr int64_t SPAN = 64;           // tokens of a block of full attention
+constexpr int64_t BLOCK = 48;          // of causal: whole tiles, and little above the diagonal
+constexpr int64_t LONG_BLOCK = 192;    // where a state does not stay in the cache
 constexpr int64_t PANEL = 16384;       // numbers in a panel of features of the quadratic map
 
 template <class T> struct Sizes {
     const Problem& p;
     int64_t d, m, M, Mp, C, Cp, panel;
-    bool has_scale, decays, by_feature, quadratic;
+    bool has_scale, decays, by_feature, quadratic, pairs;
 
     explicit Sizes(const Problem& problem) : p(problem) {
         d = p.features.inputs;
@@ -34,28 +35,30 @@ template <class T> struct Sizes {
         M = p.width;
         Mp = round_up(M, LANES<T>);
         quadratic = p.features.map == Map::quadratic;
-        C = p.chunk > 0 ? p.chunk : quadratic || !p.causal ? SPAN : BLOCK;
-        if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = 4 * SPAN;  // state beyond L2
-        if (!quadratic || p.chunk > 0) C = std::min(C, SPAN);
+        C = p.chunk > 0 ? std::min(p.chunk, SPAN) : quadratic || !p.causal ? SPAN : BLOCK;
+        if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = LONG_BLOCK;  // beyond L2
         Cp = round_up(C, TILE_VECS * LANES<T>);
         panel = quadratic ? std::min(m, std::max<int64_t>(PANEL / Cp, 6) / 6 * 6) : m;
         has_scale = p.log_scale != nullptr;
         decays = p.decay_width > 0;
         by_feature = p.decay_width > 1;
+        pairs = sizeof(T) == 4 && !has_scale && !decays && !p.restart.data;
     }
 };
 
-// U and Z of a row: in float64, and in the type of arithmetic to multiply with.
+// U and Z of a row: in float64, and in the type of arithmetic to multiply with. Where sums are only
+// ever added to (Sizes::pairs), U is not kept up: it is u + rest, two floats that add faster.
 template <class T> struct Sums {
     double *U = nullptr, *Z = nullptr;
-    T *u = nullptr, *z = nullptr;
+    T *u = nullptr, *z = nullptr, *rest = nullptr;
     double ref = -INF;  // their log-scale
     std::vector<uint8_t> bad;
     bool any_bad = false;
 
     Sums(const Sizes<T>& s, Arena& arena)
         : U(arena.take<double>(s.m * s.Mp)), Z(arena.take<double>(s.m)),
-          u(arena.take<T>(s.m * s.Mp)), z(arena.take<T>(s.m)), bad(std::size_t(s.M + 1)) {}
+          u(arena.take<T>(s.m * s.Mp)), z(arena.take<T>(s.m)),
+          rest(s.pairs ? arena.take<T>(s.m * s.Mp) : nullptr), bad(std::size_t(s.M + 1)) {}
 
     void read(const Sizes<T>& s, const double* sums) {
         for (int64_t r = 0; r < s.m; ++r) {
@@ -66,7 +69,10 @@ template <class T> struct Sums {
 
     void write(const Sizes<T>& s, double* sums) const {
         for (int64_t r = 0; r < s.m; ++r) {
-            for (int64_t c = 0; c < s.M; ++c) sums[r * (s.M + 1) + c] = U[r * s.Mp + c];
+            for (int64_t c = 0; c < s.M; ++c) {
+                const int64_t i = r * s.Mp + c;
+                sums[r * (s.M + 1) + c] = rest ? double(u[i]) + double(rest[i]) : U[i];
+            }
             sums[r * (s.M + 1) + s.M] = Z[r];
         }
     }
@@ -83,6 +89,7 @@ template <class T> struct Sums {
             for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = T(U[r * s.Mp + c] * f);
             z[r] = T(Z[r] * f);
         }
+        for (int64_t i = 0; i < s.m * s.Mp && rest; ++i) rest[i] = T(U[i] - double(u[i]));
     }
 
     void set_bad(const uint8_t* flags) {
@@ -114,6 +121,14 @@ KT_INLINE void accumulate(double* wide, T* narrow, Vec<T> acc, bool scaled, doub
         }
         __builtin_memcpy(narrow, out, sizeof out);
     }
+}
+
+// narrow + rest += acc: what the sum loses by rounding is the new rest (Knuth's two-sum).
+template <class T> KT_INLINE void accumulate_pair(T* narrow, T* rest, Vec<T> acc) {
+    const Vec<T> x = load(narrow), y = acc + load(rest);
+    const Vec<T> sum = x + y, added = sum - x;
+    store(narrow, sum);
+    store(rest, (x - (sum - added)) + (y - added));
 }
 
 // eˣ of float64 exponents: what float32 loses of the exponent is a factor 1 + (the rest).
@@ -172,7 +187,7 @@ template <class T> class Row {
         exponent = arena.take<double>(C);
         factor = arena.take<T>(C);
         row_factor = arena.take<double>(C);
-        den = arena.take<T>(C);
+        den = arena.take<T>(C + TILE_ROWS + LANES<T>);
         enter = arena.take<double>(std::max<int64_t>(1, p.decay_width));
         keep_state = arena.take<double>(std::max<int64_t>(1, p.decay_width));
         add_block = arena.take<double>(std::max<int64_t>(1, p.decay_width));
@@ -205,6 +220,31 @@ template <class T> class Row {
     Prefetch prefetch;
 
     int64_t tile_columns(int64_t n) const { return round_up(n, TILE_VECS * LANES<T>); }
+
+    template <int R, int N, class F> static KT_INLINE void each(F&& f) {
+#pragma GCC unroll 8
+        for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+            for (int e = 0; e < N; ++e) f(a, e);
+    }
+
+    void add_to_z(Sums<T>& sums, const T* from, int64_t r0, int64_t size, bool scaled) {
+        for (int64_t r = 0; r < size; r += LANES<T>) {
+            const int64_t n = std::min<int64_t>(LANES<T>, size - r);
+            Vec<T> total[LANES<T>] = {};
+            for (int64_t j = 0; j < columns; j += LANES<T>)
+                for (int64_t l = 0; l < n; ++l) total[l] += load(from + (r + l) * s.Cp + j);
+            T added[LANES<T>];
+            store(added, sums_of<T>(total));
+            for (int64_t l = 0; l < n; ++l) {
+                const int64_t f = s.by_feature ? r0 + r + l : 0;
+                double& Z = sums.Z[r0 + r + l];
+                if (scaled) Z = keep_state[f] == 0 ? 0 : Z * keep_state[f];
+                Z += scaled ? double(added[l]) * add_block[f] : double(added[l]);
+                sums.z[r0 + r + l] = T(Z);
+            }
+        }
+    }
 
     // How far the block from token t reaches, by position, restarts and decays.
     int64_t extent(int64_t row, int64_t t) {
@@ -526,11 +566,13 @@ template <class T> class Row {
     // den = ea · φ(q)·z for the rows of the block.
     void state_normalizer(const T* z, int64_t n) {
         if (row_queries) {
-            for (int64_t i = 0; i < n; ++i) {
-                Vec<T> total{};
+            for (int64_t i = 0; i < n; i += LANES<T>) {
+                Vec<T> total[LANES<T>] = {};
                 for (int64_t r = 0; r < s.m; r += LANES<T>)
-                    total += load(phi_q + i * s.m + r) * load(z + r);
-                den[i] = sum<T>(total) * T(ea);
+#pragma GCC unroll 16
+                    for (int l = 0; l < LANES<T>; ++l)
+                        total[l] += load(phi_q + (i + l) * s.m + r) * load(z + r);
+                store(den + i, sums_of<T>(total) * T(ea));
             }
             return;
         }
@@ -588,11 +630,13 @@ template <class T> class Row {
         else
             state_normalizer(sums.z, n);
         const T* values = v.x;
+        if (p.zero) std::fill_n(p.zero + row * p.queries + t, n, uint8_t(0));
         const bool straight = s.M == s.Mp && direct<T>(p.output, p.output_type, row, s.M);
         by_rows(n, [&](auto rows, int64_t i) {
             constexpr int R = decltype(rows)::value;
             const int64_t limit = inside ? i + R : 0;
-            Vec<T> row_sum[R] = {};
+            constexpr int RP = (R + LANES<T> - 1) / LANES<T> * LANES<T>;
+            Vec<T> row_sum[RP] = {};
             for (int64_t j = 0; j < limit; j += TILE_VECS * LANES<T>) {
                 Tile<T, R, TILE_VECS> tile;
                 weights<R, TILE_VECS>(tile, i, j);
@@ -604,12 +648,8 @@ template <class T> class Row {
                         row_sum[a] += tile.acc[a][c];
                     }
             }
-            T share[R];
-            bool divide[R];  // where the normaliser is so small that it has no reciprocal
-            for (int a = 0; a < R; ++a) {
-                share[a] = share_of(row, t, i + a, sum<T>(row_sum[a]));
-                divide[a] = p.normalize && std::isinf(share[a]) && den[i + a] != 0;
-            }
+            T share[RP];
+            const bool special = shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share);
             by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
                 constexpr int N = decltype(cols)::value;
                 Tile<T, R, N> tile;
@@ -640,7 +680,7 @@ template <class T> class Row {
                     for (int e = 0; e < N; ++e) {
                         // Adding 0 makes −0, which the zeros above the diagonal could, +0.
                         Vec<T> y = tile.acc[a][e] * share[a] + T(0);
-                        if (divide[a]) y = tile.acc[a][e] / den[i + a] + T(0);
+                        if (special && divided(share[a], i + a)) y = tile.acc[a][e] / den[i + a] + T(0);
                         if (stream && straight)
                             stream_store(out[a] + e * LANES<T>, y);
                         else
@@ -650,28 +690,43 @@ template <class T> class Row {
             for (int a = 0; a < R; ++a)
                 if (!straight)
                     write_token(p.output, p.output_type, row, t + i + a, s.M, staged + a * s.Mp);
-            for (int a = 0; a < R; ++a) settle(row, t, i + a, share[a]);
+            for (int a = 0; a < R && special; ++a) settle(row, t, i + a, share[a]);
         });
         if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad) spoil(sums, row, t, n, inside);
     }
 
-    // 1 / normaliser, or the factor of an output that is not normalised.
-    T share_of(int64_t row, int64_t t, int64_t i, T inside) {
+    // 1 / normaliser, or the factor of an output that is not normalised, of rows i …; whether one of
+    // them needs more than a product.
+    template <int R, int RP>
+    KT_INLINE bool shares(int64_t row, int64_t t, int64_t i, Vec<T>* row_sum, T* share) {
+        bool special = q.any_hidden;
         if (!p.normalize) {
-            const double f = row_factor[i];
-            if (p.normalizer) p.normalizer[row * p.queries + t + i] = f;
-            return T(f);
+            for (int a = 0; a < R; ++a) special |= (share[a] = T(row_factor[i + a])) == 0;
+            for (int a = 0; a < R && p.normalizer; ++a)
+                p.normalizer[row * p.queries + t + i + a] = row_factor[i + a];
+            return special;
         }
-        den[i] += inside;
-        if (p.normalizer) p.normalizer[row * p.queries + t + i] = double(den[i]);
-        return T(1) / den[i];
+#pragma GCC unroll 2
+        for (int a = 0; a < RP; a += LANES<T>) {
+            Vec<T> all = load(den + i + a);
+            if (row_sum) all += sums_of<T>(row_sum + a);
+            store(den + i + a, all);
+            store(share + a, T(1) / all);
+        }
+        for (int a = 0; a < R; ++a) special |= std::isinf(share[a]);
+        for (int a = 0; a < R && p.normalizer; ++a)
+            p.normalizer[row * p.queries + t + i + a] = double(den[i + a]);
+        return special;
     }
+
+    // A normaliser so small that it has no reciprocal.
+    bool divided(T share, int64_t i) const { return p.normalize && std::isinf(share) && den[i] != 0; }
 
     // Rows that need more than a product: hidden ones, and those with a normaliser of 0.
     void settle(int64_t row, int64_t t, int64_t i, T share) {
         const bool hidden = q.any_hidden && q.hidden[std::size_t(i)];
         const bool zero = p.normalize && den[i] == 0 && !hidden;
-        if (p.zero) p.zero[row * p.queries + t + i] = zero;
+        if (p.zero && zero) p.zero[row * p.queries + t + i] = 1;
         if (hidden || (!p.normalize && share == 0)) return fill_out(row, t + i, T(0));
         if (zero) fill_out(row, t + i, T(p.zero_fill));
     }
@@ -716,8 +771,8 @@ template <class T> class Row {
             for (int64_t c = 0; c < s.M; ++c) flags[std::size_t(c)] |= v.bad[std::size_t(j * s.M + c)];
     }
 
-    // Adds the block's keys to U and Z.
-    void absorb(Sums<T>& sums, int64_t row) {
+    // Adds the block's keys to the sums; with `alone`, puts there what they add to them.
+    void absorb(Sums<T>& sums, int64_t row, T* alone = nullptr) {
         const bool scaled = s.has_scale || s.decays || restarts(row, first);
         for (int64_t r0 = 0; r0 < s.m; r0 += s.panel) {
             const int64_t size = std::min(s.panel, s.m - r0);
@@ -730,43 +785,30 @@ template <class T> class Row {
                                                          : phi_k[r * s.Cp + j];
             }
             const T* from = s.quadratic ? phi_k : key;
-            for (int64_t t = 0; t < count; t += SPAN) {
-                const int64_t n = std::min(SPAN, count - t);
-                by_rows(size, [&](auto rows, int64_t r) {
-                    constexpr int R = decltype(rows)::value;
-                    by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
-                        constexpr int N = decltype(cols)::value;
-                        Tile<T, R, N> tile;
-                        prefetch.step(6);
-                        tile.clear();
-                        tile.add(from + r * s.Cp + t, s.Cp, 1, v.x + t * v.stride + c, v.stride, n);
-                        for (int a = 0; a < R && scaled; ++a)
-                            for (int e = 0; e < N; ++e) {
-                                const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
-                                const int64_t f = s.by_feature ? r0 + r + a : 0;
-                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], true,
-                                              t == 0 ? keep_state[f] : 1, add_block[f]);
-                            }
-                        if (scaled) return;
-#pragma GCC unroll 8
-                        for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                            for (int e = 0; e < N; ++e) {
-                                const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
-                                accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], false, 1, 1);
-                            }
-                    });
+            by_rows(size, [&](auto rows, int64_t r) {
+                constexpr int R = decltype(rows)::value;
+                by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
+                    constexpr int N = decltype(cols)::value;
+                    Tile<T, R, N> tile;
+                    prefetch.step(6);
+                    auto at = [&](int a, int e) { return (r0 + r + a) * s.Mp + c + e * LANES<T>; };
+                    tile.clear();
+                    tile.add(from + r * s.Cp, s.Cp, 1, v.x + c, v.stride, count);
+                    if (alone)
+                        each<R, N>([&](int a, int e) { store(alone + at(a, e), tile.acc[a][e]); });
+                    else if (s.pairs)
+                        each<R, N>([&](int a, int e) {
+                            accumulate_pair<T>(sums.u + at(a, e), sums.rest + at(a, e), tile.acc[a][e]);
+                        });
+                    else
+                        each<R, N>([&](int a, int e) {
+                            const int64_t f = s.by_feature ? r0 + r + a : 0, o = at(a, e);
+                            accumulate<T>(sums.U + o, sums.u + o, tile.acc[a][e], scaled, keep_state[f],
+                                          add_block[f]);
+                        });
                 });
-            }
-            for (int64_t r = 0; r < size; ++r) {
-                Vec<T> total{};
-                for (int64_t j = 0; j < columns; j += LANES<T>) total += load(from + r * s.Cp + j);
-                const int64_t f = s.by_feature ? r0 + r : 0;
-                double& Z = sums.Z[r0 + r];
-                Z = scaled ? (keep_state[f] == 0 ? 0 : Z * keep_state[f]) + double(sum<T>(total)) * add_block[f]
-                           : Z + double(sum<T>(total));
-                sums.z[r0 + r] = T(Z);
-            }
+            });
+            add_to_z(sums, from, r0, size, scaled);
         }
         if (s.has_scale) sums.ref = new_ref;
         if (sums.any_bad || k.any_bad || v.any_bad) {

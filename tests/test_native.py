@@ -1055,6 +1055,64 @@ def test_tensors_with_the_negative_bit(isa):
 # --- Threads, forks, signals, memory ------------------------------------------------------------
 
 
+def test_memory_of_large_results_is_used_again_and_little_is_kept():
+    n = 1 << 15
+    x = np.broadcast_to(np.float32(1), (4, n, 64))  # an output of 32 MiB
+    first = kt.linear_attention(x, x, x, causal=True, engine="native")
+    place, copy = first.ctypes.data, first.copy()
+    second = kt.linear_attention(x, x, 2 * x, causal=True, engine="native")
+    places = {place, second.ctypes.data}
+    assert len(places) == 2  # the first is still in use
+    assert same_bits(first, copy)
+    view = first[1:]
+    del first
+    third = kt.linear_attention(x, x, x, causal=True, engine="native")
+    assert third.ctypes.data not in places  # its view is
+    assert same_bits(view, copy[1:])
+    del view, second
+    again = kt.linear_attention(x, x, 3 * x, causal=True, engine="native")
+    assert again.ctypes.data in places
+    np.testing.assert_allclose(again, 3, rtol=1e-6)
+    many = [kt.linear_attention(x, x, x, causal=True, engine="native") for _ in range(12)]
+    del many, again, third
+    gc.collect()
+    assert 0 < core().kept_bytes() <= 256 << 20
+
+
+def test_pytorch_lends_its_threads_where_it_has_some():
+    """Results are the same bits by our own threads, by PyTorch's, and in a child of either."""
+    code = """
+        import hashlib, os, sys
+        import numpy as np
+        import kerneltrick as kt
+        from kerneltrick.engines import core
+        kt.set_num_threads(2)
+        x = np.random.default_rng(0).standard_normal((3, 5, 3000, 16)).astype(np.float32)
+        def digest():
+            out = kt.linear_attention(*x, "elu", causal=True, engine="native")
+            return hashlib.sha256(out.tobytes()).hexdigest()
+        own = digest()
+        import torch
+        torch.ones(1 << 20).add_(1)
+        shared = core().share_threads()
+        assert shared or sys.platform != "linux"
+        assert digest() == own
+        child = os.fork()
+        if not child:
+            os._exit(0 if digest() == own else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert digest() == own
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=120)
+    assert done.returncode == 0
+
+
+def test_a_map_whose_number_of_features_depends_on_the_tokens_is_refused():
+    k, v = np.ones((12, 4)), np.ones((12, 3))
+    with pytest.raises(ValueError, match="1 features for one token, but 12 for 12 keys"):
+        kt.linear_attention(k, k, v, lambda x: np.eye(len(x)), normalize=False, engine="native")
+
+
 def test_calls_from_several_threads_are_right_and_leave_the_interpreter_free():
     arrays = inputs(20_000, 32, 32, (2, 2), dtype=np.float32)
     others = [inputs(500, 8, 8, seed=seed) for seed in range(4)]

@@ -430,12 +430,18 @@ def _stretch(plan: Plan, data: Data, q_first: int, k_first: int) -> Result:
 
     phi_q = marked(by_head(queries.features), by_head(queries.bad))
     phi_k = marked(keys.features, None if keys.bad is None else keys.bad[..., -1:])
+    m = data.carry.sums.hi.shape[-2]
+    if phi_q.shape[-1] != m or phi_k.shape[-1] != m:
+        raise ValueError(
+            f"the feature map {plan.feature_map} gave {m} features for one token, but "
+            f"{phi_k.shape[-1]} for {phi_k.shape[-2]} keys and {phi_q.shape[-1]} for "
+            f"{phi_q.shape[-2]} queries; their number may depend on d alone"
+        )
     part = data._replace(
         q=phi_q, k=phi_k, v=astype(data.v, phi_k.dtype), q_positions=None, k_positions=None,
         start=data.start + k_first,
     )  # fmt: skip
     given = dataclasses.replace(plan, feature_map=maps.Identity(), scale=1.0)
-    m = phi_k.shape[-1]
     q_scale, k_scale = (
         None if x is None else wide(x).hi for x in (by_head(queries.log_scale), keys.log_scale)
     )
