@@ -15,7 +15,7 @@ CORE = @ls src/kerneltrick/_core*.so > /dev/null 2>&1 \
 CASES ?= 100000
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize test test-all lint format build bench bench-native labs stars figures digits solvers claims sample mutants clean
+.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures docs digits solvers claims sample mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -95,8 +95,14 @@ bench-native: $(VENV)/.test ## the compiled core against its targets, into docs/
 labs: $(VENV)/.run ## the student folders, from the reference solutions
 	$(BIN)/python tools/make_labs.py
 
+notebooks: $(VENV)/.test ## the notebooks of labs 02 and 03, from their READMEs and student files
+	$(BIN)/python tools/make_notebooks.py
+
 stars: $(VENV)/.run ## the measured comparison table of lab 03
 	$(BIN)/python tools/make_stars.py
+
+kin: $(VENV)/.test ## the table of docs/choose_a_map.md and the pictures of that page and page 08
+	$(BIN)/python tools/make_kin.py
 
 digits: $(VENV)/.test ## feature maps on scikit-learn's digits, against its own approximations
 	$(BIN)/python benchmarks/digits.py
@@ -109,6 +115,11 @@ claims: $(VENV)/.test ## the page of wrong claims, from the table of claims
 
 figures: $(VENV)/.test ## the pictures in the README and in docs/
 	$(BIN)/python tools/make_figures.py
+	$(BIN)/python tools/make_recall.py
+
+docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are errors
+	$(BIN)/python -m sphinx -q -E -W --keep-going -n -c docs -d build/doctrees . build/docs
+	@echo "Open $(CURDIR)/build/docs/index.html in a browser."
 
 sample: $(VENV)/.test ## the embedded sample, captured again from its model
 	$(BIN)/python tools/make_sample.py

@@ -31,6 +31,7 @@ def main(folder: str) -> int:
         "kerneltrick/analysis/sample/NOTE.md",
         "kerneltrick/report/page/report.html",
         "kerneltrick/report/page/base.js",
+        "kerneltrick/labs/lab02_kernel_trick/src/kernel_trick.py",
     ):
         assert needed in names, f"{needed} is missing from {wheel.name}"
     cores = [name for name in names if name.endswith((".so", ".pyd"))]
@@ -56,7 +57,9 @@ def main(folder: str) -> int:
         python = Path(home) / "bin" / "python"
         subprocess.run([python, "-m", "pip", "install", "-q", wheel], check=True)
         subprocess.run([python, "-c", PROGRAM], check=True, cwd=home)
-        subprocess.run([Path(home) / "bin" / "kerneltrick", "--version"], check=True, cwd=home)
+        command = Path(home) / "bin" / "kerneltrick"
+        subprocess.run([command, "--version"], check=True, cwd=home)
+        subprocess.run([command, "lab", "start", "02"], check=True, cwd=home)
     print(f"{wheel.name}: {size / 1e3:.0f} kB, {sdist.name}: checked")
     return 0
 

@@ -17,33 +17,9 @@ import sys
 from pathlib import Path
 
 from kerneltrick._files import replacing
+from kerneltrick.labs import grader
 
 ROOT = Path(__file__).resolve().parent.parent
-
-EXERCISES = {
-    "lab02_kernel_trick/src/kernel_trick.py": (
-        "simple_feature_map",
-        "elu_feature_map",
-        "standard_attention_order",
-        "linear_attention_order",
-        "verify_associativity",
-    ),
-    "lab03_feature_maps/src/feature_maps.py": (
-        "elu_plus_one",
-        "relu_feature_map",
-        "squared_relu_feature_map",
-        "exp_feature_map",
-        "softmax_kernel_feature_map",
-        "compute_implicit_attention",
-        "compare_to_softmax",
-        "analyze_feature_map_quality",
-    ),
-}
-
-
-def reference(student_file: str) -> Path:
-    """The reference module of a student file."""
-    return ROOT / "src" / "kerneltrick" / "labs" / Path(student_file).name
 
 
 def skeleton(source: str, exercises: tuple[str, ...]) -> str:
@@ -88,9 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "labs", help="the labs folder")
     arguments = parser.parse_args(argv)
     stale = []
-    for name, exercises in EXERCISES.items():
-        path = arguments.to / name
-        text = skeleton(reference(name).read_text(encoding="utf-8"), exercises)
+    for lab in grader.labs().values():
+        path = arguments.to / lab.folder / lab.file
+        source = Path(str(lab.reference.__file__)).read_text(encoding="utf-8")
+        text = skeleton(source, tuple(exercise.name for exercise in lab.exercises))
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(path)

@@ -43,6 +43,12 @@ class TestAssociativity:
     def test_holds_up_to_rounding(self, n, d):
         assert lab.verify_associativity(*tensors(n, d, d))
 
+    @pytest.mark.parametrize("seed", range(3))
+    def test_holds_in_float32_where_entries_near_zero_have_lost_digits(self, seed):
+        Q, K, V = tensors(200, 64, 64, seed, np.float32)
+        assert not np.allclose((Q @ K.T) @ V, Q @ (K.T @ V))
+        assert lab.verify_associativity(Q, K, V)
+
     def test_holds_for_values_of_another_width(self):
         assert lab.verify_associativity(*tensors(20, 8, 3))
 

@@ -22,6 +22,7 @@ from kerneltrick.cli._arguments import (
     read_numbers,
 )
 from kerneltrick.cli._costs import costs_command
+from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
 from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._simulate import simulate_app
@@ -237,3 +238,4 @@ app.command("costs")(costs_command)
 # A claim may begin with a minus sign.
 app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
 app.add_typer(simulate_app, name="simulate")
+app.add_typer(lab_app, name="lab")

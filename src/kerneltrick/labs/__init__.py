@@ -1,9 +1,27 @@
-"""The functions of labs 02 and 03; `labs/` in the repository holds the student folders.
+"""The functions of the labs; `labs/` in the repository holds the student folders.
 
-`kernel_trick` is lab 02, `feature_maps` lab 03. The student files are made from these two modules
-by `make labs`, so each function here is also the reference solution of its exercise.
+`complexity` is lab 01, `kernel_trick` 02, `feature_maps` 03, `quadratic_kernel` 04,
+`heads_and_decoding` 05, `kernel_methods` 06, `based` 07. The student files are made from these
+modules by `make labs`, so each function here is also the reference solution of its exercise.
+`grader` grades a student's file.
 """
 
-from kerneltrick.labs import feature_maps, kernel_trick
+from kerneltrick.labs import (
+    based,
+    complexity,
+    feature_maps,
+    heads_and_decoding,
+    kernel_methods,
+    kernel_trick,
+    quadratic_kernel,
+)
 
-__all__ = ["feature_maps", "kernel_trick"]
+__all__ = [
+    "based",
+    "complexity",
+    "feature_maps",
+    "heads_and_decoding",
+    "kernel_methods",
+    "kernel_trick",
+    "quadratic_kernel",
+]

@@ -1,0 +1,304 @@
+"""Lab 07, Based: Taylor features, the recurrent state, a sliding window, and what a state recalls.
+
+Rows are tokens: Q and K are (n, d), V is (n, M). d is the width after the projection, the d′ of
+the paper (Arora et al. 2024, "Simple linear attention language models balance the
+recall-throughput tradeoff"). Everywhere t = q·k/√d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kerneltrick import attention_weights, linear_attention, maps, softmax_attention
+from kerneltrick.labs._inputs import in_float64
+
+Array = np.ndarray[Any, Any]
+FeatureMap = Callable[[Array], Array]
+
+
+def identity(x: Array) -> Array:
+    """φ(x) = x: the memory is Σkvᵀ, the oldest of all. Its weights can be negative.
+
+    >>> identity(np.array([[-1.0, 2.0]]))
+    array([[-1.,  2.]])
+    """
+    return x
+
+
+def elu_plus_one(x: Array) -> Array:
+    """φ(x) = x + 1 where x > 0, else eˣ, as in lab 03.
+
+    >>> elu_plus_one(np.array([[2.0, 0.0]]))
+    array([[3., 1.]])
+    """
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def exp_feature_map(x: Array) -> Array:
+    """φ(x) = eˣ, each coordinate alone, as in lab 03.
+
+    >>> exp_feature_map(np.array([[0.0, -np.inf]]))
+    array([[1., 0.]])
+    """
+    return np.exp(x)
+
+
+def positive_random_features(x: Array) -> Array:
+    """φ(x) = exp(ω·x′ − ‖x′‖²/2)/√m with x′ = x·d^(−1/4): Performer's features, as in lab 03.
+
+    As many of them as the compact Taylor map has: m = (d+1)(d+2)/2 fixed draws ω ~ N(0, I).
+
+    >>> positive_random_features(np.zeros((1, 4))).shape
+    (1, 15)
+    """
+    d = x.shape[-1]
+    m = (d + 1) * (d + 2) // 2
+    projection = np.random.default_rng([7, d]).standard_normal((m, d))
+    y = x * d**-0.25
+    return np.asarray(
+        np.exp(y @ projection.T - np.sum(y * y, axis=-1, keepdims=True) / 2) / np.sqrt(m)
+    )
+
+
+def recall_task(
+    pairs: int, d: int, value_width: int, sharpness: float, seed: int
+) -> tuple[Array, Array, Array]:
+    """Pairs to remember and the order in which they are asked for: keys, values, order.
+
+    keys (pairs, d) point in random directions and are so long that q·k/√d = sharpness·cos(q, k).
+    values (pairs, value_width) are random unit vectors, one for each key. order (pairs,) is a
+    permutation: the query number i is keys[order[i]], and the right answer to it is order[i].
+
+    >>> keys, values, order = recall_task(pairs=5, d=4, value_width=3, sharpness=8.0, seed=0)
+    >>> (keys @ keys.T / 2).diagonal().round(9), sorted(order.tolist())
+    (array([8., 8., 8., 8., 8.]), [0, 1, 2, 3, 4])
+    """
+    rng = np.random.default_rng([seed, pairs, d, value_width])
+    keys, values = rng.standard_normal((pairs, d)), rng.standard_normal((pairs, value_width))
+    keys *= np.sqrt(sharpness) * d**0.25 / np.linalg.norm(keys, axis=1, keepdims=True)
+    values /= np.linalg.norm(values, axis=1, keepdims=True)
+    return keys, values, rng.permutation(pairs)
+
+
+def taylor_feature_map(x: Array) -> Array:
+    """φ with φ(q)·φ(k) = 1 + t + t²/2, t = q·k/√d: the series of e^t up to the second order.
+
+    x (..., n, d) → (..., n, m). Two maps do it, and either is right here, with the features in any
+    order: the full one, with all d² products xᵢxⱼ, m = 1 + d + d²; and the compact one, which has
+    each product once, m = (d+1)(d+2)/2. Mind that every factor in t is split between φ(q) and
+    φ(k): a feature has its square root.
+
+    >>> q, k = np.array([[1.0, 2.0, 0.0, 1.0]]), np.array([[1.0, 1.0, 5.0, 1.0]])
+    >>> (taylor_feature_map(q) @ taylor_feature_map(k).T).round(9)  # t = 4/√4 = 2
+    array([[5.]])
+    """
+    (y,) = in_float64(x=x)
+    features = maps.get("taylor:order=2").phi(y * y.shape[-1] ** -0.25)
+    return np.asarray(features.astype(x.dtype))
+
+
+def based_weights(x: Array, W_q: Array, W_k: Array) -> Array:
+    """The weights (n, n) of a causal Taylor layer, formed in full: the truth to check against.
+
+    x (n, F) is projected to q = xW_q and k = xW_k, both (n, d), with W_q and W_k (F, d). Then
+    Aᵢⱼ = (1 + t + t²/2) / Σ_{l≤i} (1 + t + t²/2) with t = qᵢ·kⱼ/√d for j ≤ i, and 0 for j > i.
+    Every row adds up to 1.
+
+    >>> x = np.array([[0.0, 0.0, 1.0], [2.0, 1.0, 0.0]])
+    >>> W = np.array([[1.0], [0.0], [0.0]])
+    >>> based_weights(x, W, W)  # second row: t = 0 and t = 4, so 1 and 13
+    array([[1.        , 0.        ],
+           [0.07142857, 0.92857143]])
+    """
+    tokens, query_weights, key_weights = in_float64(x=x, W_q=W_q, W_k=W_k)
+    q, k = tokens @ query_weights, tokens @ key_weights
+    return np.asarray(attention_weights(q, k, "taylor:order=2", causal=True))
+
+
+def state_size(d: int, value_width: int, compact: bool = True) -> int:
+    """How many numbers the state of a Taylor layer holds: U is (m, value_width), Z is (m).
+
+    m is that of the compact map, which has each product xᵢxⱼ once, or else of the full one. The
+    number of tokens does not matter.
+
+    >>> state_size(16, 64), state_size(16, 64, compact=False)
+    (9945, 17745)
+    """
+    m = maps.get("taylor:order=2").dim(d) if compact else 1 + d + d * d
+    return m * value_width + m
+
+
+def recurrent_attention(
+    phi_q: Array, phi_k: Array, V: Array, state: tuple[Array, Array] | None = None
+) -> tuple[Array, tuple[Array, Array]]:
+    """Causal linear attention token by token: the outputs (n, M), and the state (U, Z) at the end.
+
+    phi_q and phi_k (n, m) are features already. At token i first write, U += φ(kᵢ)vᵢᵀ and
+    Z += φ(kᵢ), then read, oᵢ = φ(qᵢ)ᵀU / φ(qᵢ)ᵀZ: a token sees itself. `state` is (U, Z) of the
+    tokens before, (m, M) and (m); None is the empty memory. The given state is not changed.
+
+    >>> phi = np.array([[1.0, 0.0], [1.0, 1.0]])
+    >>> output, (U, Z) = recurrent_attention(phi, phi, np.array([[3.0], [6.0]]))
+    >>> output, Z  # the second output is (1·3 + 2·6)/(1 + 2)
+    (array([[3.],
+           [5.]]), array([2., 1.]))
+    """
+    q, k, v = in_float64(phi_q=phi_q, phi_k=phi_k, V=V)
+    if state is None:
+        U, Z = np.zeros((k.shape[1], v.shape[1])), np.zeros(k.shape[1])
+    else:
+        U, Z = (part.astype(np.float64) for part in state)  # copies
+    output = np.zeros_like(v)
+    for i in range(len(v)):
+        U += np.outer(k[i], v[i])
+        Z += k[i]
+        output[i] = q[i] @ U / (q[i] @ Z)
+    return output, (U, Z)
+
+
+def sliding_window_attention(Q: Array, K: Array, V: Array, window: int) -> Array:
+    """Softmax attention to the last `window` tokens, the present one included: (n, M).
+
+    Token i sees the tokens j with i − window < j ≤ i; at the start of the sequence there are fewer.
+    The weights are softmax over these of t = qᵢ·kⱼ/√d. window = 1 returns V, window ≥ n is causal
+    softmax attention. Scores can be large: subtract the largest of each row before exp.
+
+    >>> zero, V = np.zeros((4, 2)), np.array([[1.0], [2.0], [3.0], [4.0]])
+    >>> sliding_window_attention(zero, zero, V, window=2).ravel()  # averages of two
+    array([1. , 1.5, 2.5, 3.5])
+    """
+    q, k, v = in_float64(Q=Q, K=K, V=V)
+    _, inside = _parts(len(v), window)
+    t = np.where(inside, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    weights = np.exp(t - t.max(axis=1, keepdims=True))
+    return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
+
+
+def windowed_taylor_attention(Q: Array, K: Array, V: Array, window: int) -> Array:
+    """Exact weights e^t inside the window, Taylor weights 1 + t + t²/2 before it: (n, M).
+
+    oᵢ = Σⱼ wᵢⱼvⱼ / Σⱼ wᵢⱼ over all j ≤ i, with wᵢⱼ = e^t for i − window < j ≤ i, wᵢⱼ = 1 + t + t²/2
+    for j ≤ i − window, and t = qᵢ·kⱼ/√d. Each token counts once, and there is one normaliser, the
+    sum of both kinds of weights. A decoder needs the last `window` keys and values and the state of
+    what came before; here an n×n array is allowed.
+
+    >>> zero, V = np.zeros((3, 2)), np.array([[1.0], [2.0], [6.0]])
+    >>> windowed_taylor_attention(zero, zero, V, window=1).ravel()  # t = 0: both weights are 1
+    array([1. , 1.5, 3. ])
+    """
+    q, k, v = in_float64(Q=Q, K=K, V=V)
+    before, inside = _parts(len(v), window)
+    t = q @ k.T / np.sqrt(q.shape[1])
+    # The same factor e^(−largest) on both kinds of weights leaves their ratio as it is.
+    largest = np.where(inside, t, 0).max(axis=1, keepdims=True)
+    exact = np.exp(np.where(inside, t, -np.inf) - largest)
+    weights = exact + np.where(before, 1 + t + t * t / 2, 0) * np.exp(-largest)
+    return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
+
+
+def _parts(n: int, window: int) -> tuple[Array, Array]:
+    """Which keys j a query i finds in its state, and which in its window: two masks (n, n)."""
+    if window < 1:
+        raise ValueError(f"window must be at least 1, the token itself, not {window}")
+    age = np.arange(n)[:, None] - np.arange(n)
+    return age >= window, (age >= 0) & (age < window)
+
+
+def recall_accuracy(
+    feature_map: FeatureMap | None,
+    d: int,
+    pairs: int = 64,
+    value_width: int = 16,
+    sharpness: float = 8.0,
+    seeds: int = 20,
+) -> float:
+    """The share of stored pairs that a memory of width d gives back, averaged over seeds.
+
+    For each seed 0, 1, … seeds − 1 take recall_task(pairs, d, value_width, sharpness, seed). Write
+    every pair into U = Σφ(kⱼ)vⱼᵀ, read φ(q)ᵀU for every query, and answer with the number of the
+    value whose inner product with what was read is the largest. (A normaliser would divide all
+    these products by the same number, so it is left out.) The answer is right if it is the number
+    of the key that was asked for.
+
+    feature_map=None stands for softmax attention with s = 1/√d, which keeps all keys and values:
+    read softmax(s·QKᵀ)V.
+
+    >>> recall_accuracy(None, 16), recall_accuracy(elu_plus_one, 16) < 0.1
+    (1.0, True)
+    """
+    right = []
+    for seed in range(seeds):
+        keys, values, order = recall_task(pairs, d, value_width, sharpness, seed)
+        queries = keys[order]
+        if feature_map is None:
+            read = softmax_attention(queries, keys, values)
+        else:
+            read = linear_attention(queries, keys, values, feature_map, normalize=False)
+        answers = np.argmax(read @ values.T, axis=1)
+        right.append(np.mean(answers == order))
+    return float(np.mean(right))
+
+
+def recall_curves(
+    widths: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    pairs: int = 64,
+    value_width: int = 16,
+    sharpness: float = 8.0,
+    seeds: int = 20,
+) -> dict[str, list[tuple[int, int, float]]]:
+    """`recall_accuracy` of every map here: for each name a list of (d, numbers held, accuracy).
+
+    A map holds U and Z, m·(value_width + 1) numbers; softmax attention holds all keys and values,
+    pairs·(d + value_width).
+
+    >>> recall_curves(widths=(8,), seeds=1)["softmax"]
+    [(8, 1536, 1.0)]
+    """
+    memories: dict[str, FeatureMap | None] = {
+        "ELU+1": elu_plus_one,
+        "exp": exp_feature_map,
+        "identity": identity,
+        "random features": positive_random_features,
+        "Taylor": taylor_feature_map,
+        "softmax": None,
+    }
+    curves: dict[str, list[tuple[int, int, float]]] = {name: [] for name in memories}
+    for name, feature_map in memories.items():
+        for d in widths:
+            if feature_map is None:
+                held = pairs * (d + value_width)
+            else:
+                held = feature_map(np.zeros((1, d))).shape[-1] * (value_width + 1)
+            accuracy = recall_accuracy(feature_map, d, pairs, value_width, sharpness, seeds)
+            curves[name].append((d, held, accuracy))
+    return curves
+
+
+def draw_recall(
+    curves: dict[str, list[tuple[int, int, float]]], path: str = "recall.png"
+) -> str | None:
+    """Draw recall against the numbers held, and return the path of the picture.
+
+    Without matplotlib there is no picture: it says so, prints the curves and returns None.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No picture: matplotlib is not installed (pip install matplotlib). The numbers:")
+        for name, points in curves.items():
+            for d, size, share in points:
+                print(f"{name:16} d = {d:3}  {size:6} numbers held  recall {share:.2f}")
+        return None
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        held, accuracy = [point[1] for point in points], [point[2] for point in points]
+        axes.plot(held, accuracy, "ko--" if name == "softmax" else "o-", label=name)
+    axes.set(xscale="log", ylim=(-0.03, 1.03), xlabel="numbers held", ylabel="recall")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    return path

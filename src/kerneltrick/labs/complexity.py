@@ -1,0 +1,131 @@
+"""Lab 01, complexity: what attention costs in multiply-adds and bytes, and when which is cheaper.
+
+n tokens, queries and keys of width D, values of width M, m features. A product (a×b)(b×c) takes
+a·b·c multiply-adds: a multiplication and the addition that follows it are one. All counts are
+exact whole numbers, for one head unless `heads` says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kerneltrick import costs
+
+
+def quadratic_features(D: int) -> int:
+    """m = (D+1)(D+2)/2, the features of the exact map of (q·k + 1)².
+
+    >>> quadratic_features(32)
+    561
+    """
+    return (D + 1) * (D + 2) // 2
+
+
+def doubling(
+    cost: Callable[[int], float], start: int, doublings: int
+) -> tuple[list[int], list[float]]:
+    """The lengths start, 2·start, 4·start, … and the cost of each.
+
+    >>> doubling(lambda n: n * n, start=10, doublings=2)
+    ([10, 20, 40], [100, 400, 1600])
+    """
+    lengths = [start * 2**power for power in range(doublings + 1)]
+    return lengths, [cost(n) for n in lengths]
+
+
+def softmax_multiply_adds(n: int, D: int, M: int, causal: bool = False) -> int:
+    """The multiply-adds of softmax(QKᵀ/√D)V: scores and the weighted sum of the values.
+
+    Each query meets each key: D multiply-adds for the score and M for its value. The softmax
+    itself takes no multiply-adds. With `causal`, token i meets the tokens j ≤ i only, itself
+    among them, and only these pairs are computed.
+
+    >>> softmax_multiply_adds(1000, D=32, M=80)
+    112000000
+    >>> softmax_multiply_adds(2, D=3, M=5, causal=True)
+    24
+    """
+    pairs = n * (n + 1) // 2 if causal else n * n
+    per_pair = costs.softmax().multiply_adds.at(n=1, D=D, M=M)
+    return int(pairs * per_pair)
+
+
+def linear_multiply_adds(n: int, m: int, M: int, causal: bool = False) -> int:
+    """The multiply-adds of linear attention with m features, φ itself not counted.
+
+    Each key is added to U = Σφ(k)vᵀ (m×M) and to Z = Σφ(k) (m); each query reads φ(q)ᵀU and
+    φ(q)ᵀZ. An addition to Z counts as a multiply-add (by one). With `causal`, U and Z are carried
+    from token to token, and each token adds to them and reads them once.
+
+    >>> linear_multiply_adds(1000, m=561, M=80)
+    90882000
+    """
+    cost = costs.recurrent() if causal else costs.linear()
+    return int(cost.multiply_adds.at(n=n, m=m, M=M))
+
+
+def weights_bytes(n: int, heads: int = 1, dtype: str = "float32") -> int:
+    """The bytes of the n×n weights of every head, formed as whole arrays of `dtype`.
+
+    `dtype` is a NumPy name such as "float16"; `np.dtype(dtype).itemsize` is its size in bytes.
+
+    >>> weights_bytes(4096)
+    67108864
+    """
+    return int(heads * costs.softmax().memory.at(n=n, w=np.dtype(dtype).itemsize))
+
+
+def state_bytes(m: int, M: int, heads: int = 1, dtype: str = "float32") -> int:
+    """The bytes of the state of linear attention: U (m×M) and Z (m) of every head.
+
+    >>> state_bytes(64, 64)
+    16640
+    """
+    return int(heads * costs.linear().memory.at(m=m, M=M, w=np.dtype(dtype).itemsize))
+
+
+def crossover_length(D: int, m: int, M: int, causal: bool = False) -> int:
+    """The least n ≥ 1 at which linear attention takes fewer multiply-adds than softmax attention.
+
+    Fewer, not as many: where both take the same, softmax attention is still as good. The counts
+    are those of `softmax_multiply_adds` and `linear_multiply_adds`. Work with whole numbers (`//`)
+    or mind the rounding.
+
+    >>> crossover_length(D=64, m=64, M=64)
+    66
+    >>> crossover_length(D=64, m=64, M=64, causal=True)
+    130
+    """
+    per_token = linear_multiply_adds(1, m, M)
+    per_pair = softmax_multiply_adds(1, D, M)
+    if causal:  # (n + 1)/2 keys for each query on average
+        return max(2 * per_token // per_pair, 1)
+    return per_token // per_pair + 1
+
+
+def growth_exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
+    """p such that the costs grow like nᵖ: the slope of log cost against log n, by least squares.
+
+    For costs c·nᵖ the slope is p whatever c is. Costs that were measured do not lie on a line;
+    then all of them count, not only the first and the last.
+
+    >>> round(growth_exponent([100, 200, 400], [3e4, 12e4, 48e4]), 9)
+    2.0
+    """
+    x, y = np.log(np.asarray(lengths, dtype=float)), np.log(np.asarray(costs, dtype=float))
+    x = x - x.mean()
+    return float(x @ y / (x @ x))
+
+
+def longest_context(budget: int, heads: int = 1, dtype: str = "float32") -> int:
+    """The largest n whose weights, n×n for every head, fit into `budget` bytes.
+
+    A budget that is filled exactly fits.
+
+    >>> longest_context(64 * 2**20)
+    4096
+    """
+    return math.isqrt(budget // weights_bytes(1, heads, dtype))

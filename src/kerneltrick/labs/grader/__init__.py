@@ -1,0 +1,50 @@
+"""The grader: runs a student's file in a process of its own, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+from kerneltrick.labs.grader._find import Submission, find_lab, recognise, submissions
+from kerneltrick.labs.grader._grade import LARGEST_FILE, NOT_THERE, grade
+from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
+from kerneltrick.labs.grader._process import Limits, Server
+from kerneltrick.labs.grader._report import Problem, Report, Result
+from kerneltrick.labs.grader._start import folder, start
+
+__all__ = [
+    "LARGEST_FILE",
+    "NOT_THERE",
+    "Case",
+    "Exercise",
+    "Given",
+    "Growth",
+    "Lab",
+    "Limits",
+    "Mistake",
+    "Problem",
+    "Report",
+    "Result",
+    "Server",
+    "Submission",
+    "find_lab",
+    "folder",
+    "grade",
+    "labs",
+    "recognise",
+    "start",
+    "submissions",
+]
+
+
+@functools.cache
+def labs() -> dict[str, Lab]:
+    """Every lab by its number.
+
+    >>> labs()["02"].title
+    'The kernel trick'
+    """
+    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lab"))
+    found = [importlib.import_module(f"{__name__}.{name}").LAB for name in names]
+    return {lab.number: lab for lab in found}

@@ -1,0 +1,355 @@
+"""Grading a file: every function on every case, and for each a hint."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kerneltrick.labs.grader import _compare
+from kerneltrick.labs.grader._child import arrays
+from kerneltrick.labs.grader._hints import Outcome, call, hint
+from kerneltrick.labs.grader._lab import Case, Exercise, Lab
+from kerneltrick.labs.grader._process import (
+    Died,
+    Limits,
+    Loaded,
+    Server,
+    Slow,
+    Worker,
+    by_name,
+    whole,
+)
+from kerneltrick.labs.grader._report import Problem, Report, Result
+from kerneltrick.labs.grader._wire import Unreadable
+
+LARGEST_FILE = 2**20
+NOT_THERE = ("the function is missing", "not written yet")
+
+
+@dataclass
+class _Grading:
+    lab: Lab
+    source: bytes
+    filename: str
+    server: Server
+    careful: bool = False
+    worker: Worker | None = None
+    used: float = 0.0
+    loaded: Loaded = field(default_factory=Loaded)
+    problems: list[Problem] = field(default_factory=list)
+
+    def start(self) -> Worker:
+        """A worker with the file loaded; the second try leaves out what is not a definition."""
+        if self.worker is None:
+            worker = self.server.worker()
+            try:
+                self.loaded = worker.load(self.source, self.filename, self.careful)
+            except (Slow, Died, Unreadable) as error:
+                worker.stop()
+                self.used += worker.used
+                line = getattr(error, "line", None)
+                if self.careful:
+                    raise
+                self.careful = True
+                self.problems.append(
+                    Problem(f"{_ending(error)} while the file is loaded{self.at(line)}", line)
+                )
+                return self.start()
+            self.worker = worker
+        return self.worker
+
+    def end(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+            self.used += self.worker.used
+            self.worker = None
+
+    def at(self, line: int | None) -> str:
+        """Where, with the source line."""
+        return _at(self.source, line)
+
+    def spent(self) -> float:
+        return self.used + (self.worker.used if self.worker else 0.0)
+
+
+def _at(source: bytes, line: int | None) -> str:
+    if line is None:
+        return ""
+    lines = source.decode(errors="replace").splitlines()
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return f" (line {line}: {text[:80]})" if text else f" (line {line})"
+
+
+def _ending(error: BaseException) -> str:
+    if isinstance(error, Slow):
+        return "never ends, or takes too long"
+    if isinstance(error, Died):
+        code = error.code
+        if code > 128:
+            return f"ends the process (signal {code - 128})"
+        return f"ends the process (exit code {code})"
+    return "breaks the connection to the grader"
+
+
+def grade(
+    lab: Lab,
+    source: bytes,
+    name: str | None = None,
+    server: Server | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Report:
+    """Grade a student's file, given as its bytes.
+
+    >>> from kerneltrick.labs import grader
+    >>> report = grader.grade(grader.labs()["02"], b"def simple_feature_map(x):\\n    return x\\n")
+    >>> report.functions[0].right, report.functions[1].hint
+    (True, 'the function is missing')
+    """
+    if server is None:
+        with Server(limits) as own:
+            return grade(lab, source, name, own, progress=progress)
+    filename = lab.file.rpartition("/")[2]
+    label = name or filename
+    if len(source) > LARGEST_FILE:
+        problem = Problem(
+            f"the file has {len(source):,} bytes; more than {LARGEST_FILE:,} are not read"
+        )
+        return _nothing(lab, label, problem)
+    grading = _Grading(lab, source, filename, server)
+    try:
+        try:
+            grading.start()
+        except (Slow, Died, Unreadable):
+            return _nothing(lab, label, *grading.problems)
+        broken, whole = _sort_problems(grading)
+        results = []
+        for at, exercise in enumerate(lab.exercises):
+            if progress is not None:
+                progress(f"{label}: {exercise.name}", at, len(lab.exercises))
+            result = broken.get(exercise.name) or _grade_exercise(grading, exercise)
+            results.append(result)
+    finally:
+        grading.end()
+    results = [_blame(result, results, grading.loaded.uses) for result in results]
+    walls = tuple(server.walls)
+    return Report(lab.number, label, tuple(results), (*grading.problems, *whole), walls)
+
+
+def _nothing(lab: Lab, label: str, *problems: Problem) -> Report:
+    hint = problems[0].hint if problems else "the file cannot be loaded"
+    line = problems[0].line if problems else None
+    found = (Result(e.name, 0, _count(e), hint, line) for e in lab.exercises)
+    return Report(lab.number, label, tuple(found), problems)
+
+
+def _count(exercise: Exercise) -> int:
+    return len(exercise.cases) + (exercise.memory is not None)
+
+
+def _sort_problems(grading: _Grading) -> tuple[dict[str, Result], list[Problem]]:
+    """Problems of the loading: those of an exercise, by its name, and those of the whole file."""
+    exercises = {exercise.name: exercise for exercise in grading.lab.exercises}
+    broken: dict[str, Result] = {}
+    whole: list[Problem] = []
+    for problem in grading.loaded.problems:
+        line = problem["line"]
+        hint = f"{problem['type']}: {_first_line(problem['text'])}{grading.at(line)}"
+        name = problem["name"]
+        if problem["all"]:
+            whole.append(Problem(hint, line))
+            broken = {e: Result(e, 0, _count(x), hint, line) for e, x in exercises.items()}
+        elif name in exercises:
+            broken.setdefault(name, Result(name, 0, _count(exercises[name]), hint, line))
+        elif problem["type"] == "SystemExit":
+            whole.append(Problem(f"calls sys.exit outside the functions{grading.at(line)}", line))
+        else:
+            whole.append(Problem(hint, line))
+    return broken, whole
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0][:200]
+
+
+def _grade_exercise(grading: _Grading, exercise: Exercise) -> Result:
+    cases = _count(exercise)
+    outcomes: list[Outcome] = []
+    for at, case in enumerate(exercise.cases):
+        if grading.spent() > grading.server.limits.total:
+            text = "not graded: the time for the whole file is used up"
+            return Result(exercise.name, sum(o.right for o in outcomes), cases, text)
+        outcome = _try(grading, exercise, case, at)
+        outcomes.append(outcome)
+        if outcome.kind in ("missing", "signature", "ended"):
+            break
+    passed = sum(outcome.right for outcome in outcomes)
+    wrong = [outcome for outcome in outcomes if not outcome.right]
+    if not wrong and exercise.memory is None:
+        return Result(exercise.name, passed, cases)
+    if not wrong:
+        grows, line = _grade_memory(grading, exercise)
+        return Result(exercise.name, passed + (grows is None), cases, grows, line)
+    text, line = hint(exercise, outcomes, wrong)
+    return Result(exercise.name, passed, cases, text, line)
+
+
+def _try(grading: _Grading, exercise: Exercise, case: Case, number: int) -> Outcome:
+    """One case."""
+    try:
+        fields, answer = grading.start().call(exercise.name, case)
+        return _judge(grading, exercise, case, number, fields, answer)
+    except (Slow, Died, Unreadable) as error:
+        line = getattr(error, "line", None)
+        grading.end()
+        text = _ending(error) + grading.at(line)
+        return Outcome(case, False, "ended", text=text, line=line)
+
+
+def _judge(
+    grading: _Grading, exercise: Exercise, case: Case, number: int, fields: Any, answer: Any
+) -> Outcome:
+    kind, line = fields.get("kind"), whole(fields.get("line"))
+    if kind == "missing":
+        return Outcome(case, False, kind, text=NOT_THERE[0])
+    if kind == "signature":
+        text = f"{exercise.name}{fields.get('signature')} cannot be called so: {fields.get('text')}"
+        line = grading.loaded.lines.get(exercise.name)
+        return Outcome(case, False, kind, text=text[:300], line=line)
+    if kind == "exception":
+        bases = fields.get("bases")
+        expects = case.raises.__name__ if case.raises else None
+        right = isinstance(bases, list) and expects in bases
+        text = _exception(str(fields.get("type")), str(fields.get("text")), grading.at(line))
+        return Outcome(case, right, kind, text=text, line=line, error=str(fields.get("type")))
+    outcome = Outcome(case, False, "answer", answer)
+    if case.raises is not None:
+        outcome.text = f"{_where(case, number)}: returns {_compare.kind(answer)} where "
+        outcome.text += f"{case.raises.__name__} is to be raised"
+        return outcome
+    changed = fields.get("changed")
+    if exercise.judge is not None:
+        outcome.text = _ask_judge(exercise, case, number, answer) or ""
+    else:
+        outcome.expected = expected(grading.lab, exercise, number)
+        if not _compare.equal(answer, outcome.expected, exercise.tolerance):
+            outcome.text = _compare.form(answer, outcome.expected) or (
+                f"{_where(case, number)}: "
+                + _compare.values(answer, outcome.expected, exercise.tolerance)
+            )
+    if not outcome.text and isinstance(changed, list) and changed:
+        outcome.kind = "changed"
+        outcome.text = f"changes {_argument(grading.lab, exercise, case, changed[0])} in place"
+    outcome.right = not outcome.text
+    return outcome
+
+
+def _ask_judge(exercise: Exercise, case: Case, number: int, answer: Any) -> str | None:
+    assert exercise.judge is not None
+    if answer is None:
+        return "returns None: is a `return` missing?"
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return exercise.judge(case, answer)
+    except Exception:  # the answer has not the form that the judge looks for
+        return (
+            f"{_where(case, number)}: returns {_compare.kind(answer)}, which is not the form asked"
+        )
+
+
+def _where(case: Case, number: int) -> str:
+    return f"wrong {case.about}" if case.about else f"wrong in case {number + 1}"
+
+
+def _exception(kind: str, text: str, at: str) -> str:
+    if kind == "NotImplementedError":
+        return NOT_THERE[1]
+    if kind == "MemoryError":
+        return f"takes too much memory{at}"
+    if kind in ("SystemExit", "KeyboardInterrupt"):
+        called = "calls sys.exit" if kind == "SystemExit" else "raises KeyboardInterrupt"
+        return f"{called}{at}"
+    return f"{kind}: {_first_line(text)}{at}" if text else f"{kind}{at}"
+
+
+def _argument(lab: Lab, exercise: Exercise, case: Case, number: Any) -> str:
+    """The name of the argument that holds the array of this number."""
+    names = list(inspect.signature(getattr(lab.reference, exercise.name)).parameters)
+    trees = [*zip(names, case.arguments, strict=False), *case.options.items()]
+    owners = [name for name, tree in trees for _ in arrays(by_name(tree))]
+    known = type(number) is int and 0 <= number < len(owners)
+    return f"its argument {owners[number]}" if known else "an argument"
+
+
+@functools.cache
+def _expected(lab_number: str, name: str, number: int) -> Any:
+    from kerneltrick.labs.grader import labs
+
+    lab = labs()[lab_number]
+    exercise = next(e for e in lab.exercises if e.name == name)
+    return call(getattr(lab.reference, name), exercise.cases[number])
+
+
+def expected(lab: Lab, exercise: Exercise, number: int) -> Any:
+    """The right answer to a case, as it would travel."""
+    return _expected(lab.number, exercise.name, number)
+
+
+def _grade_memory(grading: _Grading, exercise: Exercise) -> tuple[str | None, int | None]:
+    """Peak memory at two sizes, in a process that has done nothing else; None if it is right."""
+    assert exercise.memory is not None
+    growth = exercise.memory
+    small, large = growth.sizes
+    grading.end()
+    try:
+        worker = grading.start()
+        peaks = []
+        for n in growth.sizes:
+            before = worker.peak()
+            fields, _ = worker.call(exercise.name, growth.case(n), trace=True)
+            if fields.get("type") == "MemoryError":
+                return growth.hint, None
+            if fields.get("kind") != "answer":
+                text = _exception(str(fields.get("type")), str(fields.get("text")), "")
+                return f"for n = {n}: {text}", None
+            peak = fields.get("peak")
+            peaks.append((peak if type(peak) is int else 0, worker.peak() - before))
+    except (Slow, Died, Unreadable) as error:
+        grading.end()
+        return f"{_ending(error)} for n = {large}", getattr(error, "line", None)
+    grading.end()
+    # A byte per pair is a mask; float32 takes four. The process's own peak is not the student's
+    # to report.
+    traced = peaks[1][0] > large**2 and peaks[1][0] > 2 * peaks[0][0] * large / small
+    resident = peaks[1][1] > 3 * large**2
+    return (growth.hint, None) if traced or resident else (None, None)
+
+
+def _blame(result: Result, results: list[Result], uses: dict[str, set[str]]) -> Result:
+    """A function may be wrong since it uses another one that is: then that one comes first."""
+    if result.right or result.hint is None:
+        return result
+    wrong = {r.name for r in results if not r.right} - {result.name}
+    for used in sorted(_reached(result.name, uses) & wrong):
+        if not _reached(used, uses) & (wrong - {used}):
+            hint = f"calls {used}, which is not right yet; {result.hint}"
+            return Result(result.name, result.passed, result.cases, hint, result.line)
+    return result
+
+
+def _reached(name: str, uses: dict[str, set[str]]) -> set[str]:
+    """The functions that a function uses, and those that they use."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = uses.get(waiting.pop(), set()) & uses.keys() - found
+        found |= new
+        waiting += new
+    return found - {name}

@@ -1,0 +1,376 @@
+"""Lab 05: the mistakes of scaled dot products, softmax attention and hard attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
+from kerneltrick.labs.grader._lab05 import Array, Attend, attend, normal, softmax, transposed
+
+
+def _moments(d: int, mq: float, sq: float, mk: float, sk: float) -> tuple[float, float, float]:
+    variance = d * (sq**2 * sk**2 + mq**2 * sk**2 + mk**2 * sq**2)
+    return d * mq * mk, variance, 1 / math.sqrt(variance)
+
+
+def _with_variance(variance: Callable[..., float]) -> Callable[..., tuple[float, float, float]]:
+    """The right mean with another variance, and the scale that follows from it."""
+
+    def answer(d: int, mean_q: float, std_q: float, mean_k: float, std_k: float) -> Any:
+        found = variance(d, mean_q, std_q, mean_k, std_k)
+        return d * mean_q * mean_k, found, 1 / math.sqrt(found)
+
+    return answer
+
+
+def _with_scale(scale: Callable[[float], float]) -> Callable[..., tuple[float, float, float]]:
+    """The right moments with another scale."""
+
+    def answer(d: int, mean_q: float, std_q: float, mean_k: float, std_k: float) -> Any:
+        mean, variance, _ = _moments(d, mean_q, std_q, mean_k, std_k)
+        return mean, variance, scale(variance)
+
+    return answer
+
+
+MOMENTS = Exercise(
+    "dot_product_moments",
+    cases=(
+        Case((64, 0.0, 1.0, 0.0, 1.0), about="for coordinates with mean 0 and variance 1"),
+        Case((16, 0.5, 2.0, 0.5, 2.0), about="for μ = 0.5 and σ = 2"),
+        Case((10, 1.0, 0.5, -2.0, 3.0), about="for q and k of different laws"),
+    ),
+    mistakes=(
+        Mistake(
+            "your variance is d·σ_q²·σ_k²: Var[XY] = Var[X]·Var[Y] holds only if both means are 0",
+            _with_variance(lambda d, mq, sq, mk, sk: d * sq**2 * sk**2),
+        ),
+        Mistake(
+            "your variance is that of one coordinate: the variances of d independent terms add up",
+            _with_variance(lambda d, *law: _moments(1, *law)[1]),
+        ),
+        Mistake(
+            "your variance grows as d²: the variance of a sum of d independent terms is d times "
+            "that of one",
+            _with_variance(lambda d, *law: d * d * _moments(1, *law)[1]),
+        ),
+        Mistake(
+            "your variance is E[(q·k)²] of each coordinate, added up: E[X]²E[Y]² has to be "
+            "subtracted",
+            _with_variance(lambda d, mq, sq, mk, sk: d * (sq**2 + mq**2) * (sk**2 + mk**2)),
+        ),
+        Mistake(
+            "you took the standard deviations for variances: square them",
+            _with_variance(lambda d, mq, sq, mk, sk: d * (sq * sk + mq**2 * sk + mk**2 * sq)),
+        ),
+        Mistake(
+            "your means are in the wrong places: it is μ_q²·σ_k² and μ_k²·σ_q², each mean with the "
+            "deviation of the other",
+            _with_variance(
+                lambda d, mq, sq, mk, sk: d * ((sq * sk) ** 2 + (mq * sq) ** 2 + (mk * sk) ** 2)
+            ),
+        ),
+        Mistake(
+            "your scale is 1/variance: Var[s·x] = s²·Var[x], so it is 1/√variance",
+            _with_scale(lambda variance: 1 / variance),
+        ),
+        Mistake(
+            "your scale is √variance, which makes the variance larger still: divide, do not "
+            "multiply",
+            _with_scale(math.sqrt),
+        ),
+        Mistake(
+            "your second number is the standard deviation: the variance is its square",
+            lambda *law: (_moments(*law)[0], math.sqrt(_moments(*law)[1]), _moments(*law)[2]),
+        ),
+    ),
+    tolerance=1e-6,
+)
+
+
+def _overflowing(Q: Array, K: Array, V: Array, causal: bool = False) -> Array:
+    weights = np.exp(Q @ transposed(K) / math.sqrt(Q.shape[-1]))
+    weights = np.tril(weights) if causal else weights
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ V)
+
+
+def _masked_after(Q: Array, K: Array, V: Array, causal: bool = False) -> Array:
+    weights = softmax(Q @ transposed(K) / math.sqrt(Q.shape[-1]))
+    return np.asarray((np.tril(weights) if causal else weights) @ V)
+
+
+def _masked_with(mask: Callable[[Array], Array]) -> Attend:
+    """Causal attention whose scores are masked in another way."""
+
+    def answer(Q: Array, K: Array, V: Array, causal: bool = False) -> Array:
+        scores = Q @ transposed(K) / math.sqrt(Q.shape[-1])
+        return np.asarray(softmax(mask(scores) if causal else scores) @ V)
+
+    return answer
+
+
+def _keep(allowed: Callable[[Array], Array], hidden: float = -1e30) -> Callable[[Array], Array]:
+    return lambda scores: np.where(allowed(np.ones(scores.shape[-2:])) > 0, scores, hidden)
+
+
+SOFTMAX = Exercise(
+    "softmax_attention",
+    cases=(
+        Case((normal(7, 5), normal(7, 5, seed=1), normal(7, 3)), about="for n = 7, d = 5, M = 3"),
+        Case(
+            (normal(6, 4), normal(6, 4, seed=1), normal(6, 4, seed=2)), about="for n = 6, d = M = 4"
+        ),
+        Case(
+            (normal(2, 3, 6, 8), normal(2, 3, 6, 8, seed=1), normal(2, 3, 6, 5)),
+            about="for batches and heads",
+        ),
+        Case(
+            (100 * normal(6, 9), 10 * normal(6, 9, seed=1), normal(6, 9, seed=2)),
+            about="for scores of about 1000",
+        ),
+        Case(
+            (normal(8, 5), normal(8, 5, seed=1), normal(8, 3)),
+            {"causal": True},
+            about="with causal=True",
+        ),
+        Case(
+            (normal(2, 6, 4), normal(2, 6, 4, seed=1), normal(2, 6, 7)),
+            {"causal": True},
+            about="with causal=True",
+        ),
+    ),
+    mistakes=(
+        Mistake(
+            "your output matches attention without the scale 1/√d",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=1),
+        ),
+        Mistake(
+            "your output matches attention with the scale 1/d: Var[q·k] = d, so a score is about "
+            "√d in size and the scale is 1/√d",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=1 / Q.shape[-1]),
+        ),
+        Mistake(
+            "your output matches attention with the scale √d: divide by √d",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=math.sqrt(Q.shape[-1])),
+        ),
+        Mistake(
+            "your scale is 1/√M, with the width of the values: d is the width of queries and keys",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=V.shape[-1] ** -0.5),
+        ),
+        Mistake(
+            "your scale is 1/√n, with the number of tokens: d is the width of queries and keys",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=Q.shape[-2] ** -0.5),
+        ),
+        Mistake(
+            "your softmax runs over the queries: the weights of each query over the keys, the last "
+            "axis, must add up to 1",
+            lambda Q, K, V, causal=False: attend(Q, K, V, causal, axis=-2),
+        ),
+        Mistake(
+            "your softmax overflows: subtract the largest score of each query before np.exp, which "
+            "changes no weight",
+            _overflowing,
+        ),
+        Mistake(
+            "your output with causal=True sees the future: it is that of all keys",
+            lambda Q, K, V, causal=False: attend(Q, K, V),
+        ),
+        Mistake(
+            "with causal=True you set the weights of the future to 0 after the softmax: then the "
+            "others do not add up to 1; set the scores to −inf before it",
+            _masked_after,
+        ),
+        Mistake(
+            "with causal=True you set the scores of the future to 0 before the softmax, and "
+            "exp(0) = 1 is a weight: set them to −inf",
+            _masked_with(np.tril),
+        ),
+        Mistake(
+            "with causal=True your mask is the wrong way round: query i sees the keys j ≥ i",
+            _masked_with(_keep(np.triu)),
+        ),
+        Mistake(
+            "with causal=True your queries do not see their own key: the mask is j ≤ i, with the "
+            "diagonal",
+            _masked_with(_keep(lambda ones: np.tril(ones, -1))),
+        ),
+        Mistake(
+            "with causal=True your queries do not see their own key, and the first one sees none, "
+            "which gives 0/0: the mask is j ≤ i, with the diagonal",
+            _masked_with(_keep(lambda ones: np.tril(ones, -1), hidden=-np.inf)),
+        ),
+        Mistake(
+            "with causal=True your queries see one key too many: the mask is j ≤ i, not j ≤ i + 1",
+            _masked_with(_keep(lambda ones: np.tril(ones, 1))),
+        ),
+    ),
+)
+
+
+def _best(Q: Array, K: Array) -> Array:
+    return np.asarray(np.argmax(Q @ K.T, axis=-1))
+
+
+def _with_unit_keys(Q: Array, K: Array, V: Array) -> Array:
+    return np.asarray(V[_best(Q, K / np.linalg.norm(K, axis=-1, keepdims=True))])
+
+
+def _nearest(Q: Array, K: Array, V: Array) -> Array:
+    return np.asarray(V[np.argmin(((Q[:, None] - K) ** 2).sum(-1), axis=-1)])
+
+
+def _last_of_ties(Q: Array, K: Array, V: Array) -> Array:
+    return np.asarray(V[len(K) - 1 - np.argmax((Q @ K.T)[:, ::-1], axis=-1)])
+
+
+EXAMPLE = (
+    np.array([[1.0, 1, 2]]),
+    np.array([[1.0, 2, 0], [0, 3, 4], [5, 0, 0], [0, 0, 1]]),
+    np.array([[7.0, 0, 0], [1, 4, 3], [0, 7, 0], [0, 0, 7]]),
+)
+TIED = (np.array([[1.0, 0], [0, 1]]), np.array([[1.0, 2], [3, 2], [3, 0]]), np.eye(3))
+HARD = Exercise(
+    "hard_attention",
+    cases=(
+        Case(EXAMPLE, about="for the example of the docstring"),
+        Case((normal(9, 4), normal(9, 4, seed=1), normal(9, 3)), about="for 9 queries"),
+        Case((normal(5, 4), normal(12, 4), normal(12, 6)), about="for more keys than queries"),
+        Case(TIED, about="where two keys have the same score (the first is taken)"),
+    ),
+    mistakes=(
+        Mistake(
+            "your output matches softmax attention: hard attention takes one value whole",
+            lambda Q, K, V: attend(Q, K, V),
+        ),
+        Mistake(
+            "your output matches softmax attention without a scale: hard attention takes one value "
+            "whole",
+            lambda Q, K, V: attend(Q, K, V, scale=1),
+        ),
+        Mistake("on ties you take the last key: take the first", _last_of_ties),
+        Mistake(
+            "your keys are normalised to length 1: hard attention takes the largest q·k, not the "
+            "largest cosine",
+            _with_unit_keys,
+        ),
+        Mistake(
+            "your output takes the key nearest to the query: it is the one with the largest q·k",
+            _nearest,
+        ),
+        Mistake(
+            "your output takes the smallest q·k",
+            lambda Q, K, V: V[np.argmin(Q @ K.T, axis=-1)],
+        ),
+        Mistake(
+            "your argmax runs over the queries: for each query, the best key is the argmax along "
+            "the last axis of QKᵀ",
+            lambda Q, K, V: V[np.argmax(Q @ K.T, axis=0)],
+        ),
+        Mistake(
+            "your output is the value times its score: the value alone is the output",
+            lambda Q, K, V: V[_best(Q, K)] * (Q @ K.T).max(axis=-1)[:, None],
+        ),
+    ),
+)
+
+
+def _overwritten(Q: Array, K: Array, V: Array, grad: Array) -> tuple[Array, Array, Array]:
+    dV = np.zeros_like(V)
+    dV[_best(Q, K)] = grad
+    return np.zeros_like(Q), np.zeros_like(K), dV
+
+
+def _by_softmax(scale: bool, scores: bool) -> Callable[..., tuple[Array, Array, Array]]:
+    """The gradients of softmax attention: all of them, or only that of Q and K."""
+
+    def answer(Q: Array, K: Array, V: Array, grad: Array) -> tuple[Array, Array, Array]:
+        s = 1 / math.sqrt(Q.shape[-1]) if scale else 1.0
+        weights = softmax(s * (Q @ K.T))
+        dW = grad @ V.T
+        dS = s * weights * (dW - (weights * dW).sum(axis=-1, keepdims=True))
+        dV = _one_hot(Q, K).T @ grad if scores else weights.T @ grad
+        return dS @ K, dS.T @ Q, dV
+
+    return answer
+
+
+def _one_hot(Q: Array, K: Array) -> Array:
+    return np.eye(len(K))[_best(Q, K)]
+
+
+def _through_score(key: bool, query: bool) -> Callable[..., tuple[Array, Array, Array]]:
+    """As if the output were the value times its score."""
+
+    def answer(Q: Array, K: Array, V: Array, grad: Array) -> tuple[Array, Array, Array]:
+        hot = _one_hot(Q, K)
+        strength = (grad * (hot @ V)).sum(axis=-1, keepdims=True)
+        dQ = strength * (hot @ K) if query else np.zeros_like(Q)
+        dK = hot.T @ (strength * Q) if key else np.zeros_like(K)
+        return dQ, dK, hot.T @ grad
+
+    return answer
+
+
+CROWDED = np.array([[3.0, 1], [2, 1], [-1, 2], [4, 0], [-2, -1], [0.5, 3]])
+GRADIENTS = Exercise(
+    "hard_attention_gradients",
+    cases=(
+        Case(
+            (normal(5, 4), normal(7, 4), normal(7, 3), normal(5, 3)), about="for 5 queries, 7 keys"
+        ),
+        Case(
+            (CROWDED, np.array([[1.0, 0], [0, 1], [-1, -1]]), normal(3, 4), normal(6, 4)),
+            about="where several queries select the same value",
+        ),
+        Case((*EXAMPLE, np.array([[1.0, -2, 0.5]])), about="for a single query"),
+    ),
+    mistakes=(
+        Mistake(
+            "where several queries select the same value only the last one counts: dV[best] = grad "
+            "and dV[best] += grad write each row once; np.add.at adds up",
+            _overwritten,
+        ),
+        Mistake(
+            "your gradients are those of softmax attention: hard attention is piecewise constant "
+            "in Q and K, so theirs are 0, and only selected values receive one",
+            _by_softmax(scale=True, scores=False),
+        ),
+        Mistake(
+            "your gradients are those of softmax attention without a scale: hard attention is "
+            "piecewise constant in Q and K, so theirs are 0, and only selected values receive one",
+            _by_softmax(scale=False, scores=False),
+        ),
+        Mistake(
+            "your gradients of Q and K are those of softmax attention (the straight-through "
+            "substitute): those of hard attention itself are 0",
+            _by_softmax(scale=True, scores=True),
+        ),
+        Mistake(
+            "you let a gradient through to the selected key: moving it a little selects the same "
+            "value, so its gradient is 0 too",
+            _through_score(key=True, query=False),
+        ),
+        Mistake(
+            "you let a gradient through to the query: moving it a little selects the same value, "
+            "so its gradient is 0",
+            _through_score(key=False, query=True),
+        ),
+        Mistake(
+            "you let gradients through to the query and the selected key: moving them a little "
+            "selects the same value, so both are 0",
+            _through_score(key=True, query=True),
+        ),
+        Mistake(
+            "your dV marks the selected values with 1: they receive the gradient of the output",
+            lambda Q, K, V, grad: (
+                np.zeros_like(Q),
+                np.zeros_like(K),
+                _one_hot(Q, K).T @ np.ones_like(grad),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,343 @@
+"""Lab 02, graded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kerneltrick.labs import kernel_trick
+from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
+
+Array = np.ndarray[Any, Any]
+FeatureMap = Callable[[Array], Array]
+
+_rng = np.random.default_rng(202)
+
+
+def _tensors(n: int, d: int, width: int, dtype: Any = np.float64) -> tuple[Array, Array, Array]:
+    q, k = _rng.standard_normal((2, n, d)).astype(dtype)
+    return q, k, _rng.standard_normal((n, width)).astype(dtype)
+
+
+_ROWS = _rng.uniform(-3, 3, (6, 4))
+_BATCH = _rng.uniform(-3, 3, (2, 3, 4))
+
+
+def _elu(x: Array) -> Array:
+    return np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+
+
+ELU_CASES = (
+    Case((_ROWS,)),
+    Case((_BATCH,), about="for an array (2, 3, 4)"),
+    Case((np.zeros((1, 3)),), about="at 0"),
+    Case((np.full((1, 2), -20, np.float32),), about="far below 0, in float32"),
+    Case((np.full((1, 2), -40.0),), about="far below 0"),
+    Case((np.array([[100.0, 1000.0]], np.float32),), about="for large x"),
+)
+
+ELU_MISTAKES = (
+    Mistake(
+        "ELU computed as (eˣ − 1) + 1: that is 0 below −17.3 in float32; the branch is just eˣ",
+        lambda x: _elu(x) + x.dtype.type(1),
+    ),
+    Mistake("your output matches ELU without the + 1: it is negative below 0", _elu),
+    Mistake("your output matches ReLU + 1: below 0 it must be eˣ", lambda x: np.maximum(x, 0) + 1),
+    Mistake("your output matches eˣ everywhere: above 0 it must be x + 1", np.exp),
+    Mistake("your output matches ReLU(x)", lambda x: np.maximum(x, 0)),
+    Mistake("your output is x itself: below 0 it must be eˣ, above x + 1", lambda x: x),
+    Mistake("your output matches x + 1 everywhere: below 0 it must be eˣ", lambda x: x + 1),
+    Mistake(
+        "the branches are exchanged: x + 1 belongs above 0, eˣ below",
+        lambda x: np.where(x > 0, np.exp(x), x + 1),
+    ),
+    Mistake(
+        "NaN for large x: multiplying the overflowing eˣ by a mask gives inf·0; use np.where",
+        lambda x: (x > 0) * (x + 1) + (x <= 0) * np.exp(x),
+    ),
+)
+
+
+def _standard(score: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    def answer(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
+        weights = score(Q, K)
+        return weights @ V, weights
+
+    return answer
+
+
+def _softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _root(Q: Array) -> float:
+    return float(np.sqrt(Q.shape[-1]))
+
+
+_STANDARD = Exercise(
+    "standard_attention_order",
+    cases=(
+        Case(
+            (
+                np.array([[1.0, 0.0], [2.0, 1.0]]),
+                np.array([[1.0, 2.0], [3.0, 4.0]]),
+                np.array([[1.0], [10.0]]),
+            )
+        ),
+        Case(_tensors(7, 3, 3)),
+        Case(_tensors(5, 4, 6), about="for values of another width"),
+        Case(_tensors(6, 6, 6), about="for n = d"),
+        Case(_tensors(40, 16, 16, np.float32), about="in float32"),
+    ),
+    mistakes=(
+        Mistake(
+            "a softmax is applied: there is none here",
+            _standard(lambda Q, K: _softmax(Q @ K.T)),
+        ),
+        Mistake(
+            "a softmax is applied, with the scale 1/√d: there is neither here",
+            _standard(lambda Q, K: _softmax(Q @ K.T / _root(Q))),
+        ),
+        Mistake(
+            "the scores are divided by √d: there is no scale here",
+            _standard(lambda Q, K: Q @ K.T / _root(Q)),
+        ),
+        Mistake(
+            "the weights are KQᵀ: rows belong to queries, so it is QKᵀ",
+            _standard(lambda Q, K: K @ Q.T),
+        ),
+        Mistake(
+            "the weights are divided by their row sums: there is no normaliser here",
+            _standard(lambda Q, K: Q @ K.T / (Q @ K.T).sum(axis=1, keepdims=True)),
+        ),
+        Mistake(
+            "the weights are right, the output is not: it is weights @ V",
+            lambda Q, K, V: ((Q @ K.T).T @ V, Q @ K.T),
+        ),
+        Mistake(
+            "only the output is returned: the weights belong to it", lambda Q, K, V: Q @ K.T @ V
+        ),
+        Mistake("the output and the weights are swapped", lambda Q, K, V: (Q @ K.T, Q @ K.T @ V)),
+        Mistake(
+            "K is not transposed where n = d: QK is not QKᵀ",
+            _standard(lambda Q, K: Q @ K if len(K) == K.shape[1] else Q @ K.T),
+        ),
+    ),
+)
+
+
+def _linear(
+    Q: Array,
+    K: Array,
+    V: Array,
+    feature_map: FeatureMap,
+    normalize: bool = False,
+    total: Callable[[Array, Array], Array] = lambda q, k: k.sum(axis=0) @ q.T,
+) -> Array:
+    q, k = feature_map(Q), feature_map(K)
+    return np.asarray(q @ (k.T @ V) / (total(q, k)[:, None] if normalize else 1))
+
+
+def _mapped_values(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    return _linear(Q, K, feature_map(V), feature_map, normalize)
+
+
+def _one_side(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    """φ on the queries alone."""
+    q = feature_map(Q)
+    return np.asarray(q @ (K.T @ V) / ((q @ K.sum(axis=0))[:, None] if normalize else 1))
+
+
+def _other_side(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    """φ on the keys alone."""
+    k = feature_map(K)
+    return np.asarray(Q @ (k.T @ V) / ((Q @ k.sum(axis=0))[:, None] if normalize else 1))
+
+
+def _after(Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False) -> Array:
+    """φ on the scores q·k, not on q and k."""
+    weights = feature_map(Q @ K.T)
+    if weights.shape[1] != len(K):
+        raise ValueError("shapes do not fit")
+    return np.asarray(weights @ V / (weights.sum(axis=1, keepdims=True) if normalize else 1))
+
+
+def _of_softmax(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    return _softmax(feature_map(Q) @ feature_map(K).T) @ V
+
+
+def _with(**fixed: Any) -> Callable[..., Array]:
+    """The linear order with something changed."""
+
+    def answer(
+        Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+    ) -> Array:
+        return _linear(Q, K, V, feature_map, **{"normalize": normalize, **fixed})
+
+    return answer
+
+
+def _no_zero(
+    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+) -> Array:
+    q, k = feature_map(Q), feature_map(K)
+    return np.asarray(q @ (k.T @ V) / ((q @ k.sum(axis=0))[:, None] + 1.0 if normalize else 1))
+
+
+def _large(n: int) -> Case:
+    q, k, v = np.random.default_rng(n).standard_normal((3, n, 4)).astype(np.float32)
+    return Case((q, k, v, Given("exp"), True))
+
+
+_LINEAR = Exercise(
+    "linear_attention_order",
+    cases=(
+        Case((*_tensors(9, 4, 4), Given("identity"))),
+        Case((*_tensors(9, 4, 4), Given("exp")), about="for the map eˣ"),
+        Case((*_tensors(7, 5, 3), Given("with_square")), about="for a map with more features"),
+        Case((*_tensors(9, 4, 4), Given("elu"), True), about="with normalize=True"),
+        Case(
+            (*_tensors(8, 3, 6), Given("with_square")),
+            {"normalize": True},
+            about="with normalize=True and values of another width",
+        ),
+        Case((*_tensors(40, 16, 16, np.float32), Given("identity")), about="in float32"),
+    ),
+    mistakes=(
+        Mistake("your output matches attention without the normaliser", _with(normalize=False)),
+        Mistake(
+            "your output is always normalised: only normalize=True asks for it",
+            _with(normalize=True),
+        ),
+        Mistake("φ is applied to V too: it belongs to Q and K only", _mapped_values),
+        Mistake("φ is applied to Q only: K needs it as well", _one_side),
+        Mistake("φ is applied to K only: Q needs it as well", _other_side),
+        Mistake("φ is not applied at all", _with(feature_map=lambda x: x)),
+        Mistake(
+            "φ is applied to the scores QKᵀ: it belongs to Q and K, before the product", _after
+        ),
+        Mistake("a softmax is applied: there is none here", _of_softmax),
+        Mistake(
+            "the normaliser is summed over the queries: Z is the sum of φ(k) over the keys",
+            _with(total=lambda q, k: k @ q.sum(axis=0)),
+        ),
+        Mistake(
+            "the output is divided by the sum of all weights: each row has its own φ(q)·Z",
+            _with(total=lambda q, k: np.full(len(q), np.sum(q @ k.T))),
+        ),
+        Mistake(
+            "the output is divided by n: the normaliser of row i is φ(qᵢ)·Z",
+            _with(total=lambda q, k: np.full(len(q), float(len(k)))),
+        ),
+        Mistake(
+            "the output is divided by √d: the normaliser of row i is φ(qᵢ)·Z",
+            _with(total=lambda q, k: np.full(len(q), np.sqrt(q.shape[1]))),
+        ),
+        Mistake(
+            "the output is divided by the norm of φ(qᵢ): the normaliser is φ(qᵢ)·Z",
+            _with(total=lambda q, k: np.linalg.norm(q, axis=1)),
+        ),
+        Mistake("1 is added to the normaliser φ(qᵢ)·Z", _no_zero),
+    ),
+    memory=Growth(_large),
+)
+
+
+def _near_zero() -> tuple[Array, Array, Array]:
+    """float32 tensors of which plain np.allclose says that the two orders differ."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 200, 64)).astype(np.float32)
+    return q, k, v
+
+
+_OVERFLOW = (np.full((3, 3), 1e200), np.full((3, 3), 1e200), np.full((3, 3), 1e-300))
+
+_VERIFY = Exercise(
+    "verify_associativity",
+    cases=(
+        Case(_tensors(7, 3, 3)),
+        Case(_tensors(20, 8, 3), about="for values of another width"),
+        Case(_tensors(30, 40, 40), about="for n < d"),
+        Case(_near_zero(), about="in float32, where an entry near 0 has lost digits"),
+        Case((np.zeros((3, 2)), np.zeros((3, 2)), np.zeros((3, 2))), about="for zeros"),
+        Case(_OVERFLOW, about="where QKᵀ overflows and KᵀV does not"),
+        Case((np.full((2, 2), np.nan),) * 3, about="for NaN"),
+    ),
+    mistakes=(
+        Mistake(
+            "np.allclose of float32 sums: an entry near 0 has lost its digits. Add up in float64, "
+            "and measure against the largest entry",
+            lambda Q, K, V: bool(np.allclose((Q @ K.T) @ V, Q @ (K.T @ V))),
+        ),
+        Mistake(
+            "compared bit by bit: rounding differs between the two orders, so allow a tolerance",
+            lambda Q, K, V: bool(np.array_equal((Q @ K.T) @ V, Q @ (K.T @ V))),
+        ),
+        Mistake(
+            "always True: where a product leaves the range of floats the answer is False",
+            lambda Q, K, V: True,
+        ),
+        Mistake("always False", lambda Q, K, V: False),
+        Mistake(
+            "NaN counts as equal to NaN: where neither order gives numbers the answer is False",
+            lambda Q, K, V: bool(
+                np.allclose(
+                    Q.astype(float) @ K.T.astype(float) @ V,
+                    Q.astype(float) @ (K.T.astype(float) @ V),
+                    equal_nan=True,
+                )
+            ),
+        ),
+        Mistake(
+            "the second order has no brackets: Q @ K.T @ V is (QKᵀ)V again",
+            lambda Q, K, V: bool(np.allclose((Q @ K.T) @ V, Q @ K.T @ V)),
+        ),
+    ),
+)
+
+LAB = Lab(
+    number="02",
+    folder="lab02_kernel_trick",
+    title="The kernel trick",
+    reference=kernel_trick,
+    exercises=(
+        Exercise(
+            "simple_feature_map",
+            cases=(
+                Case((_ROWS,)),
+                Case((_BATCH,), about="for an array (2, 3, 4)"),
+                Case((np.array([[-2.0, 0.0, 3.5]], np.float32),), about="in float32"),
+            ),
+            mistakes=(
+                Mistake(
+                    "your output matches ReLU(x); φ(x) is x itself", lambda x: np.maximum(x, 0)
+                ),
+                Mistake("your output matches |x|; φ(x) is x itself", np.abs),
+                Mistake("your output matches eˣ; φ(x) is x itself", np.exp),
+                Mistake(
+                    "the rows are divided by their length; φ(x) is x itself",
+                    lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
+                ),
+                Mistake(
+                    "your output matches softmax(x); φ(x) is x itself",
+                    _softmax,
+                ),
+            ),
+        ),
+        Exercise("elu_feature_map", cases=ELU_CASES, mistakes=ELU_MISTAKES),
+        _STANDARD,
+        _LINEAR,
+        _VERIFY,
+    ),
+)

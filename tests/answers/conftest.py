@@ -1,0 +1,1 @@
+collect_ignore_glob = ["lab*"]  # answers to grade, not tests

@@ -1,0 +1,8 @@
+"""crossover_length: where both take the same your n is one too small"""
+
+
+def crossover_length(D, m, M, causal=False):
+    n = 1
+    while linear_multiply_adds(n, m, M) > softmax_multiply_adds(n, D, M, causal):
+        n += 1
+    return n

@@ -1,0 +1,18 @@
+"""analyze_feature_map_quality: 'output_relative_error' is not relative"""
+
+import numpy as np
+
+
+def analyze_feature_map_quality(feature_map, Q, K, V):
+    A, S = compute_implicit_attention(Q, K, feature_map), softmax_weights(Q, K, None)
+    B = feature_map(Q) @ feature_map(K).T
+    ours, theirs = A @ V, S @ V
+    norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    return {
+        **compare_to_softmax(Q, K, feature_map),
+        "output_relative_error": np.linalg.norm(ours - theirs),
+        "output_cosine": np.mean(np.sum(ours * theirs, axis=1) / norms),
+        "smallest_normalizer": np.min(np.abs(B.sum(axis=1))),
+        "condition_number": np.max(np.abs(B).sum(axis=1) / np.abs(B.sum(axis=1))),
+        "negative_fraction": np.mean(A < 0),
+    }

@@ -1,0 +1,5 @@
+"""squared_relu_feature_map: your output matches x²"""
+
+
+def squared_relu_feature_map(x):
+    return x**2

@@ -1,0 +1,6 @@
+"""state_size: your count is that of U alone: the state holds Z too"""
+
+
+def state_size(d, value_width, compact=True):
+    m = (d + 1) * (d + 2) // 2 if compact else 1 + d + d**2
+    return m * value_width

@@ -1,0 +1,10 @@
+"""sliding_window_attention: your window reaches into the future"""
+
+import numpy as np
+
+
+def sliding_window_attention(Q, K, V, window):
+    i, j = np.indices((len(Q), len(K)))
+    scores = np.where(abs(i - j) < window, Q @ K.T / np.sqrt(Q.shape[1]), -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights @ V / weights.sum(axis=1, keepdims=True)
