@@ -15,6 +15,9 @@ PAGES = {  # and the extras they need; labs 02 and 03 have theirs in test_labs.p
     "04_quadratic_kernel.md": ("sympy",),
     "05_heads_and_decoding.md": ("sympy", "torch"),
     "06_kernels_and_rkhs.md": ("sympy", "matplotlib", "sklearn", "torch"),
+    "07_based.md": ("sympy",),
+    "08_modern_kin.md": ("torch",),
+    "choose_a_map.md": ("torch",),
 }
 
 
@@ -35,7 +38,7 @@ def test_docs_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:
         pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)  # for the pictures
-    assert run_blocks(ROOT / "docs" / page) > 8
+    assert run_blocks(ROOT / "docs" / page) > 5
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -48,7 +51,12 @@ def test_pictures_of_docs_are_small(page):
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "CONTRIBUTING.md", "docs/performance.md", *(f"docs/{page}" for page in PAGES)],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "examples/README.md",
+        *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
+    ],
 )
 def test_links_lead_somewhere(name):
     page = ROOT / name

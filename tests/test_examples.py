@@ -1,0 +1,95 @@
+"""The scripts in examples/: each runs alone, in seconds, and prints what it promises."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run(name, *options, status=0):
+    """What a script prints, run as its own process, elsewhere than in the repository."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *options]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=tempfile.gettempdir())
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def numbers(pattern, text):
+    return [float(found.replace(",", "")) for found in re.findall(pattern, text)]
+
+
+def test_padding_does_not_change_an_encoder():
+    printed = run("bidirectional_encoder", "--width", "16", "--heads", "2", "--longest", "40")
+    assert "57 of 120 tokens are padding (NaN)" in printed
+    differences = numbers(r"padded and alone (\S+)", printed)
+    assert len(differences) == 3
+    assert max(differences) < 1e-12
+    assert numbers(r"without a mask: (\S+)", printed)[0] > 0.01
+
+
+class TestStream:
+    def stream(self, tokens, *options):
+        printed = run(
+            "stream_a_million_tokens", "--tokens", str(tokens), "--chunk", "512", *options
+        )
+        assert f"{tokens:,} tokens in chunks of 512" in printed
+        assert f"state: tokens 0:{tokens}," in printed
+        assert numbers(r"largest difference (\S+)", printed)[0] < 1e-6
+        return numbers(r"peak memory of arrays: (\S+) MB", printed)[0]
+
+    def test_memory_does_not_grow_with_the_document(self):
+        assert self.stream(40_000) <= 1.1 * self.stream(2000) + 0.1
+
+    @pytest.mark.parametrize("text", ["favor:features=32", "taylor:order=2"])
+    def test_other_maps_and_a_last_chunk_that_is_not_full(self, text):
+        self.stream(1300, "--map", text, "--width", "8")
+
+    def test_fewer_tokens_than_a_chunk(self):
+        self.stream(5)
+
+
+class TestRows:
+    def rows(self, *options):
+        printed = run("read_attention_rows", *options)
+        assert "equals the output of linear_attention: True" in printed
+        assert numbers(r"adds up to (\S+)", printed) == [1, 1]
+        return numbers(r"has place (\d+) of", printed)
+
+    def test_each_token_looks_at_the_one_it_was_made_to_look_at(self):
+        assert self.rows("--tokens", "2000") == [1, 1]
+
+    def test_a_map_that_does_not_find_it_is_said_so(self):
+        assert max(self.rows("--tokens", "500", "--map", "favor:features=256")) > 1
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=32", "taylor:order=2"])
+@pytest.mark.parametrize("decay", ["0", "0.99"])
+def test_merged_halves_equal_the_whole(text, decay):
+    printed = run("merge_two_halves", "--tokens", "301", "--map", text, "--decay", decay)
+    assert "left:   tokens 0:150\nright:  tokens 150:301\nmerged: tokens 0:301\n" in printed
+    assert max(numbers(r"differ by (\S+),", printed)) < 1e-12
+    assert printed.count(": True") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bidirectional_encoder", ("--heads", "3")),
+        ("stream_a_million_tokens", ("--tokens", "0")),
+        ("read_attention_rows", ("--tokens", "3")),
+        ("merge_two_halves", ("--decay", "2")),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options):
+    assert "must be" in run(name, *options, status=2)
+
+
+def test_every_script_is_listed():
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for script in EXAMPLES.glob("*.py"):
+        assert f"]({script.name})" in listed

@@ -1,0 +1,245 @@
+"""Pictures of docs/08_modern_kin.md and docs/choose_a_map.md, and the measured table of the latter.
+
+    python tools/make_kin.py           write all of them
+    python tools/make_kin.py --check   exit 1 if the table is not up to date
+    python tools/make_kin.py --print   print the table
+
+kin.png: the weights of softmax and seven relatives on the same tokens. choose.png: the output error
+of maps on five kinds of data. No number depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+from make_labs import ROOT, write_atomically
+from make_stars import markdown
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+import kerneltrick as kt
+from kerneltrick import analysis, costs, simulate
+from kerneltrick.simulate._figures import BLUE, FAINT, LINE, ORANGE, _style
+
+IMAGES = ROOT / "docs/images"
+PAGE = ROOT / "docs/choose_a_map.md"
+BEGIN, END = "<!-- choose:begin -->", "<!-- choose:end -->"
+N, D = 40, 8  # of the picture of relatives
+
+WIDTH = 32  # of q, k and v in every data set below
+EDGE = 1.3  # of the picture of errors
+NEAR = 0.5  # an output error above it: the head is not reproduced
+SYNTHETIC = {
+    "random": "gaussian:n=256,d=32,heads=4",
+    "random, half as long": "gaussian:n=256,d=32,heads=4,scale=0.5",
+    "topics": "clustered:n=256,d=32,heads=4",
+    "needles": "needle:n=256,d=32,heads=4",
+}
+MAPS = (
+    "elu",
+    "relu",
+    "relu2",
+    "exp",
+    "cosformer:horizon=256",
+    "hedgehog",
+    "favor:features=64",
+    "favor:features=256",
+    "favor:features=1024",
+    "poly:degree=2",
+    "taylor:order=2",
+)
+
+
+def uniform(x: np.ndarray) -> np.ndarray:
+    """φ = 1: every key weighs the same, which is attention that looks at nothing."""
+    return np.ones_like(x[..., :1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One map on the sample and, by their names in SYNTHETIC, on made-up data."""
+
+    name: str
+    features: int
+    cost: float  # multiply-adds relative to elu
+    sample: analysis.HeadMetrics
+    near: int  # heads of the sample with an output error of at most NEAR
+    heads: int
+    synthetic: dict[str, analysis.HeadMetrics]
+
+
+def measure(chosen: tuple[str, ...] = MAPS) -> list[Row]:
+    """A row for each map, and one for uniform weights at the end."""
+    every = [*chosen, uniform]
+    sample = analysis.compare(analysis.sample(), every, measure=False)
+    found = {
+        name: analysis.compare(analysis.synthetic_attention(text), every, measure=False)
+        for name, text in SYNTHETIC.items()
+    }
+    rows = []
+    for place, report in enumerate(sample.maps):
+        heads = [head for layer in report.heads for head in layer if head is not None]
+        named = report.map in chosen
+        rows.append(
+            Row(
+                report.map if named else "*uniform weights*",
+                report.features,
+                multiply_adds(report.map) / multiply_adds("elu") if named else math.nan,
+                report.summary,
+                sum(head.output_error <= NEAR for head in heads),
+                len(heads),
+                {name: result.maps[place].summary for name, result in found.items()},
+            )
+        )
+    return rows
+
+
+def multiply_adds(text: str) -> float:
+    return float(costs.linear(text, d=WIDTH).at(n=1000, D=WIDTH, M=WIDTH).multiply_adds)
+
+
+def table(rows: list[Row]) -> str:
+    """The measured table, with what its columns are."""
+    lines = [("map", "m", "cost", "sample", f"heads ≤ {NEAR}", "top-1", *SYNTHETIC)]
+    for row in rows:
+        known = not math.isnan(row.cost)
+        lines.append(
+            (
+                f"`{row.name}`" if known else row.name,
+                str(row.features),
+                f"{row.cost:.1f}×" if known else "",
+                f"{row.sample.output_error:.2f}",
+                f"{row.near} of {row.heads}",
+                f"{row.sample.top1_agreement:.2f}" if known else "",
+                *(f"{row.synthetic[name].output_error:.2f}" for name in SYNTHETIC),
+            )
+        )
+    return f"{markdown(lines)}\n\n{NOTES}"
+
+
+NOTES = f"""\
+*Measured by `make kin` (`tools/make_kin.py`); d = {WIDTH} everywhere, full attention. "sample" is
+the mean output error ‖O − O_softmax‖/‖O_softmax‖ over all heads of the embedded sample, "heads" how
+many of them have at most {NEAR}, "top-1" how often the largest weight is on the same key as
+softmax's. "cost" is multiply-adds relative to `elu`. The last columns are output errors on
+`kerneltrick compare --synthetic TEXT`:*
+
+{"".join(f"- {name}: `{text}`" + chr(10) for name, text in SYNTHETIC.items())}"""
+
+
+def choose_figure(rows: list[Row]) -> Figure:
+    """Output error of each map, on the sample and on made-up data; the line is uniform weights."""
+    shown = {f"sample, {rows[0].heads} heads": [row.sample.output_error for row in rows]}
+    shown |= {name: [row.synthetic[name].output_error for row in rows] for name in SYNTHETIC}
+    places = np.arange(len(rows) - 1)[::-1]
+    with _style():
+        drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
+        panels = drawn.subplots(1, len(shown), sharey=True)
+        for axes, (title, errors) in zip(panels, shown.items(), strict=True):
+            axes.axvline(errors[-1], color=ORANGE, lw=1.2)
+            axes.hlines(places, 0, np.minimum(errors[:-1], EDGE), color=LINE, lw=3)
+            for place, error in zip(places, errors[:-1], strict=True):
+                axes.plot(min(error, EDGE), place, "o" if error <= EDGE else ">", color=BLUE, ms=5)
+            axes.set(xlim=(0, EDGE + 0.04), xticks=[0, 0.5, 1], title=title)
+            axes.tick_params(axis="y", length=0)
+        labels = [f"{row.name.partition(':')[0]}, m = {row.features}" for row in rows[:-1]]
+        panels[0].set_yticks(places, labels)
+        drawn.supxlabel(
+            "output error against softmax; the line is uniform weights, ▸ beyond the edge",
+            fontsize=9, color=FAINT,
+        )  # fmt: skip
+    return drawn
+
+
+def weights(seed: int = 3) -> dict[str, np.ndarray]:
+    """What token i takes from token j ≤ i, by name: n×n arrays, made by the package's functions."""
+    rng = np.random.default_rng(seed)
+    q, k = rng.standard_normal((2, N, D))
+    step = np.log1p(np.exp(2 * rng.standard_normal(N)))
+    lag = np.subtract.outer(np.arange(N), np.arange(N))
+    filter_ = np.exp(-np.arange(N) / 12) * np.cos(np.arange(N) / 2.5)
+    no_query = np.zeros((N, 1))
+    plain = {"causal": True, "normalize": False}
+    return {
+        "softmax": kt.softmax_attention(q, k, k, causal=True, return_weights=True)[1],
+        "ELU + 1": kt.attention_weights(q, k, "elu", causal=True),
+        "Performer, m = 256": kt.attention_weights(q, k, "favor:features=256", causal=True),
+        f"cosFormer, N = {N}": kt.attention_weights(
+            q, k, f"cosformer:horizon={N}", causal=True, on_zero="zero"
+        ),
+        "RetNet, γ = 0.9": kt.attention_weights(q, k, "identity", **plain, log_decay=np.log(0.9)),
+        "RWKV-4, a channel": kt.attention_weights(
+            no_query, k[:, :1], "exp", causal=True, log_decay=-0.15
+        ),
+        "Mamba-2": kt.attention_weights(q, k, "identity", **plain, log_decay=-0.3 * step),
+        "Hyena, a channel": np.where(
+            lag >= 0, q[:, :1] * filter_[np.maximum(lag, 0)] * k[:, 0], 0.0
+        ),
+    }
+
+
+def kin_figure() -> Figure:
+    """Eight panels, each relative to its 98 % quantile, so that no single entry sets the scale."""
+    colours = LinearSegmentedColormap.from_list("signed", [ORANGE, "#ffffff", BLUE])
+    lower = np.tri(N, dtype=bool)
+    with _style():
+        drawn = Figure(figsize=(8.6, 4.7), layout="constrained")
+        panels = drawn.subplots(2, 4)
+        for axes, (name, found) in zip(panels.flat, weights().items(), strict=True):
+            shown = np.where(lower, found / np.quantile(np.abs(found[lower]), 0.98), np.nan)
+            axes.imshow(shown, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
+            axes.set(xticks=[], yticks=[], title=name)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("token i", color=FAINT)
+        for axes in panels[1]:
+            axes.set_xlabel("token j ≤ i", color=FAINT)
+    return drawn
+
+
+def page_with(page: str, block: str) -> str:
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page needs a line {BEGIN} and, after it, a line {END}")
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+
+
+def save(figure: Figure, name: str, folder: Path) -> None:
+    path = folder / name
+    simulate.save_figure(figure, path, dpi=120)
+    print(f"wrote {path}, {path.stat().st_size / 1000:.0f} kB")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    group.add_argument("--print", action="store_true", help="print the table, write nothing")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="the folder of the pictures")
+    arguments = parser.parse_args(argv)
+    rows = measure()
+    block = table(rows)
+    if arguments.print:
+        print(block)
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    wanted = page_with(page, block)
+    if arguments.check:
+        if page != wanted:
+            print(f"not up to date, run make kin: {PAGE.relative_to(ROOT)}", file=sys.stderr)
+        return int(page != wanted)
+    if page != wanted:
+        write_atomically(PAGE, wanted)
+        print(f"wrote {PAGE}")
+    save(kin_figure(), "kin.png", arguments.images)
+    save(choose_figure(rows), "choose.png", arguments.images)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
