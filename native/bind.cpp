@@ -76,6 +76,7 @@ kt::Problem problem(const nb::dict& d) {
     p.q_scale = view(d, "q_scale");
     p.k_scale = view(d, "k_scale");
     p.sums = address<double>(d, "sums");
+    p.sums_stride = get<int64_t>(d, "sums_stride", 0);
     p.log_scale = address<double>(d, "log_scale");
     p.decay_total = address<double>(d, "decay_total");
     p.bad = address<uint8_t>(d, "bad");

@@ -77,6 +77,7 @@ struct Problem {
 
     // The state, contiguous per row, read and overwritten.
     double* sums = nullptr;         // (rows, m, M + 1): U, and Z as the last column
+    int64_t sums_stride = 0;        // of a decoder: numbers from one of the m to the next, if not M + 1
     double* log_scale = nullptr;    // (rows), null if the map has none
     double* decay_total = nullptr;  // (rows, decay_width), null if there is no decay
     uint8_t* bad = nullptr;         // (rows, M + 1)

@@ -54,21 +54,20 @@ template <class T, int rows, int vecs> struct Tile {
     }
 };
 
-// f(rows of a tile, first row) for tiles that cover `rows`: of 6 rows, then of 4, 2 and 1.
+// f(rows of a tile, first row) for tiles that cover `rows`: of 6 rows, then of 4 and 1.
 template <class F> KT_INLINE void by_rows(int64_t rows, F&& f) {
     int64_t i = 0;
     for (; i + TILE_ROWS <= rows; i += TILE_ROWS) f(std::integral_constant<int, TILE_ROWS>{}, i);
     if (rows - i >= 4) f(std::integral_constant<int, 4>{}, std::exchange(i, i + 4));
-    if (rows - i >= 2) f(std::integral_constant<int, 2>{}, std::exchange(i, i + 2));
-    if (rows - i >= 1) f(std::integral_constant<int, 1>{}, i);
+    for (; i < rows; ++i) f(std::integral_constant<int, 1>{}, i);
 }
 
-// f(registers of a tile, first column) for tiles that cover `cols`, a multiple of the lanes.
+// Columns come in whole tiles: more kinds of tiles would be more code than a wheel has room for.
+template <class T> constexpr int TILE_COLUMNS = TILE_VECS * LANES<T>;
+
+// f(registers of a tile, first column) for tiles that cover `cols`, a multiple of TILE_COLUMNS.
 template <class T, class F> KT_INLINE void by_cols(int64_t cols, F&& f) {
-    int64_t j = 0;
-    for (; j + TILE_VECS * LANES<T> <= cols; j += TILE_VECS * LANES<T>)
-        f(std::integral_constant<int, TILE_VECS>{}, j);
-    for (; j < cols; j += LANES<T>) f(std::integral_constant<int, 1>{}, j);
+    for (int64_t j = 0; j < cols; j += TILE_COLUMNS<T>) f(std::integral_constant<int, TILE_VECS>{}, j);
 }
 
 }  // namespace KT_ISA

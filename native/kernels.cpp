@@ -1,4 +1,5 @@
-// The kernels of one instruction set: this file is compiled once for each.
+// The kernels of one instruction set. This file is compiled twice for each: for arithmetic in float32
+// and, with KT_WIDE, in float64.
 #include "core.h"
 #include "grad.h"
 #include "pool.h"
@@ -235,13 +236,6 @@ template <class T> void run(const Problem& p, Control& control) {
     for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T>(s, r, stream, control);
 }
 
-void forward(const Problem& p, Control& control) {
-    if (p.type == Type::f64)
-        run<double>(p, control);
-    else
-        run<float>(p, control);
-}
-
 template <class T> void run_backward(const Problem& p, const Gradient& g, Control& control) {
     const Sizes<T> s(p);
     const int64_t matrix = p.features.inputs * p.features.columns, bias = p.features.columns;
@@ -281,18 +275,36 @@ template <class T> void run_step(const Problem& p, int threads) {
     });
 }
 
-void step(const Problem& p, int threads) {
-    if (p.type == Type::f64)
-        run_step<double>(p, threads);
-    else
-        run_step<float>(p, threads);
+}  // namespace
+
+void forward_wide(const Problem& p, Control& control);
+void backward_wide(const Problem& p, const Gradient& g, Control& control);
+void step_wide(const Problem& p, int threads);
+
+#if defined(KT_WIDE)
+
+void forward_wide(const Problem& p, Control& control) { run<double>(p, control); }
+
+void backward_wide(const Problem& p, const Gradient& g, Control& control) {
+    run_backward<double>(p, g, control);
+}
+
+void step_wide(const Problem& p, int threads) { run_step<double>(p, threads); }
+
+#else
+
+namespace {
+
+void forward(const Problem& p, Control& control) {
+    p.type == Type::f64 ? forward_wide(p, control) : run<float>(p, control);
 }
 
 void backward(const Problem& p, const Gradient& g, Control& control) {
-    if (p.type == Type::f64)
-        run_backward<double>(p, g, control);
-    else
-        run_backward<float>(p, g, control);
+    p.type == Type::f64 ? backward_wide(p, g, control) : run_backward<float>(p, g, control);
+}
+
+void step(const Problem& p, int threads) {
+    p.type == Type::f64 ? step_wide(p, threads) : run_step<float>(p, threads);
 }
 
 }  // namespace
@@ -301,6 +313,8 @@ void backward(const Problem& p, const Gradient& g, Control& control) {
 #define KT_NAME(x) KT_TEXT(x)
 extern const Kernels table;
 const Kernels table = {KT_NAME(KT_ISA), forward, backward, step};
+
+#endif
 
 }  // namespace KT_ISA
 }  // namespace kt

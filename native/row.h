@@ -33,11 +33,11 @@ template <class T> struct Sizes {
         d = p.features.inputs;
         m = p.features.count;
         M = p.width;
-        Mp = round_up(M, LANES<T>);
+        Mp = round_up(M, TILE_COLUMNS<T>);
         quadratic = p.features.map == Map::quadratic;
         C = p.chunk > 0 ? std::min(p.chunk, SPAN) : quadratic || !p.causal ? SPAN : BLOCK;
         if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = LONG_BLOCK;  // beyond L2
-        Cp = round_up(C, TILE_VECS * LANES<T>);
+        Cp = round_up(C, TILE_COLUMNS<T>);
         panel = quadratic ? std::min(m, std::max<int64_t>(PANEL / Cp, 6) / 6 * 6) : m;
         has_scale = p.log_scale != nullptr;
         decays = p.decay_width > 0;
@@ -219,7 +219,7 @@ template <class T> class Row {
     std::vector<uint8_t> bad_here;
     Prefetch prefetch;
 
-    int64_t tile_columns(int64_t n) const { return round_up(n, TILE_VECS * LANES<T>); }
+    int64_t tile_columns(int64_t n) const { return round_up(n, TILE_COLUMNS<T>); }
 
     template <int R, int N, class F> static KT_INLINE void each(F&& f) {
 #pragma GCC unroll 8

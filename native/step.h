@@ -11,7 +11,8 @@ template <class T> class Steps {
   public:
     explicit Steps(const Problem& p)
         : p(p), together(p.features.weight_heads > 1 ? 1 : TILE_VECS * LANES<T>),
-          C(TILE_VECS * LANES<T>), map(p.features, C, arena) {
+          C(TILE_VECS * LANES<T>), W(p.width + 1), stride(p.sums_stride ? p.sums_stride : W),
+          map(p.features, C, arena) {
         const Features& f = p.features;
         x = arena.take<T>((f.inputs + 1) * C);
         rows = arena.take<T>(C * f.inputs);
@@ -20,8 +21,12 @@ template <class T> class Steps {
         ls_k = arena.take<double>(C);
         ls_q = arena.take<double>(p.groups * C);
         where = arena.take<double>(C);
-        value = arena.take<double>(p.width + 1);
-        mixed = arena.take<double>(p.groups * (p.width + 1));
+        value = arena.take<double>(stride);
+        mixed = arena.take<double>(p.groups * stride);
+        std::fill(value, value + stride, 0.0);
+        keep = arena.take<double>(f.count);
+        k = arena.take<double>(f.count);
+        q = arena.take<double>(f.count);
         narrow = arena.take<T>(p.width);
         for (int64_t j = 0; j < C; ++j) {
             where[j] = double(p.start);
@@ -60,19 +65,23 @@ template <class T> class Steps {
     }
 
     void token(int64_t r, int64_t lane) {
-        const int64_t m = p.features.count, W = p.width + 1, w = p.decay_width;
+        const int64_t m = p.features.count, w = p.decay_width;
         uint8_t* bad = p.bad + r * W;
-        bool spoilt = false;
+        read_token<T>(p.v, p.type, r, 0, p.width, T(1), narrow);
+        uint8_t spoilt = bad_k[std::size_t(lane)];
+        if (spoilt || !all_finite(narrow, p.width))
+            for (int64_t c = 0; c < p.width; ++c) {
+                const bool fine = std::isfinite(narrow[c]);
+                bad[c] |= !fine || bad_k[std::size_t(lane)];
+                if (!fine) narrow[c] = 0;
+            }
         for (int64_t c = 0; c < p.width; ++c) {
-            value[c] = double(read<T>(p.v.at(r, 0) + c * p.v.element, p.type));
-            const bool fine = std::isfinite(value[c]);
-            bad[c] |= !fine || bad_k[std::size_t(lane)];
-            if (!fine) value[c] = 0;
-            spoilt |= bad[c] != 0;
+            value[c] = double(narrow[c]);
+            spoilt |= bad[c];
         }
         value[p.width] = 1;
         bad[p.width] |= bad_k[std::size_t(lane)];
-        spoilt |= bad[p.width] != 0;
+        spoilt |= bad[p.width];
 
         double slowest = 0, add = 1, shift = 0;
         if (w > 0) {
@@ -88,23 +97,21 @@ template <class T> class Steps {
             shift = old - now;
             p.log_scale[r] = now;
         }
-        std::fill(mixed, mixed + p.groups * W, 0.0);
-        double keep = w == 0 && shift == 0 ? 1 : std::exp(shift + (w ? decay(r, 0) : 0));
-        double* U = p.sums + r * m * W;
-        for (int64_t f = 0; f < m; ++f, U += W) {
-            if (w > 1) keep = std::exp(shift + decay(r, f));
-            const double k = double(phi_k[f * C + lane]) * add;
-            if (p.groups == 1) {
-                const double q = double(phi_q[f * C + lane]);
-                pass(U, keep, k, W, [&](int64_t c, auto u) { put(mixed + c, get<decltype(u)>(mixed + c) + u * q); });
-            } else {
-                pass(U, keep, k, W, [&](int64_t c, auto u) {
-                    for (int64_t g = 0; g < p.groups; ++g) {
-                        const double q = double(phi_q[(g * m + f) * C + lane]);
-                        put(mixed + g * W + c, get<decltype(u)>(mixed + g * W + c) + u * q);
-                    }
-                });
-            }
+        const double all = w == 0 && shift == 0 ? 1 : std::exp(shift + (w ? decay(r, 0) : 0));
+        for (int64_t f = 0; f < m; ++f) {
+            keep[f] = all;
+            if (w > 1) keep[f] = std::exp(shift + decay(r, f));
+            k[f] = double(phi_k[f * C + lane]) * add;
+        }
+        for (int64_t g = 0; g < p.groups; ++g) {
+            for (int64_t f = 0; f < m; ++f) q[f] = double(phi_q[(g * m + f) * C + lane]);
+            double* U = p.sums + r * m * stride;
+            if (g > 0)
+                pass<0>(U, mixed + g * stride);
+            else if (w == 0 && all == 1)
+                pass<1>(U, mixed);
+            else
+                pass<2>(U, mixed);
         }
         for (int64_t g = 0; g < p.groups; ++g) write_out(r, g, lane, bad, spoilt);
     }
@@ -113,32 +120,55 @@ template <class T> class Steps {
         return double(read<T>(p.log_decay.at(r, 0) + f * p.log_decay.element, type_of<T>));
     }
 
-    template <class V> static KT_INLINE V get(const double* from) {
-        V v;
-        __builtin_memcpy(&v, from, sizeof v);
-        return v;
+    // U ← keep·U + k·value and out = qᵀU, some rows of U at a time, so that `value` and `out` are read
+    // less often. `how`: 0 only reads U, 1 keeps all of it, 2 multiplies.
+    template <int how> void pass(double* U, double* out) const {
+        constexpr int N = how == 1 ? 4 : 2;
+        const int64_t m = p.features.count;
+        std::fill(out, out + stride, 0.0);
+        int64_t f = 0;
+        for (; f + N <= m; f += N) rows_at<how, N>(U + f * stride, f, out);
+        for (; f < m; ++f) rows_at<how, 1>(U + f * stride, f, out);
     }
-    template <class V> static KT_INLINE void put(double* to, V v) { __builtin_memcpy(to, &v, sizeof v); }
 
-    // U ← keep·U + k·value, and what `use` makes of the new U; a keep of 0 forgets, whatever it was.
-    template <class F> KT_INLINE void pass(double* U, double keep, double k, int64_t W, F&& use) const {
+    template <int how, int N>
+    KT_INLINE void rows_at(double* __restrict U, int64_t f, double* __restrict out) const {
+        constexpr int64_t L = LANES<double>;
+        const int64_t S = stride, end = std::min(S, round_up(W, L));
+        const double* __restrict add = value;
+        Vec<double> keeps[N], ks[N], qs[N];
+        for (int i = 0; i < N; ++i) {
+            keeps[i] = splat(keep[f + i]);
+            ks[i] = splat(k[f + i]);
+            qs[i] = splat(q[f + i]);
+            if (how == 2 && keep[f + i] == 0) std::fill(U + i * S, U + i * S + W, 0.0);  // NaN too
+        }
         int64_t c = 0;
-        for (; c + LANES<double> <= W; c += LANES<double>) {
-            Vec<double> u = keep == 0 ? Vec<double>{} : load(U + c) * keep;
-            u = u + load(value + c) * k;
-            store(U + c, u);
-            use(c, u);
+        for (; c + L <= end; c += L) {
+            Vec<double> total = load(out + c);
+            const Vec<double> v = load(add + c);
+#pragma GCC unroll 4
+            for (int i = 0; i < N; ++i) {
+                if (c % 8 == 0) __builtin_prefetch(U + (N + i) * S + c, 1);
+                Vec<double> u = load(U + i * S + c);
+                if (how == 2) u = u * keeps[i];
+                if (how) store(U + i * S + c, u = u + v * ks[i]);
+                total += u * qs[i];
+            }
+            store(out + c, total);
         }
-        for (; c < W; ++c) {
-            const double u = (keep == 0 ? 0.0 : U[c] * keep) + value[c] * k;
-            U[c] = u;
-            use(c, u);
-        }
+        for (; c < W; ++c)
+            for (int i = 0; i < N; ++i) {
+                double& u = U[i * S + c];
+                if (how == 2) u = u * keeps[i][0];
+                if (how) u = u + add[c] * ks[i][0];
+                out[c] += u * qs[i][0];
+            }
     }
 
     void write_out(int64_t r, int64_t g, int64_t lane, const uint8_t* bad, bool spoilt) {
-        const int64_t W = p.width + 1, q = r * p.groups + g;
-        const double* sums = mixed + g * W;
+        const int64_t at = r * p.groups + g;
+        const double* sums = mixed + g * stride;
         const double total = sums[p.width];
         const bool whole = bad_q[std::size_t(g * C + lane)];
         const bool zero = p.normalize && total == 0 && !whole && !bad[p.width];
@@ -147,7 +177,9 @@ template <class T> class Steps {
             const double ref = p.log_scale[r] == -INF ? 0 : p.log_scale[r];
             factor = std::exp(ls_q[g * C + lane] + ref);
         }
-        for (int64_t c = 0; c < p.width; ++c) {
+        const bool plain = p.normalize && total != 0 && !spoilt && !whole;
+        for (int64_t c = 0; c < p.width && plain; ++c) narrow[c] = T(sums[c] / total);
+        for (int64_t c = 0; c < p.width && !plain; ++c) {
             double y = !p.normalize ? (factor == 0 ? 0 : sums[c] * factor)
                        : total == 0 ? p.zero_fill
                                     : sums[c] / total;
@@ -155,16 +187,17 @@ template <class T> class Steps {
                 if (whole || bad[c]) y = std::numeric_limits<double>::quiet_NaN();
             narrow[c] = T(y);
         }
-        write_token(p.output, p.output_type, q, 0, p.width, narrow);
-        p.zero[q] = zero;
+        write_token(p.output, p.output_type, at, 0, p.width, narrow);
+        p.zero[at] = zero;
     }
 
     const Problem& p;
-    const int64_t together, C;
+    const int64_t together, C, W, stride;
     Arena arena;
     Mapper<T> map;
     T *x, *rows, *phi_k, *phi_q, *narrow;
     double *ls_k, *ls_q, *where, *value, *mixed;
+    double *keep, *k, *q;  // of every feature, for the row at hand
     std::vector<uint8_t> bad_k, bad_q;
 };
 

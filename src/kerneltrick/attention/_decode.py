@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class Decoder:
         if carry.bad is not None:
             bad[...] = carry.bad
         # The buffers that every step changes in place.
-        self._sums = np.array(carry.sums.hi, order="C")
+        self._sums = _in_lines(carry.sums.hi)
         self._scales = None if carry.log_scale is None else np.array(carry.log_scale, order="C")
         self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
@@ -208,6 +209,16 @@ class Decoder:
     def nbytes(self) -> int:
         """The bytes a step reads and writes."""
         return int(self._sums.nbytes)
+
+
+def _in_lines(x: Any) -> Any:
+    """A copy of x (..., w) each of whose rows begins on a cache line."""
+    width = -(-x.shape[-1] // 8) * 8
+    raw = np.zeros(math.prod(x.shape[:-1]) * width + 8)
+    first = -raw.ctypes.data // 8 % 8
+    rows = raw[first : len(raw) - 8 + first].reshape(*x.shape[:-1], width)
+    rows[..., : x.shape[-1]] = x
+    return rows[..., : x.shape[-1]]
 
 
 def _values(x: Any) -> Any:

@@ -352,7 +352,8 @@ def decoder(
     for name in ("q", "k", "v", "log_decay"):
         buffers.call.pop(name, None)
     buffers.call["decay_width"] = total.shape[-1]
-    buffers.array("sums", sums)
+    buffers.alive.append(sums)
+    buffers.call["sums"], buffers.call["sums_stride"] = _address(sums), sums.strides[-2] // 8
     buffers.array("log_scale", log_scale)
     buffers.array("decay_total", total)
     buffers.array("bad", bad)
