@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from kerneltrick.labs.grader._hints import of_mistake
 from kerneltrick.labs.grader._process import Died, Slow
 
 LAB = LABS["02"]
+QUICK = replace(LAB, exercises=tuple(replace(e, memory=None) for e in LAB.exercises))
+"""The lab without measuring memory, which takes most of the time."""
 RIGHT = right_answers(LAB)["right_numpy"]
 WRONG = [(number, name) for number, lab in LABS.items() for name in wrong_answers(lab)]
 OTHERS = [(number, name) for number, lab in LABS.items() for name in right_answers(lab)]
@@ -48,9 +51,9 @@ def check(source, server, lab=LAB):
     return {f.name: f for f in report.functions}, report
 
 
-def changed(text, server):
+def changed(text, server, lab=QUICK):
     """The results for a right solution with `text` behind it."""
-    return check(RIGHT + "\n\n" + textwrap.dedent(text), server)
+    return check(RIGHT + "\n\n" + textwrap.dedent(text), server, lab)
 
 
 def command(*arguments):
@@ -60,6 +63,11 @@ def command(*arguments):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), caught as ended:
         main([str(argument) for argument in arguments])
     return ended.value.code, out.getvalue(), err.getvalue()
+
+
+def only(lab, names):
+    """The lab with these exercises alone: all others are those of right_numpy, graded elsewhere."""
+    return replace(lab, exercises=tuple(e for e in lab.exercises if e.name in names))
 
 
 def reached(source, name):
@@ -91,13 +99,14 @@ class TestAnswers:
         lab = LABS[number]
         source = wrong_answers(lab)[name]
         function, hint = intended(lab, name)
-        found, report = check(source, server, lab)
+        found, report = check(source, server, only(lab, {function, *reached(source, function)}))
         assert not found[function].right
         assert hint in " ".join(found[function].hint.split())
         assert report.score < 1
-        others = {f.name for f in found.values() if not f.right} - {function}
-        assert others <= reached(source, function)
-        for other in others:
+        own = (ROOT / "tests" / "answers" / f"lab{number}" / f"{name}.py").read_text("utf-8")
+        defined = {x.name for x in ast.parse(own).body if isinstance(x, ast.FunctionDef)}
+        assert defined & {e.name for e in lab.exercises} <= found.keys()
+        for other in {f.name for f in found.values() if not f.right} - {function}:
             assert "which is not right yet" in found[other].hint
 
     def test_there_are_enough_of_them(self):
@@ -117,15 +126,15 @@ class TestAnswers:
         lab = LABS[number]
         for exercise in lab.exercises:
             assert exercise.cases
+            right = grader.Mistake("", getattr(lab.reference, exercise.name))
             for mistake in exercise.mistakes:
-                outcomes = [_same(lab, exercise, mistake, case) for case in exercise.cases]
+                outcomes = (_same(exercise, right, mistake, case) for case in exercise.cases)
                 assert not all(outcomes), (exercise.name, mistake.hint)
 
 
-def _same(lab, exercise, mistake, case):
+def _same(exercise, reference, mistake, case):
     """Whether a mistake gives the right answer to a case."""
-    right = of_mistake(grader.Mistake("", getattr(lab.reference, exercise.name)), case)
-    wrong = of_mistake(mistake, case)
+    right, wrong = of_mistake(reference, case), of_mistake(mistake, case)
     if isinstance(right, Exception) or isinstance(wrong, Exception):
         return isinstance(right, Exception) and isinstance(wrong, Exception)
     if exercise.judge is not None:
@@ -142,6 +151,31 @@ class TestBadInput:
         assert found["elu_feature_map"].hint == "the function is missing"
         assert sum(f.right for f in found.values()) == 4
         assert report.score == pytest.approx(4 / 5)
+
+    def test_a_misspelt_function_is_found(self, server):
+        found, _ = check(RIGHT.replace("def elu_feature_map", "def elu_featuremap"), server)
+        assert found["elu_feature_map"].hint == (
+            "the function is missing; is elu_featuremap meant to be it?"
+        )
+
+    def test_parameters_in_another_order_are_named(self, server):
+        found, _ = changed(
+            "def linear_attention_order(feature_map, Q, K, V, normalize=False): return V", server
+        )
+        assert found["linear_attention_order"].hint == (
+            "its parameters are (feature_map, Q, K, V, normalize); the order must be "
+            "(Q, K, V, feature_map, normalize)"
+        )
+
+    def test_further_parameters_with_defaults_do_no_harm(self, server):
+        assert changed("def simple_feature_map(x, scale=1.0): return x * scale", server)[1].right
+
+    @pytest.mark.parametrize("statement", ["result = endless()", "@endless()\ndef helper(): pass"])
+    def test_a_statement_that_never_ends_stops_no_function(self, statement, hurried):
+        text = f"def endless():\n    while True:\n        pass\n\n\n{statement}\n"
+        found, report = changed(text, hurried)
+        assert all(f.right for f in found.values())
+        assert report.problems[0].hint.startswith("never ends, or takes too long while the file")
 
     def test_a_name_that_is_no_function(self, server):
         found, _ = changed("elu_feature_map = 3", server)
@@ -234,6 +268,18 @@ class TestBadInput:
         assert report.score == 0
         assert "bytes" in report.problems[0].hint
 
+    def test_lines_are_counted_as_python_does(self, server):
+        found, _ = check("\x0c# \u2028\ndef elu_feature_map(x):\n    return x x\n", server)
+        assert found["elu_feature_map"].hint.endswith("(line 3: return x x)")
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+    def test_another_encoding_is_named(self, encoding, server):
+        report = grader.grade(LAB, ("# é\n" + RIGHT).encode(encoding, "replace"), server=server)
+        assert report.functions[0].hint.endswith("save it as UTF-8")
+
+    def test_a_byte_order_mark(self, server):
+        assert grader.grade(LAB, RIGHT.encode("utf-8-sig"), server=server).right
+
     def test_windows_line_ends(self, server):
         _, report = check(RIGHT.replace("\n", "\r\n"), server)
         assert report.right
@@ -299,6 +345,82 @@ class TestHints:
         found, _ = check(source, server, lab)
         assert found["compare_to_softmax"].hint.startswith("the key 'max_diff' is missing")
 
+    def test_of_a_mistake_asks_that_right_answers_agree_too(self, server):
+        """Twice the pairs of a causal layer, all else right: not floating-point operations."""
+        lab = only(LABS["01"], {"softmax_multiply_adds"})
+        found, _ = check(
+            "def softmax_multiply_adds(n, D, M, causal=False):\n"
+            "    return (n * (n + 1) if causal else n * n) * (D + M)\n",
+            server,
+            lab,
+        )
+        hint = found["softmax_multiply_adds"].hint
+        assert hint.startswith("wrong ")
+        assert hint.endswith("your answer is 2 times the right one")
+
+    def test_of_the_wrong_exception(self, server):
+        source = (
+            "def compute_implicit_attention(Q, K, feature_map):\n"
+            "    weights = feature_map(Q) @ feature_map(K).T\n"
+            "    total = weights.sum(axis=AXIS, keepdims=True)\n"
+            "    if (total == 0).any(): raise ValueError('no weight')\n"
+            "    return weights / total\n"
+        )
+        lab = only(LABS["03"], {"compute_implicit_attention"})
+        found, _ = check(source.replace("AXIS", "1"), server, lab)
+        hint = found["compute_implicit_attention"].hint
+        assert hint.startswith("ValueError: no weight (line 4")
+        assert hint.endswith("for a query without weight, where ZeroDivisionError is to be raised")
+        found, _ = check(source.replace("AXIS", "0"), server, lab)
+        assert found["compute_implicit_attention"].hint.startswith("the columns add up to 1")
+
+    def test_a_weight_of_zero_or_below_is_no_reason_to_raise(self, server):
+        source = (
+            "def compute_implicit_attention(Q, K, feature_map):\n"
+            "    weights = feature_map(Q) @ feature_map(K).T\n"
+            "    if (weights BOUND).any(): raise ZeroDivisionError\n"
+            "    return weights / weights.sum(axis=1, keepdims=True)\n"
+        )
+        lab = only(LABS["03"], {"compute_implicit_attention"})
+        for bound in ("< 0", "== 0"):
+            found, _ = check(source.replace("BOUND", bound), server, lab)
+            assert not found["compute_implicit_attention"].right
+
+    def test_of_a_part_of_a_returned_value(self, server):
+        lab = LABS["07"]
+        source = right_answers(lab)["right_numpy"] + (
+            "\n\n_right = recurrent_attention\n"
+            "def recurrent_attention(*a, **k):\n"
+            "    output, (U, Z) = _right(*a, **k)\n"
+            "    return output, (Z, U)\n"
+        )
+        found, _ = check(source, server, only(lab, {"recurrent_attention"}))
+        assert found["recurrent_attention"].hint.startswith(
+            "part 1 of the second returned value is an array of shape (4,); (4, 3) is expected"
+        )
+
+    def test_several_numbers_may_come_as_an_array(self, server):
+        lab = LABS["05"]
+        text = "\n\n_right = dot_product_moments\ndef dot_product_moments(*a, **k):\n    "
+        source = right_answers(lab)["right_numpy"] + text + "return np.array(_right(*a, **k)) * "
+        lab = only(lab, {"dot_product_moments"})
+        assert check(source + "1\n", server, lab)[1].right
+        found, _ = check(source + "[1, 1, 2]\n", server, lab)
+        assert "third returned value is 2 times" in found["dot_product_moments"].hint
+
+    def test_what_a_terminal_would_obey_is_not_quoted(self, server):
+        text = "def elu_feature_map(x):\n    raise ValueError('\\x1b[2J \\ud800 \\u202e \\0')\n"
+        found, report = changed(text, server)
+        assert found["elu_feature_map"].hint.isprintable()
+        json.dumps(report.to_json(), ensure_ascii=False).encode()
+
+    def test_is_short_whatever_was_returned(self, server):
+        found, _ = changed(
+            "def elu_feature_map(x):\n    return {'k' * 9000 + str(i): i for i in range(100)}\n",
+            server,
+        )
+        assert len(found["elu_feature_map"].hint) <= 600
+
     def test_truth_is_no_number(self, server):
         found, _ = changed("def verify_associativity(Q, K, V): return 1\n", server)
         assert "True or False is expected" in found["verify_associativity"].hint
@@ -307,6 +429,9 @@ class TestHints:
         assert _compare.equal(np.float32(1), 1.0, 1e-4)
         assert not _compare.equal(True, 1.0, 1e-4)
         assert not _compare.equal(7, 8, 0.5)
+        assert not _compare.equal(np.uint8(7), 1000, 0.5)
+        assert not _compare.equal(np.int64(-(2**63)), 2**63, 0.5)
+        assert _compare.equal(np.uint64(2**63), 2**63, 0.5)
         assert _compare.equal(8.0, 8, 1e-4)
         assert _compare.equal(np.array([np.nan, 1]), np.array([np.nan, 1]), 1e-4)
         assert not _compare.equal(np.array([0.0, 1]), np.array([np.nan, 1]), 1e-4)
@@ -511,7 +636,53 @@ class TestHostile:
     def test_the_reference_is_out_of_reach(self, attempt, server):
         found, _ = changed(f"def elu_feature_map(x):\n    {attempt}\n", server)
         hint = self.only(found, "elu_feature_map")
-        assert "ImportError: kerneltrick cannot be" in hint or "PermissionError" in hint
+        refusals = ("ImportError: kerneltrick cannot be", "PermissionError", "ModuleNotFoundError")
+        assert any(refusal in hint for refusal in refusals)
+
+    REFERENCE = ROOT / "src" / "kerneltrick" / "labs" / "kernel_trick.py"
+
+    @pytest.mark.parametrize(
+        "attempt",
+        [
+            f"import subprocess; exec(subprocess.check_output(['cat', {str(REFERENCE)!r}]))",
+            f"import ctypes; 1 / (1 + ctypes.CDLL(None).open({str(REFERENCE).encode()!r}, 0))",
+            f"import os; at = os.open({str(REFERENCE.parent.parent)!r}, 0); "
+            "os.open('labs/kernel_trick.py', 0, dir_fd=at)",
+            f"import os; os.path.join = os.lstat = None; open({str(REFERENCE)!r})",
+        ],
+    )
+    def test_the_reference_is_not_there_for_other_programs_either(self, attempt, server):
+        found, _ = changed(
+            f"_right = elu_feature_map\ndef elu_feature_map(x):\n    {attempt}\n"
+            "    return _right(x)\n",
+            server,
+        )
+        if "files" not in server.walls:
+            pytest.skip("no mount namespaces here")
+        self.only(found, "elu_feature_map")
+
+    @pytest.mark.parametrize("namespaces", [True, False])
+    def test_other_processes_cannot_be_signalled(self, namespaces):
+        bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        try:
+            with grader.Server(grader.Limits(call=2, namespaces=namespaces)) as server:
+                found, _ = changed(
+                    f"""
+                    def elu_feature_map(x):
+                        import os
+                        os.kill({bystander.pid}, 9)
+                    def simple_feature_map(x):
+                        import os
+                        os.killpg({os.getpgid(bystander.pid)}, 0)
+                    """,
+                    server,
+                )
+            for name in ("elu_feature_map", "simple_feature_map"):
+                assert "other processes cannot be signalled" in found[name].hint
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            bystander.wait()
 
     @pytest.mark.parametrize(
         "patch",
@@ -641,6 +812,7 @@ class TestHostile:
                 return output
             """,
             server,
+            LAB,
         )
         assert "peak memory grows as n²" in self.only(found, "linear_attention_order")
 
@@ -654,6 +826,10 @@ class TestHostile:
             "Ellipsis",
             "(i for i in x)",
             "endless(())",
+            "np.zeros(6 * 10**6)",
+            "np.broadcast_to(0.0, (10**6, 10**6))",
+            "{i * (2**61 - 1): 0 for i in range(5000)}",
+            "Hostile([1])",
         ):
             found, _ = changed(
                 f"""
@@ -661,12 +837,41 @@ class TestHostile:
                     for _ in range(10_000):
                         x = (x,)
                     return x
+                class Hostile(list):
+                    def __len__(self): raise RuntimeError
+                    def __iter__(self): raise RuntimeError
                 def elu_feature_map(x):
                     return {answer}
                 """,
                 hurried,
+                only(LAB, {"simple_feature_map", "elu_feature_map"}),
             )
-            self.only(found, "elu_feature_map")
+            assert self.only(found, "elu_feature_map").startswith("returns ")
+
+    def test_answers_that_are_read_away(self, hurried):
+        """The student's end of a pipe can be opened for reading."""
+        found, _ = changed(
+            """
+            import os, threading
+            def steal(number):
+                try:
+                    pipe = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+                except OSError:
+                    return
+                while True:
+                    try:
+                        os.read(pipe, 1)
+                    except OSError:
+                        pass
+            def elu_feature_map(x):
+                for number in range(3, 12):
+                    threading.Thread(target=steal, args=(number,), daemon=True).start()
+                return x
+            """,
+            hurried,
+            only(LAB, {"elu_feature_map"}),
+        )
+        assert not found["elu_feature_map"].right
 
     def test_signals_and_exits_at_the_end(self, hurried):
         _, report = changed(
@@ -739,6 +944,14 @@ class TestProcess:
         for broken in (b"", b"123", b"\0" * 8, _wire.pack({}, x=np.ones(5))[:-1]):
             with pytest.raises(_wire.Unreadable):
                 _wire.unpack(broken)
+        keys = [[["value", i], ["value", 0]] for i in range(1001)]
+        twice = [["array", "<f8", [2], 0]] * 2
+        for tree in (["dict", keys], ["list", twice], ["array", "<f8", [2], -8]):
+            head = json.dumps({"fields": {}, "values": {"x": tree}}).encode()
+            with pytest.raises(_wire.Unreadable):
+                _wire.unpack(_wire.HEAD.pack(len(head), 16) + head + bytes(16))
+        with pytest.raises(_wire.Unreadable):
+            _wire.size(_wire.HEAD.pack(5 * 2**20, 0))
 
     @pytest.mark.parametrize("seed", range(20))
     def test_damaged_messages_are_unreadable_or_data(self, seed):
@@ -801,6 +1014,19 @@ class TestStart:
         with pytest.raises(KeyboardInterrupt):
             grader.start(LAB, tmp_path / "a" / "b")
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_with_spaces_is_quoted(self, tmp_path):
+        code, out, _ = command("lab", "start", "02", tmp_path / "my lab")
+        assert code == 0
+        assert f"kerneltrick lab check '{tmp_path / 'my lab'}'" in out
+
+    @pytest.mark.parametrize("below", ["", "deeper"])
+    def test_a_file_in_the_place_of_the_folder(self, below, tmp_path):
+        (tmp_path / "taken").write_text("mine")
+        code, _, err = command("lab", "start", "02", tmp_path / "taken" / below)
+        assert code == 1
+        assert "cannot write" in err
+        assert (tmp_path / "taken").read_text() == "mine"
 
     def test_goes_beside_other_files(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
@@ -882,6 +1108,26 @@ class TestCheck:
         assert "notes.py" in err
         found = json.loads(command("lab", "check", tmp_path, "--json")[1])
         assert [s["file"] for s in found["submissions"]] == [row[0] for row in rows]
+
+    def test_what_cannot_be_read_is_left_out(self, tmp_path):
+        (tmp_path / "Zoë Müller" / "sub folder").mkdir(parents=True)
+        (tmp_path / "Zoë Müller" / "sub folder" / "kernel_trick.py").write_text(RIGHT)
+        (tmp_path / "nowhere.py").symlink_to("/nowhere")
+        (tmp_path / "circle").symlink_to(tmp_path)
+        os.mkfifo(tmp_path / "pipe.py")
+        (tmp_path / "wide.py").write_bytes(RIGHT.encode("utf-16"))
+        found, unknown = grader.submissions(tmp_path, LABS)
+        assert [s.name for s in found] == ["Zoë Müller/sub folder/kernel_trick.py", "wide.py"]
+        assert [path.name for path in unknown] == ["nowhere.py", "pipe.py"]
+        code, _, err = command("lab", "check", tmp_path / "pipe.py", "--lab", "02")
+        assert code == 2
+        assert "no Python file" in err
+
+    def test_a_pipe_that_closes_early(self, tmp_path):
+        (tmp_path / "kernel_trick.py").write_text("x = 1\n")
+        check_it = f"{sys.executable} -m kerneltrick lab check {tmp_path} | true"
+        done = subprocess.run(check_it, shell=True, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
 
     def test_the_lab_can_be_told(self, tmp_path):
         path = tmp_path / "homework.py"

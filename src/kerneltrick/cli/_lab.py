@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 WALLS = {
     "network": "the network is closed by Python only",
-    "processes": "processes that hide well may outlive the grading",
+    "processes": "clever code can end other processes, or outlive the grading",
     "files": "student code can change the files that you can change",
 }
 
@@ -88,7 +89,7 @@ def _start(
     typer.echo("Next:")
     typer.echo(f"  1. read {target / 'README.md'}")
     typer.echo(f"  2. write the functions marked YOUR CODE HERE in {target / lab.file}")
-    typer.echo(f"  3. kerneltrick lab check {target}")
+    typer.echo(f"  3. kerneltrick lab check {shlex.quote(str(target))}")
 
 
 @lab_app.command("check")
@@ -127,9 +128,11 @@ def _check(
     found, unknown = grader.submissions(where, grader.labs(), lab)
     if not found:
         known = ", ".join(Path(lab.file).name for lab in grader.labs().values())
+        if lab is not None:
+            raise UsageError(f"no Python file found in {where}")
         raise UsageError(f"no lab found in {where}; looked for {known}, or give --lab")
     for path in unknown:
-        typer.echo(f"left out, no function of a lab in it: {path}", err=True)
+        typer.echo(f"left out, no function of a lab can be read in it: {path}", err=True)
     reports = _grade(found, grader.Limits(call=seconds, total=6 * seconds))
     if as_json:
         typer.echo(_json(reports, single=where.is_file() or len(found) == 1))

@@ -119,11 +119,11 @@ class Student:
             self.tree, self.problems = parse(source, filename)
         except (SyntaxError, UnicodeDecodeError, LookupError) as error:
             self.tree = ast.Module([], [])
-            text = f"the file cannot be read as text: {error}"
+            text = f"the file cannot be read as text ({error}); save it as UTF-8"
             self.problems = [{"line": None, "text": text, "type": "SyntaxError", "all": True}]
 
-    def run(self, careful: bool, at: Callable[[int], None]) -> None:
-        """Execute it; when `careful`, definitions, imports and assignments only."""
+    def run(self, without: list[int] | None, at: Callable[[int], None]) -> None:
+        """Execute it; see `Worker.load`. `at` is told the line of each statement."""
         sys.modules[self.module.__name__] = self.module
         flags = 0
         for node in self.tree.body:
@@ -131,15 +131,23 @@ class Student:
                 names = (getattr(future, alias.name, None) for alias in node.names)
                 flags |= sum(feature.compiler_flag for feature in names if feature)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                inner = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-                self.functions[node.name] = {"line": node.lineno, "uses": sorted(set(inner))}
-            elif careful and not isinstance(
+                self.functions[node.name] = self._about(node)
+            elif without is not None and not isinstance(
                 node, (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
             ):
                 continue
-            else:
-                at(node.lineno)
+            if node.lineno in (without or ()):
+                continue
+            at(node.lineno)
             self._execute(node, flags)
+
+    @staticmethod
+    def _about(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> dict[str, Any]:
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        parameters: list[str] = []
+        if not isinstance(node, ast.ClassDef):
+            parameters = [x.arg for x in (*node.args.posonlyargs, *node.args.args)]
+        return {"line": node.lineno, "uses": sorted(names), "parameters": parameters}
 
     def _execute(self, node: ast.stmt, flags: int) -> None:
         try:
@@ -197,8 +205,11 @@ def call(
     if function is None or not callable(function):
         return {"kind": "missing"}, None
     arguments, options = resolve(arguments), resolve(options)
-    with contextlib.suppress(ValueError):  # a function written in C may have no signature
+    try:
         signature = inspect.signature(function)
+    except Exception:  # a function written in C may have none, a student's class may do anything
+        signature = None
+    if signature is not None:
         try:
             signature.bind(*arguments, **options)
         except TypeError as error:
@@ -254,7 +265,7 @@ def work(requests: int, answers: int) -> None:
 
     ticket = fields["ticket"]
     student = Student(values["source"].tobytes(), fields["filename"])
-    student.run(fields["careful"], lambda line: reply({"kind": "at", "line": line}, ticket))
+    student.run(fields["without"], lambda line: reply({"kind": "at", "line": line}, ticket))
     found = {"functions": student.functions, "problems": student.problems}
     reply({"kind": "loaded", **found}, ticket)
     while True:
@@ -287,7 +298,7 @@ def keep(order: dict[str, Any], descriptors: list[int], report: int) -> int:
     """Build the walls, start the worker, and outlive it to end what it leaves behind."""
     _walls.die_with_parent()
     _walls.leave_root(order["readable"])
-    walls = _walls.separate(order["folder"]) if order["namespaces"] else []
+    walls = _walls.separate(order["folder"], order["package"]) if order["namespaces"] else []
     _walls.adopt_orphans()
     worker = os.fork()
     if worker == 0:
@@ -318,6 +329,7 @@ def serve(descriptor: int) -> None:
         if keeper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
+                os.kill(keeper, signal.SIGCONT)  # student code may have stopped it
             code = os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
             keeper = 0
         if not message:
@@ -331,7 +343,7 @@ def serve(descriptor: int) -> None:
         folder = order["folder"]
         if order["namespaces"]:
             if possible is None:
-                possible = _walls.try_namespaces(folder)
+                possible = _walls.try_namespaces(folder, order["package"])
             order["namespaces"] = possible
         order["readable"] = [str(np.__file__), str(os.__file__)]
         reading, writing = os.pipe()

@@ -42,7 +42,7 @@ def equal(found: Any, right: Any, tolerance: float) -> bool:
     if is_truth(right):
         return is_truth(found) and bool(found) == bool(right)
     if isinstance(right, (int, np.integer)):
-        return is_number(found) and bool(abs(found - right) <= 1e-9 * abs(int(right)))
+        return is_number(found) and bool(abs(_exact(found) - int(right)) <= 1e-9 * abs(int(right)))
     if is_number(right):
         return is_number(found) and _close(np.asarray(found), np.asarray(right), tolerance)
     if isinstance(right, (list, tuple)):
@@ -52,6 +52,17 @@ def equal(found: Any, right: Any, tolerance: float) -> bool:
         same = isinstance(found, dict) and right.keys() <= found.keys()
         return same and all(equal(found[key], right[key], tolerance) for key in right)
     return type(found) is type(right) and bool(found == right)
+
+
+def unpacked(found: Any, right: Any) -> Any:
+    """An answer; one that is an array where several numbers are right, as these numbers."""
+    numbers = isinstance(right, (list, tuple)) and all(map(is_number, right))
+    return tuple(found) if numbers and is_array(found) and found.ndim == 1 else found
+
+
+def _exact(x: Any) -> Any:
+    """A number of Python, which does not overflow as NumPy's whole numbers do."""
+    return x.item() if isinstance(x, (np.ndarray, np.generic)) else x
 
 
 def _close(found: Array, right: Array, tolerance: float) -> bool:
@@ -106,7 +117,7 @@ def parts(found: Any, right: Any, label: str = "") -> list[tuple[str, Any, Any]]
         pairs = list(zip(found, right, strict=False))
         names = [
             f"the {ordinals[at]} returned value" if at < len(ordinals) and not label
-            else f"{label or 'the answer'}[{at}]"
+            else f"part {at + 1} of {label or 'the answer'}"
             for at in range(len(pairs))
         ]  # fmt: skip
         return [p for name, (f, r) in zip(names, pairs, strict=True) for p in parts(f, r, name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kerneltrick._text import nearest
@@ -51,7 +51,9 @@ def recognise(path: Path, labs: dict[str, Lab]) -> Lab | None:
             source = file.read(LARGEST_FILE + 1)
     except OSError:
         return None
-    defined = set(re.findall(r"^def\s+(\w+)", source.decode(errors="replace"), re.M))
+    wide = source.startswith((b"\xff\xfe", b"\xfe\xff"))  # cannot be graded, but should be named
+    text = source.decode("utf-16" if wide else "utf-8", errors="replace")
+    defined = set(re.findall(r"^def\s+(\w+)", text, re.M))
     counts = [(len(defined & {e.name for e in lab.exercises}), lab) for lab in labs.values()]
     most = max((count for count, _ in counts), default=0)
     best = [lab for count, lab in counts if count == most]
@@ -63,40 +65,55 @@ def submissions(
 ) -> tuple[list[Submission], list[Path]]:
     """The files to grade below `where`, and the Python files that are of no lab.
 
-    `where` is a file, the folder of a lab, or a folder of any of these.
+    `where` is a file, the folder of a lab, or a folder of any of these. What cannot be read is
+    among the second.
     """
-    found: list[Submission] = []
-    unknown: list[Path] = []
-    _search(where, where if where.is_dir() else where.parent, labs, lab, 0, found, unknown)
-    return found, unknown
+    search = _Search(where if where.is_dir() else where.parent, labs, lab)
+    search.look(where, 0)
+    return search.found, search.unknown
 
 
-def _search(
-    path: Path,
-    root: Path,
-    labs: dict[str, Lab],
-    lab: Lab | None,
-    depth: int,
-    found: list[Submission],
-    unknown: list[Path],
-) -> None:
-    if path.is_file():
-        own = lab or recognise(path, labs)
-        if own is None:
-            unknown.append(path)
-        else:
-            found.append(Submission(path.relative_to(root).as_posix(), path, own))
-        return
-    wanted = [lab] if lab else list(labs.values())
-    inside = [(x, path / x.file) for x in wanted if (path / x.file).is_file()]
-    if inside:  # the folder of a lab, or of several that share it
-        for own, file in inside:
-            found.append(Submission(file.relative_to(root).as_posix(), file, own))
-        return
-    for child in sorted(path.iterdir()) if depth <= DEEPEST else ():
-        name = child.name
-        if name.startswith(".") or name in NOT_SEARCHED or (child / "pyvenv.cfg").exists():
-            continue
-        wanted_file = child.suffix == ".py" and name not in NOT_SUBMISSIONS
-        if child.is_dir() or (wanted_file and not name.startswith("test_")):
-            _search(child, root, labs, lab, depth + 1, found, unknown)
+@dataclass
+class _Search:
+    root: Path
+    labs: dict[str, Lab]
+    lab: Lab | None
+    found: list[Submission] = field(default_factory=list)
+    unknown: list[Path] = field(default_factory=list)
+    seen: set[Path] = field(default_factory=set)  # folders: links may lead in a circle
+
+    def look(self, path: Path, depth: int) -> None:
+        if path.is_file():
+            own = self.lab or recognise(path, self.labs)
+            if own is None:
+                self.unknown.append(path)
+            else:
+                self._add(path, own)
+        elif not path.is_dir():  # a link that leads nowhere, a pipe
+            self.unknown.append(path)
+        elif path.resolve() not in self.seen:
+            self.seen.add(path.resolve())
+            self._look_inside(path, depth)
+
+    def _look_inside(self, path: Path, depth: int) -> None:
+        wanted = [self.lab] if self.lab else list(self.labs.values())
+        inside = [(own, path / own.file) for own in wanted if (path / own.file).is_file()]
+        for own, file in inside:  # the folder of a lab, or of several that share it
+            self._add(file, own)
+        if inside or depth > DEEPEST:
+            return
+        try:
+            children = sorted(path.iterdir())
+        except OSError:
+            self.unknown.append(path)
+            return
+        for child in children:
+            name = child.name
+            if name.startswith(".") or name in NOT_SEARCHED or (child / "pyvenv.cfg").exists():
+                continue
+            wanted_file = child.suffix == ".py" and name not in NOT_SUBMISSIONS
+            if child.is_dir() or (wanted_file and not name.startswith("test_")):
+                self.look(child, depth + 1)
+
+    def _add(self, path: Path, lab: Lab) -> None:
+        self.found.append(Submission(path.relative_to(self.root).as_posix(), path, lab))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from kerneltrick.labs.grader._report import Problem, Report, Result
 from kerneltrick.labs.grader._wire import Unreadable
 
 LARGEST_FILE = 2**20
+MOST_TRIES = 4  # to load a file, each time without the statement that ended the last one
 NOT_THERE = ("the function is missing", "not written yet")
 
 
@@ -38,30 +41,31 @@ class _Grading:
     source: bytes
     filename: str
     server: Server
-    careful: bool = False
+    without: list[int] | None = None
     worker: Worker | None = None
     used: float = 0.0
     loaded: Loaded = field(default_factory=Loaded)
     problems: list[Problem] = field(default_factory=list)
 
     def start(self) -> Worker:
-        """A worker with the file loaded; the second try leaves out what is not a definition."""
-        if self.worker is None:
+        """A worker with the file loaded; later tries leave out the statement that ended it."""
+        while self.worker is None:
             worker = self.server.worker()
             try:
-                self.loaded = worker.load(self.source, self.filename, self.careful)
+                self.loaded = worker.load(self.source, self.filename, self.without)
+                self.worker = worker
             except (Slow, Died, Unreadable) as error:
                 worker.stop()
                 self.used += worker.used
                 line = getattr(error, "line", None)
-                if self.careful:
+                hint = f"{_ending(error)} while the file is loaded{self.at(line)}"
+                self.problems.append(Problem(hint, line))
+                left_out = self.without or []
+                if line in left_out or len(left_out) + 1 >= MOST_TRIES:
                     raise
-                self.careful = True
-                self.problems.append(
-                    Problem(f"{_ending(error)} while the file is loaded{self.at(line)}", line)
-                )
-                return self.start()
-            self.worker = worker
+                if line is None and self.without is not None:
+                    raise
+                self.without = left_out if line is None else [*left_out, line]
         return self.worker
 
     def end(self) -> None:
@@ -81,7 +85,7 @@ class _Grading:
 def _at(source: bytes, line: int | None) -> str:
     if line is None:
         return ""
-    lines = source.decode(errors="replace").splitlines()
+    lines = re.split("\r\n|\r|\n", source.decode(errors="replace"))
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f" (line {line}: {text[:80]})" if text else f" (line {line})"
 
@@ -197,7 +201,16 @@ def _grade_exercise(grading: _Grading, exercise: Exercise) -> Result:
         grows, line = _grade_memory(grading, exercise)
         return Result(exercise.name, passed + (grows is None), cases, grows, line)
     text, line = hint(exercise, outcomes, wrong)
-    return Result(exercise.name, passed, cases, text, line)
+    return Result(exercise.name, passed, cases, _reordered(grading, exercise) or text, line)
+
+
+def _reordered(grading: _Grading, exercise: Exercise) -> str | None:
+    """The hint for parameters that are the right ones in another order."""
+    right = list(inspect.signature(getattr(grading.lab.reference, exercise.name)).parameters)
+    found = grading.loaded.parameters.get(exercise.name, right)
+    if found == right or sorted(found) != sorted(right):
+        return None
+    return f"its parameters are ({', '.join(found)}); the order must be ({', '.join(right)})"
 
 
 def _try(grading: _Grading, exercise: Exercise, case: Case, number: int) -> Outcome:
@@ -216,8 +229,9 @@ def _judge(
     grading: _Grading, exercise: Exercise, case: Case, number: int, fields: Any, answer: Any
 ) -> Outcome:
     kind, line = fields.get("kind"), whole(fields.get("line"))
+    where = _where(grading.lab, exercise, case, number)
     if kind == "missing":
-        return Outcome(case, False, kind, text=NOT_THERE[0])
+        return Outcome(case, False, kind, text=NOT_THERE[0] + _misspelt(grading, exercise.name))
     if kind == "signature":
         text = f"{exercise.name}{fields.get('signature')} cannot be called so: {fields.get('text')}"
         line = grading.loaded.lines.get(exercise.name)
@@ -226,22 +240,25 @@ def _judge(
         bases = fields.get("bases")
         expects = case.raises.__name__ if case.raises else None
         right = isinstance(bases, list) and expects in bases
-        text = _exception(str(fields.get("type")), str(fields.get("text")), grading.at(line))
-        return Outcome(case, right, kind, text=text, line=line, error=str(fields.get("type")))
-    outcome = Outcome(case, False, "answer", answer)
+        error = str(fields.get("type"))
+        text = _exception(error, str(fields.get("text")), grading.at(line))
+        if expects is not None and error != "NotImplementedError":
+            text += f"; {where}, where {expects} is to be raised"
+        return Outcome(case, right, kind, text=text, line=line, error=error)
+    outcome = Outcome(case, False, "answer", answer, where=where)
     if case.raises is not None:
-        outcome.text = f"{_where(case, number)}: returns {_compare.kind(answer)} where "
+        outcome.text = f"{where}: returns {_compare.kind(answer)} where "
         outcome.text += f"{case.raises.__name__} is to be raised"
         return outcome
     changed = fields.get("changed")
     if exercise.judge is not None:
-        outcome.text = _ask_judge(exercise, case, number, answer) or ""
+        outcome.text = _ask_judge(exercise, case, where, answer) or ""
     else:
         outcome.expected = expected(grading.lab, exercise, number)
+        outcome.answer = answer = _compare.unpacked(answer, outcome.expected)
         if not _compare.equal(answer, outcome.expected, exercise.tolerance):
             outcome.text = _compare.form(answer, outcome.expected) or (
-                f"{_where(case, number)}: "
-                + _compare.values(answer, outcome.expected, exercise.tolerance)
+                f"{where}: " + _compare.values(answer, outcome.expected, exercise.tolerance)
             )
     if not outcome.text and isinstance(changed, list) and changed:
         outcome.kind = "changed"
@@ -250,7 +267,7 @@ def _judge(
     return outcome
 
 
-def _ask_judge(exercise: Exercise, case: Case, number: int, answer: Any) -> str | None:
+def _ask_judge(exercise: Exercise, case: Case, where: str, answer: Any) -> str | None:
     assert exercise.judge is not None
     if answer is None:
         return "returns None: is a `return` missing?"
@@ -259,13 +276,25 @@ def _ask_judge(exercise: Exercise, case: Case, number: int, answer: Any) -> str 
             warnings.simplefilter("ignore")
             return exercise.judge(case, answer)
     except Exception:  # the answer has not the form that the judge looks for
-        return (
-            f"{_where(case, number)}: returns {_compare.kind(answer)}, which is not the form asked"
-        )
+        return f"{where}: returns {_compare.kind(answer)}, which is not the form asked"
 
 
-def _where(case: Case, number: int) -> str:
-    return f"wrong {case.about}" if case.about else f"wrong in case {number + 1}"
+def _where(lab: Lab, exercise: Exercise, case: Case, number: int) -> str:
+    """Which case, in words: what it is about, else the shapes of its arrays."""
+    if case.about:
+        return f"wrong {case.about}"
+    names = inspect.signature(getattr(lab.reference, exercise.name)).parameters
+    pairs = [*zip(names, case.arguments, strict=False), *case.options.items()]
+    shapes = [f"{name} of shape {x.shape}" for name, x in pairs if _compare.is_array(x)]
+    return f"wrong for {', '.join(shapes)}" if shapes else f"wrong in case {number + 1}"
+
+
+def _misspelt(grading: _Grading, name: str) -> str:
+    """The function of the file that may be meant, if there is one."""
+    exercises = {exercise.name for exercise in grading.lab.exercises}
+    others = [x for x in grading.loaded.lines if x not in exercises]
+    near = difflib.get_close_matches(name, others, 1, cutoff=0.85)
+    return f"; is {near[0]} meant to be it?" if near else ""
 
 
 def _exception(kind: str, text: str, at: str) -> str:

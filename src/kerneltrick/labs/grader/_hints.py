@@ -24,6 +24,7 @@ class Outcome:
     kind: str = "answer"
     answer: Any = None
     expected: Any = None
+    where: str = ""  # which case it is
     text: str = ""  # what is wrong
     line: int | None = None
     error: str | None = None  # the type of the exception
@@ -63,7 +64,7 @@ def hint(
             return "the two returned values are swapped", None
         same = [(o.case, o.answer, o.expected) for o in answered]
         if text := _compare.factor(same, exercise.tolerance):
-            return text, None
+            return (text if len(wrong) == len(outcomes) else f"{first.where}: {text}"), None
     for o in wrong:  # an exception says more than a difference
         if o.kind == "exception":
             return o.text, o.line
@@ -71,18 +72,18 @@ def hint(
 
 
 def _recognise(exercise: Exercise, outcomes: list[Outcome], wrong: list[Outcome]) -> Mistake | None:
-    """The mistake that gives the same answers to all cases, else to all that are wrong."""
+    """The mistake that gives the same answers to all cases, right ones and wrong ones.
+
+    Whoever gets numbers wrong may also have left out an exception: the numbers come first.
+    """
+    values = [o for o in outcomes if o.case.raises is None]
+    compared = values if any(not o.right for o in values) else outcomes
     if all(o.kind == "changed" for o in wrong):
         return None
-    matching = []
     for mistake in exercise.mistakes:
-        agrees = {id(o): _agrees(mistake, o, exercise.tolerance) for o in wrong}
-        if all(agrees.values()):
-            rest = [o for o in outcomes if o.right]
-            if all(_agrees(mistake, o, exercise.tolerance) for o in rest):
-                return mistake
-            matching.append(mistake)
-    return matching[0] if matching else None
+        if all(_agrees(mistake, o, exercise.tolerance) for o in compared):
+            return mistake
+    return None
 
 
 def _agrees(mistake: Mistake, outcome: Outcome, tolerance: float) -> bool:

@@ -194,6 +194,7 @@ class Loaded:
 
     uses: dict[str, set[str]] = field(default_factory=dict)
     lines: dict[str, int | None] = field(default_factory=dict)
+    parameters: dict[str, list[str]] = field(default_factory=dict)
     problems: tuple[dict[str, Any], ...] = ()
 
     @classmethod
@@ -213,9 +214,12 @@ class Loaded:
                 for problem in fields["problems"]
             ]
             lines = {name: whole(about.get("line")) for name, about in functions.items()}
+            parameters = {
+                name: [str(x) for x in about["parameters"]] for name, about in functions.items()
+            }
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise _wire.Unreadable(f"{type(error).__name__} in what was loaded") from None
-        return cls(uses, lines, tuple(problems))
+        return cls(uses, lines, parameters, tuple(problems))
 
 
 class Worker:
@@ -224,7 +228,7 @@ class Worker:
     def __init__(self, server: Server, pid: int, requests: int, answers: int, output: int) -> None:
         self.server, self.pid = server, pid
         self.requests, self.answers, self.output = requests, answers, output
-        self.received, self.printed = b"", b""
+        self.received, self.printed = bytearray(), b""
         self.used = 0.0  # seconds
         os.set_blocking(requests, False)
         os.set_blocking(answers, False)
@@ -234,9 +238,13 @@ class Worker:
         self.selector.register(output, selectors.EVENT_READ)
         self.code: int | None = None
 
-    def load(self, source: bytes, filename: str, careful: bool = False) -> Loaded:
-        """Load the student's file: the functions it has, and what failed on the way."""
-        order = {"filename": filename, "careful": careful}
+    def load(self, source: bytes, filename: str, without: list[int] | None = None) -> Loaded:
+        """Load the student's file: the functions it has, and what failed on the way.
+
+        With `without`, statements on these lines, and all but definitions, imports and
+        assignments, are left out.
+        """
+        order = {"filename": filename, "without": without}
         line = None
         try:
             for fields, _ in self._ask(order, source=np.frombuffer(source, np.uint8)):
@@ -300,11 +308,8 @@ class Worker:
                         to_send = self._send(to_send)
                     elif key.fd == self.output:
                         self._read_output()
-                    else:
-                        piece = os.read(self.answers, 2**20)
-                        if not piece:
-                            raise Died(self.stop())
-                        self.received += piece
+                    elif not self._receive():
+                        raise Died(self.stop())
                 if clock.over():
                     line = self._where()
                     self.stop()
@@ -315,6 +320,14 @@ class Worker:
             self.used += clock.used()
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(self.requests)
+
+    def _receive(self) -> bool:
+        """Read what is there; False at the end."""
+        with contextlib.suppress(BlockingIOError):  # a pipe can be read from its other end too
+            piece = os.read(self.answers, 2**20)
+            self.received += piece
+            return bool(piece)
+        return True
 
     def _send(self, to_send: memoryview) -> memoryview:
         with contextlib.suppress(BlockingIOError):
@@ -334,12 +347,15 @@ class Worker:
         total = _wire.size(self.received)
         if total is None or len(self.received) < total:
             return None
-        message, self.received = self.received[:total], self.received[total:]
+        message = bytes(self.received[:total])
+        del self.received[:total]
         return _wire.unpack(message)
 
     def _where(self) -> int | None:
         """The line of the student's file that is running now, as the process tells it."""
         self.printed = b""
+        if self.pid <= 0:  # it never began, and 0 would be ourselves
+            return None
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
         place = re.compile(rb'File "[^"/]+\.py", line (\d+) in .*\n')

@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST_HINT = 600
+
+
+def plain(text: str) -> str:
+    """A hint, which may quote the student's code, without what a terminal would obey.
+
+    >>> plain("ValueError: \\x1b[31mred\\n")
+    'ValueError: �[31mred�'
+    """
+    text = text if len(text) <= LONGEST_HINT else text[: LONGEST_HINT - 1] + "…"
+    return "".join(c if c.isprintable() else "�" for c in text)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -15,6 +27,10 @@ class Result:
     cases: int
     hint: str | None = None
     line: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hint is not None:
+            object.__setattr__(self, "hint", plain(self.hint))
 
     @property
     def right(self) -> bool:
@@ -27,6 +43,9 @@ class Problem:
 
     hint: str
     line: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hint", plain(self.hint))
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,12 @@ def leave_root(readable: list[str]) -> None:
         _prctl(_PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root, and so do its id maps
 
 
-def separate(folder: str) -> list[str]:
+def separate(folder: str, hidden: str) -> list[str]:
     """New namespaces: no network, processes that die together, and files that cannot be changed.
 
     The next child is the first process of the new namespace; all others die with it. `folder`
-    becomes a small file system of its own, in memory. Returns the walls that stand.
+    becomes a small file system of its own, in memory, and the folder `hidden` an empty one.
+    Returns the walls that stand.
     """
     user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEW_NAMESPACES)
@@ -82,21 +83,22 @@ def separate(folder: str) -> list[str]:
             "syscall", ctypes.c_long(_MOUNT_SETATTR), -100, b"/", 0x8000,
             ctypes.byref(read_only), ctypes.c_size_t(32),
         )  # fmt: skip
-        options = f"size={LARGEST_FILE},mode=700".encode()
-        _call("mount", b"tmpfs", folder.encode(), b"tmpfs", ctypes.c_ulong(nosuid_nodev), options)
+        for where, flags in ((hidden, nosuid_nodev | 0x1), (folder, nosuid_nodev)):  # 1: read only
+            options = f"size={LARGEST_FILE},mode=700".encode()
+            _call("mount", b"tmpfs", where.encode(), b"tmpfs", ctypes.c_ulong(flags), options)
         walls.append("files")
     except OSError:
         pass  # the wall is not in the list, and `lab check` says so
     return walls
 
 
-def try_namespaces(folder: str) -> bool:
+def try_namespaces(folder: str, hidden: str) -> bool:
     """Whether `separate` works here, tried in a process of its own."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            separate(folder)
+            separate(folder, hidden)
             code = 0
         except OSError:
             pass
@@ -164,10 +166,12 @@ def _address_space() -> int:
 
 
 def refuse(package: str) -> None:
-    """From now on this process opens nothing below `package`, and connects to nowhere.
+    """From now on this process opens nothing below `package`, connects to nowhere, kills no other.
 
-    An audit hook cannot be taken away again.
+    An audit hook cannot be taken away again, but code that does not go through Python's functions
+    does not meet it.
     """
+    own = os.getpid()
     realpath = os.path.realpath
     below = os.path.join(realpath(package), "")
     refused = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
@@ -180,6 +184,8 @@ def refuse(package: str) -> None:
             path = arguments[0]
             if realpath(path if isinstance(path, str) else path.decode()).startswith(below):
                 raise PermissionError("the reference solution cannot be read in a lab")
+        if event == "os.killpg" or (event == "os.kill" and arguments[0] != own):
+            raise PermissionError("other processes cannot be signalled in a lab")
         if event in refused:
             raise PermissionError("there is no network in a lab")
 

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 LARGEST = 64 * 2**20  # bytes of a message
+LARGEST_HEAD = 4 * 2**20  # bytes of its JSON, which takes many times as much memory when read
+MOST_PARTS = 100_000  # of a list
+MOST_KEYS = 1000  # of a dict: many more can be made to collide
 DEEPEST = 16  # lists in lists
 LONGEST = 10_000  # characters of a text
 LONGEST_NUMBER = 1000  # bits of a whole number: all of them fit a float
@@ -45,23 +48,32 @@ class Name:
 def pack(fields: dict[str, Any], **values: Any) -> bytes:
     """A message: `fields` as JSON, and `values`, trees of arrays and numbers.
 
+    A tree that is too large or cannot be walked travels as the name of its type.
+
     >>> fields, values = unpack(pack({"call": "f"}, arguments=(np.arange(3.0), [True, None])))
     >>> fields["call"], values["arguments"]
     ('f', (array([0., 1., 2.]), [True, None]))
     """
-    buffers: list[bytes] = []
-    trees = {name: _encode(value, buffers, 0) for name, value in values.items()}
-    head = json.dumps({"fields": fields, "values": trees}).encode()
-    body = b"".join(buffers)
+    body = bytearray()
+    try:
+        trees = {name: _encode(value, body, 0) for name, value in values.items()}
+        head = json.dumps({"fields": fields, "values": trees}).encode()
+    except Exception:  # a student's class may raise anything
+        head = b""
+    if not 0 < len(head) <= LARGEST_HEAD:
+        trees = {name: ["other", type(value).__name__[:100]] for name, value in values.items()}
+        head = json.dumps({"fields": fields, "values": trees}).encode()
+        body.clear()
     return HEAD.pack(len(head), len(body)) + head + body
 
 
-def size(start: bytes) -> int | None:
+def size(start: bytes | bytearray) -> int | None:
     """How many bytes the message that begins so has, as soon as that is known."""
     if len(start) < HEAD.size:
         return None
-    total = HEAD.size + int(sum(HEAD.unpack(start[: HEAD.size])))
-    if total > LARGEST:
+    head, body = HEAD.unpack(start[: HEAD.size])
+    total = HEAD.size + int(head) + int(body)
+    if total > LARGEST or head > LARGEST_HEAD:
         raise Unreadable(f"a message of {total:,} bytes")
     return total
 
@@ -78,13 +90,13 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Unreadable(f"{type(error).__name__} in reading a message") from None
 
 
-def _encode(x: Any, buffers: list[bytes], depth: int) -> Any:
+def _encode(x: Any, body: bytearray, depth: int) -> Any:
     if x is None or x is True or x is False:
         return ["value", x]
     if isinstance(x, np.ndarray):
-        return _encode_array("array", np.asarray(x), buffers)
+        return _encode_array("array", np.asarray(x), body)
     if isinstance(x, np.generic):  # before float: np.float64 is one
-        return _encode_array("scalar", np.asarray(x), buffers)
+        return _encode_array("scalar", np.asarray(x), body)
     if isinstance(x, str) and len(x) <= LONGEST:
         return ["value", str(x)]
     if isinstance(x, int) and x.bit_length() <= LONGEST_NUMBER:
@@ -95,31 +107,29 @@ def _encode(x: Any, buffers: list[bytes], depth: int) -> Any:
         return ["complex", x.real, x.imag]
     if isinstance(x, Name):
         return ["name", x.name]
-    if isinstance(x, (list, tuple)) and depth < DEEPEST:
+    if isinstance(x, (list, tuple)) and depth < DEEPEST and len(x) <= MOST_PARTS:
         kind = "list" if isinstance(x, list) else "tuple"
-        return [kind, [_encode(part, buffers, depth + 1) for part in x]]
-    if isinstance(x, dict) and depth < DEEPEST:
-        pairs = [
-            [_encode(k, buffers, depth + 1), _encode(v, buffers, depth + 1)] for k, v in x.items()
-        ]
+        return [kind, [_encode(part, body, depth + 1) for part in x]]
+    if isinstance(x, dict) and depth < DEEPEST and len(x) <= MOST_KEYS:
+        pairs = [[_encode(k, body, depth + 1), _encode(v, body, depth + 1)] for k, v in x.items()]
         return ["dict", pairs]
     return ["other", type(x).__name__[:100]]
 
 
-def _encode_array(kind: str, x: Array, buffers: list[bytes]) -> Any:
+def _encode_array(kind: str, x: Array, body: bytearray) -> Any:
     if x.dtype.kind not in KINDS:
         return ["other", f"array of {x.dtype}"[:100]]
-    data = x.tobytes()
-    if sum(map(len, buffers)) + len(data) > LARGEST - 2**20:
-        return ["other", f"array of {len(data) / 1e6:.0f} MB"]
-    start = sum(map(len, buffers))
-    buffers.append(data)
+    start = len(body)
+    if start + x.nbytes > LARGEST - LARGEST_HEAD:
+        return ["other", f"array of {x.nbytes / 1e6:.0f} MB"]
+    body += x.tobytes()
     return [kind, x.dtype.str, list(x.shape), start]
 
 
 class _Reader:
     def __init__(self, body: bytes) -> None:
         self.body = body
+        self.left = len(body)  # arrays that share bytes would be larger than the message
 
     def read(self, tree: Any, depth: int) -> Any:
         if depth > DEEPEST + 1:
@@ -134,9 +144,14 @@ class _Reader:
             "scalar": lambda: self._array(*rest)[()],
             "list": lambda: [self.read(part, depth + 1) for part in rest[0]],
             "tuple": lambda: tuple(self.read(part, depth + 1) for part in rest[0]),
-            "dict": lambda: {self.read(k, depth + 1): self.read(v, depth + 1) for k, v in rest[0]},
+            "dict": lambda: self._dict(rest[0], depth),
         }
         return read[kind]()
+
+    def _dict(self, pairs: Any, depth: int) -> dict[Any, Any]:
+        if len(pairs) > MOST_KEYS:
+            raise Unreadable("too many keys")
+        return {self.read(k, depth + 1): self.read(v, depth + 1) for k, v in pairs}
 
     def _value(self, x: Any) -> Any:
         if x is not None and not isinstance(x, (bool, int, float, str)):
@@ -150,7 +165,9 @@ class _Reader:
         if dtype.kind not in KINDS or any(type(n) is not int or n < 0 for n in shape):
             raise Unreadable("not an array of numbers")
         count = math.prod(shape)
-        if type(start) is not int or start < 0 or start + count * dtype.itemsize > len(self.body):
+        self.left -= count * dtype.itemsize
+        outside = type(start) is not int or start < 0
+        if outside or start + count * dtype.itemsize > len(self.body) or self.left < 0:
             raise Unreadable("an array beyond the message")
         flat = np.frombuffer(self.body, dtype, count, start) if count else np.empty(0, dtype)
         return flat.reshape(shape).copy()

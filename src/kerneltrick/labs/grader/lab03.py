@@ -185,11 +185,15 @@ _WEIGHT_CASES = (
          about="for more keys than queries"),
     Case((*(1e-6 * np.abs(x) for x in _pairs(5, 3)), Given("relu")), about="for tiny weights"),
 )  # fmt: skip
+_BOTH_SIGNS = (np.array([[1.0, 2], [-1, 3], [2, -1]]), np.array([[1.0, 0], [0, 1], [3, -1]]))
+
 
 _IMPLIED = Exercise(
     "compute_implicit_attention",
     cases=(
         *_WEIGHT_CASES,
+        Case((np.eye(3), np.eye(3), Given("relu")), about="where single weights are 0"),
+        Case((*_BOTH_SIGNS, Given("identity")), about="where single weights are negative"),
         Case(
             (*_no_weight(), Given("relu")),
             raises=ZeroDivisionError,
