@@ -112,6 +112,7 @@ def _inline(text: str, link: Link) -> str:
     written = _escaped(parts[0])
     for code, after in zip(parts[1::2], parts[2::2], strict=True):
         target = link(code)
+        written += "\\ " if written and not written[-1].isspace() else ""  # reST wants a boundary
         written += f":py:obj:`{code} <{target}>`" if target else f"``{code}``"
         written += ("\\ " if after[:1].isalnum() else "") + _escaped(after)
     return written

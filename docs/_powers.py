@@ -1,4 +1,4 @@
-"""x^{2} and x_i in running text as raised and lowered letters.
+"""x^{2}, e^t and x_i in running text as raised and lowered letters.
 
 The pages write short formulas as plain text, so that they read well wherever Markdown is shown.
 """
@@ -15,9 +15,10 @@ from sphinx.transforms import SphinxTransform
 
 MARK = re.compile(
     r"\^\{(?P<raised>[^{}]+)\}"
+    r"|(?<=[A-Za-z0-9])\^(?P<power>[a-z0-9])(?![A-Za-z0-9_(])"
     r"|_\{(?P<lowered>[^{}]+)\}"
     r"|(?<![A-Za-z0-9_.])(?P<base>x?W|[A-Za-zα-ωΑ-Ω]′?)"
-    r"_(?P<index>[A-Za-z0-9α-ω]{1,2})(?![A-Za-z0-9_(])"
+    r"_(?P<index>[A-Za-z0-9α-ω]{1,2})(?![A-Za-z0-9_])(?:(?!\()|(?<=[α-ω]_.))"  # f_x(…) is code
 )
 AS_IT_IS = (
     nodes.literal,
@@ -56,7 +57,7 @@ def _parts(text: str) -> list[nodes.Node]:
     end = 0
     for mark in MARK.finditer(text):
         parts.append(nodes.Text(text[end : mark.start()] + (mark["base"] or "")))
-        raised, lowered = mark["raised"], mark["lowered"] or mark["index"]
+        raised, lowered = mark["raised"] or mark["power"], mark["lowered"] or mark["index"]
         if raised:
             parts.append(nodes.superscript("", raised))
         else:

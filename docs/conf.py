@@ -188,6 +188,14 @@ class Written:
         return self.text if isinstance(self.text, str) else inspect.formatannotation(self.text)
 
 
+def is_static(name: str) -> bool:
+    """Whether a full name, module.Class.method, is that of a static method."""
+    place, _, method = name.rpartition(".")
+    module, _, owner = place.rpartition(".")
+    found = getattr(importlib.import_module(module), owner)
+    return isinstance(inspect.getattr_static(found, method), staticmethod)
+
+
 def write_signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, given: str | None, returned: str
 ) -> tuple[str, str | None] | None:
@@ -203,8 +211,8 @@ def write_signature(
         one if one.annotation is empty else one.replace(annotation=Written(one.annotation))
         for one in signature.parameters.values()
     ]
-    if what == "method" and not inspect.ismethod(value):
-        parameters = parameters[1:]
+    if what == "method" and not inspect.ismethod(value) and not is_static(name):
+        parameters = parameters[1:]  # self
     result = signature.return_annotation
     shown = what not in ("class", "exception") and result is not empty
     return (

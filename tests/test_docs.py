@@ -6,7 +6,10 @@ Pages are opened in a real browser as in test_browser.py, from the disk and with
 from __future__ import annotations
 
 import fcntl
+import functools
+import html
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -92,30 +95,32 @@ class Elements(HTMLParser):
             self.links.append(given["href"])
 
 
-def html_pages(site: Path) -> list[Path]:
-    return sorted(site.rglob("*.html"))
+@functools.cache
+def html_pages(site: Path) -> dict[Path, Elements]:
+    return {page.resolve(): Elements(page) for page in sorted(site.rglob("*.html"))}
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
     outside = re.compile(r"^(?:[a-z]+:)?//", re.I)
-    for page in html_pages(site):
-        assert [load for load in Elements(page).loads if outside.match(load)] == [], page.name
+    for page, elements in html_pages(site).items():
+        assert [load for load in elements.loads if outside.match(load)] == [], page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
 
 
 def test_every_link_and_anchor_exists(site):
-    anchors = {page.resolve(): Elements(page).anchors for page in html_pages(site)}
+    pages = html_pages(site)
     broken = []
-    for page in html_pages(site):
-        for link in Elements(page).links:
+    for page, elements in pages.items():
+        for link in elements.links:
             address = urllib.parse.urlsplit(link)
             if address.scheme or address.netloc:
                 continue
             path = urllib.parse.unquote(address.path)
-            target = (page.parent / path).resolve() if path else page.resolve()
+            target = Path(os.path.normpath(page.parent / path)) if path else page
             anchor = urllib.parse.unquote(address.fragment)
-            if not target.exists() or (target in anchors and anchor not in anchors[target] | {""}):
+            known = pages[target].anchors | {""} if target in pages else {anchor}
+            if not target.exists() or anchor not in known:
                 broken.append((page.name, link))
     assert broken == []
 
@@ -170,6 +175,7 @@ def test_docstrings_are_read_as_plain_text(monkeypatch):
         r"\|a\| \* ``x``\ s of :py:obj:`State <kerneltrick.State>` n\_q",
         "",
     ]
+    assert to_rest(["at −`x`"], known) == [r"at −\ ``x``", ""]
     assert to_rest(["one:  1", "three: 3"], known)[:1] == ["::"]
     assert to_rest(["degree 0: 1", "degree 1: x"], known)[:2] == ["| degree 0: 1", "| degree 1: x"]
     assert to_rest([">>> 1 * 2", "2"], known) == [">>> 1 * 2", "2", ""]
@@ -203,38 +209,82 @@ def open_tab(browser: Any, width: int, scheme: str) -> tuple[Any, list[str]]:
     return tab, troubles
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser, width, scheme):
-    tab, troubles = open_tab(browser, width, scheme)
-    formulas = 0
+LOOK = """() => ({
+    width: document.documentElement.scrollWidth,
+    paper: getComputedStyle(document.body).backgroundColor,
+})"""
+
+
+def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
+    """Each page is loaded once, and looked at on a phone in the dark and on a desk in the light."""
+    tab, troubles = open_tab(browser, 390, "dark")
+    formulas, views = 0, [(390, "dark"), (1280, "light")]
     for page in html_pages(site):
-        if page.parent == site:  # the entrance, search and index
+        if page == (site / "index.html").resolve():  # the entrance, which leads on
             continue
-        tab.goto(page.as_uri())
-        if tab.locator(".math").count():
+        tab.goto(page.as_uri(), wait_until="domcontentloaded")
+        maths = tab.locator(".math").count()
+        if maths:
             tab.wait_for_function("window.MathJax?.startup?.promise !== undefined")
             tab.evaluate("MathJax.startup.promise.then(() => true)")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page.name
-        assert tab.locator(".math").count() <= tab.locator("mjx-container").count(), page.name
-        assert tab.locator("[data-mjx-error], mjx-merror").count() == 0, page.name
-        formulas += tab.locator("mjx-container").count()
-    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", paper)[:3])) > 600) == (scheme == "light")
+            assert maths <= tab.locator("mjx-container").count(), page.name
+            assert tab.locator("[data-mjx-error], mjx-merror").count() == 0, page.name
+            formulas += maths
+        for width, scheme in views:  # the first is as the page before was left
+            tab.set_viewport_size({"width": width, "height": 844})
+            tab.emulate_media(color_scheme=scheme)
+            look = tab.evaluate(LOOK)
+            assert look["width"] <= width, page.name
+            bright = sum(map(int, re.findall(r"\d+", look["paper"])[:3])) > 600
+            assert bright == (scheme == "light"), page.name
+        views.reverse()
     assert formulas > 50
     assert troubles == []
+
+
+def test_no_markup_is_left_in_what_is_read(site):
+    """Marks that MyST or reST should have taken away, outside code."""
+    code = re.compile(r"<(pre|code|script|style|title)\b.*?</\1>|<div class=\"math.*?</div>", re.S)
+    mathematics = re.compile(r"<span class=\"math.*?</span>", re.S)
+    for page in html_pages(site):
+        text = mathematics.sub("", code.sub("", page.read_text(encoding="utf-8")))
+        words = html.unescape(re.sub(r"<[^>]+>", "", text))
+        left = re.search(r"\{[a-z-]+\}`|\$\$|``|:[a-z]+:`|\^\{|_\{|\]\(", words)
+        assert left is None, (page.name, words[left.start() - 60 : left.end() + 60])
+
+
+def test_static_methods_have_all_their_arguments_in_the_reference(site):
+    page = (site / "docs/reference/attention.html").read_text(encoding="utf-8")
+    for name, first in (("State.empty", "feature_map"), ("State.load", "path")):
+        entry = re.search(rf'id="kerneltrick\.{name}">(.*?)</dt>', page, re.S)[1]
+        words = re.sub(r"<[^>]+>", "", entry)
+        assert re.search(rf"\(\s*{first}\b", words), words
+    step = re.search(r'id="kerneltrick\.Decoder\.step">(.*?)</dt>', page, re.S)[1]
+    assert "self" not in step
+
+
+def test_every_theory_page_leads_to_its_lab_and_back():
+    labs = sorted((ROOT / "labs").glob("lab0*"))
+    assert len(labs) == 7
+    for lab in labs:
+        (page,) = DOCS.glob(f"{lab.name[3:5]}_*.md")
+        assert f"](../labs/{lab.name}/README.md)" in page.read_text(encoding="utf-8").replace(
+            "\n", " "
+        )
+        assert f"](../../docs/{page.name})" in (lab / "README.md").read_text(encoding="utf-8")
 
 
 def test_search_finds_pages_without_a_network(site, browser):
     tab, troubles = open_tab(browser, 1280, "light")
     tab.goto((site / "search.html").as_uri() + "?q=normaliser")
-    tab.wait_for_selector("#search-results li a")
+    tab.get_by_text("Search finished").wait_for()  # results appear one by one
     found = tab.locator("#search-results li a").all_inner_texts()
     assert len(found) > 3
     assert any("kernel trick" in title.lower() for title in found)
     tab.goto((site / "search.html").as_uri() + "?q=linear_attention")
-    tab.wait_for_selector("#search-results li a")
+    tab.get_by_text("Search finished").wait_for()
     first = tab.locator("#search-results li a").first
     assert "linear_attention" in first.inner_text()
     first.click()
-    assert tab.locator("dt#kerneltrick\\.linear_attention").is_visible()
+    tab.wait_for_selector("dt#kerneltrick\\.linear_attention")  # visible
     assert troubles == []

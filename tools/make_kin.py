@@ -114,7 +114,7 @@ def table(rows: list[Row]) -> str:
                 str(row.features),
                 f"{row.cost:.1f}×" if known else "",
                 f"{row.sample.output_error:.2f}",
-                f"{row.near} of {row.heads}",
+                f"{row.near} of {row.heads}".replace(" ", "\N{NO-BREAK SPACE}"),
                 f"{row.sample.top1_agreement:.2f}" if known else "",
                 *(f"{row.synthetic[name].output_error:.2f}" for name in SYNTHETIC),
             )
@@ -124,10 +124,10 @@ def table(rows: list[Row]) -> str:
 
 NOTES = f"""\
 *Measured by `make kin` (`tools/make_kin.py`); d = {WIDTH} everywhere, full attention. "sample" is
-the mean output error ‖O − O_softmax‖/‖O_softmax‖ over all heads of the embedded sample, "heads" how
-many of them have at most {NEAR}, "top-1" how often the largest weight is on the same key as
-softmax's. "cost" is multiply-adds relative to `elu`. The last columns are output errors on
-`kerneltrick compare --synthetic TEXT`:*
+the mean output error ‖O − O′‖/‖O′‖, O′ being softmax's output, over all heads of the embedded
+sample, "heads" how many of them have at most {NEAR}, "top-1" how often the largest weight is on the
+same key as softmax's. "cost" is multiply-adds relative to `elu`. The last columns are output errors
+on `kerneltrick compare --synthetic TEXT`:*
 
 {"".join(f"- {name}: `{text}`" + chr(10) for name, text in SYNTHETIC.items())}"""
 
