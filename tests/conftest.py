@@ -1,6 +1,12 @@
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
+import pytest
+
+FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
@@ -8,3 +14,25 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
 )
+
+
+def missing(reason: str) -> None:
+    if os.environ.get("KERNELTRICK_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"KERNELTRICK_REQUIRE_BROWSER=1, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium; a test that needs it is skipped without, or fails where it is required."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed")
+    executable = shutil.which("chromium")
+    if executable is None:
+        missing("there is no chromium on the PATH")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield launched
+        launched.close()

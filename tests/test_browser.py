@@ -7,9 +7,7 @@ their absence is a failure, elsewhere a skip.
 from __future__ import annotations
 
 import copy
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,30 +19,7 @@ from test_report import HOSTILE, MAPS, OTHERS, comparison_of, encoded, hostile, 
 import kerneltrick as kt
 from kerneltrick import report
 
-REQUIRED = os.environ.get("KERNELTRICK_REQUIRE_BROWSER") == "1"
-FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-
-
-def missing(reason: str) -> None:
-    if REQUIRED:
-        pytest.fail(f"KERNELTRICK_REQUIRE_BROWSER=1, but {reason}")
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("playwright is not installed")
-    executable = shutil.which("chromium")
-    if executable is None:
-        missing("there is no chromium on the PATH")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        yield launched
-        launched.close()
 
 
 class Opened:

@@ -13,18 +13,15 @@ import importlib.util
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pages import run_blocks
-from test_browser import FLAGS, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -181,21 +178,6 @@ def test_docstrings_are_read_as_plain_text(monkeypatch):
     assert to_rest([">>> 1 * 2", "2"], known) == [">>> 1 * 2", "2", ""]
     listed = to_rest(["Parameters", "----------", "n_q : number", "    How many."], known)
     assert listed[:5] == [".. rubric:: Parameters", "", r"- **n\_q** : number", "", "  How many."]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("playwright is not installed")
-    executable = shutil.which("chromium")
-    if executable is None:
-        missing("there is no chromium on the PATH")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
-        yield launched
-        launched.close()
 
 
 def open_tab(browser: Any, width: int, scheme: str) -> tuple[Any, list[str]]:

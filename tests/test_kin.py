@@ -50,7 +50,7 @@ def test_check_notices_a_stale_table(rows, monkeypatch, tmp_path, capsys):
 
 def test_a_page_without_a_place_for_the_table_is_refused():
     with pytest.raises(ValueError, match="choose:begin"):
-        make_kin.page_with("no place", "table")
+        make_kin.page_with("no place", "table", make_kin.BEGIN, make_kin.END)
 
 
 def test_uniform_weights_stand_last_and_cost_nothing(rows):

@@ -7,11 +7,10 @@ python tools/make_claims.py --check   exit 1 if it is not up to date
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Callable
 
-from make_labs import ROOT, write_atomically
+from generated import ROOT, update
 
 from kerneltrick import proofs
 
@@ -69,16 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     arguments = parser.parse_args(argv)
     wanted = page(lambda kind, text: proofs.prove(kind, text, timeout=None))
-    path = ROOT / PAGE
-    current = path.read_text(encoding="utf-8") if path.exists() else ""
-    if current == wanted:
-        return 0
-    if arguments.check:
-        print(f"not up to date, run make claims: {PAGE}", file=sys.stderr)
-        return 1
-    write_atomically(path, wanted)
-    print(f"wrote {path}")
-    return 0
+    return update({ROOT / PAGE: wanted}, arguments.check, "claims")
 
 
 if __name__ == "__main__":

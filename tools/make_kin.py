@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
-from make_labs import ROOT, write_atomically
+from generated import ROOT, page_with, update
 from make_stars import markdown
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -201,14 +200,6 @@ def kin_figure() -> Figure:
     return drawn
 
 
-def page_with(page: str, block: str) -> str:
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page needs a line {BEGIN} and, after it, a line {END}")
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
-
-
 def save(figure: Figure, name: str, folder: Path) -> None:
     path = folder / name
     simulate.save_figure(figure, path, dpi=120)
@@ -227,15 +218,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.print:
         print(block)
         return 0
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = page_with(page, block)
+    page = page_with(PAGE.read_text(encoding="utf-8"), block, BEGIN, END)
+    if status := update({PAGE: page}, arguments.check, "kin"):
+        return status
     if arguments.check:
-        if page != wanted:
-            print(f"not up to date, run make kin: {PAGE.relative_to(ROOT)}", file=sys.stderr)
-        return int(page != wanted)
-    if page != wanted:
-        write_atomically(PAGE, wanted)
-        print(f"wrote {PAGE}")
+        return 0
     save(kin_figure(), "kin.png", arguments.images)
     save(choose_figure(rows), "choose.png", arguments.images)
     return 0

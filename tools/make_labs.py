@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import sys
 from pathlib import Path
 
-from kerneltrick._files import replacing
-from kerneltrick.labs import grader
+from generated import ROOT, update
 
-ROOT = Path(__file__).resolve().parent.parent
+from kerneltrick.labs import grader
 
 
 def skeleton(source: str, exercises: tuple[str, ...]) -> str:
@@ -51,33 +49,17 @@ def _belongs_to_solution(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name.startswith("_")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the student files of the labs.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     parser.add_argument("--to", type=Path, default=ROOT / "labs", help="the labs folder")
     arguments = parser.parse_args(argv)
-    stale = []
+    wanted = {}
     for lab in grader.labs().values():
-        path = arguments.to / lab.folder / lab.file
         source = Path(str(lab.reference.__file__)).read_text(encoding="utf-8")
-        text = skeleton(source, tuple(exercise.name for exercise in lab.exercises))
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(path)
-        if not arguments.check:
-            write_atomically(path, text)
-            print(f"wrote {path}")
-    if arguments.check and stale:
-        print(f"not up to date, run make labs: {', '.join(map(str, stale))}", file=sys.stderr)
-        return 1
-    return 0
+        names = tuple(exercise.name for exercise in lab.exercises)
+        wanted[arguments.to / lab.folder / lab.file] = skeleton(source, names)
+    return update(wanted, arguments.check, "labs")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ import argparse
 import ast
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from make_labs import ROOT, write_atomically
+from generated import ROOT, update
 
 from kerneltrick.labs import grader
 
@@ -311,21 +310,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     parser.add_argument("--to", type=Path, default=ROOT / "labs/notebooks", help="their folder")
     arguments = parser.parse_args(argv)
-    stale = []
-    for number in CHECKS:
-        lab = grader.labs()[number]
-        path = arguments.to / f"{lab.folder}.ipynb"
-        text = notebook(lab)
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale.append(path)
-        if not arguments.check:
-            write_atomically(path, text)
-            print(f"wrote {path}")
-    if arguments.check and stale:
-        print(f"not up to date, run make notebooks: {', '.join(map(str, stale))}", file=sys.stderr)
-        return 1
-    return 0
+    made = [grader.labs()[number] for number in CHECKS]
+    wanted = {arguments.to / f"{lab.folder}.ipynb": notebook(lab) for lab in made}
+    return update(wanted, arguments.check, "notebooks")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 
 import numpy as np
-from make_labs import ROOT, write_atomically
+from generated import ROOT, page_with, update
 
 import kerneltrick as kt
 from kerneltrick.analysis import analyze_map
@@ -244,14 +243,6 @@ independent N(0, 1) entries in float32, averages over {len(SEEDS)} seeds.*
 """
 
 
-def page_with(page: str, block: str) -> str:
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page needs a line {BEGIN} and, after it, a line {END}")
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the maps and write the star table.")
     group = parser.add_mutually_exclusive_group()
@@ -262,21 +253,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.print:
         print(block)
         return 0
-    stale = []
-    for name in PAGES:
-        path = ROOT / name
-        page = path.read_text(encoding="utf-8")
-        wanted = page_with(page, block)
-        if page == wanted:
-            continue
-        stale.append(name)
-        if not arguments.check:
-            write_atomically(path, wanted)
-            print(f"wrote {path}")
-    if arguments.check and stale:
-        print(f"not up to date, run make stars: {', '.join(stale)}", file=sys.stderr)
-        return 1
-    return 0
+    pages = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    wanted = {path: page_with(page, block, BEGIN, END) for path, page in pages.items()}
+    return update(wanted, arguments.check, "stars")
 
 
 if __name__ == "__main__":
