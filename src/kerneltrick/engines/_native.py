@@ -196,12 +196,9 @@ class Buffers:
         """x (..., n, w), broadcast to the leading indices `lead`, whatever its strides."""
         if x is None:
             return
-        x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
-        offsets = np.zeros(lead, dtype=np.int64)
-        for axis, (size, stride) in enumerate(zip(lead, x.strides, strict=False)):
-            shape = [1] * len(lead)
-            shape[axis] = size
-            offsets += np.arange(size, dtype=np.int64).reshape(shape) * stride
+        if x.shape[:-2] != lead:
+            x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
+        offsets = _offsets(lead, x.strides[:-2])
         self.alive += [x, offsets]
         self.call[name] = (_address(x), _address(offsets), x.strides[-2], x.strides[-1])
 
@@ -212,6 +209,17 @@ class Buffers:
             self.alive.append(x)
             self.call[name] = _address(x)
         return x
+
+
+@functools.lru_cache(maxsize=256)
+def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> NumpyArray:
+    """Where each of the leading indices begins, in bytes."""
+    found = np.zeros(lead, dtype=np.int64)
+    for axis, (size, stride) in enumerate(zip(lead, strides, strict=True)):
+        shape = [1] * len(lead)
+        shape[axis] = size
+        found += np.arange(size, dtype=np.int64).reshape(shape) * stride
+    return found
 
 
 def _address(x: NumpyArray) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import numbers
@@ -179,8 +180,17 @@ class Custom(FeatureMap):
 
 def feature_shape(feature_map: FeatureMap, like: Array) -> tuple[int, bool]:
     """m for keys such as `like`, and whether the map has a log-scale: asked of a token of ones."""
+    if not feature_map.weighted and type(feature_map).__module__.startswith("kerneltrick.maps."):
+        return _shape_of(feature_map, like.shape[-1])
     token = np.ones((*like.shape[:-2], 1, like.shape[-1]))
     features, log_scale = feature_map.phi_key(constant(token, like, compute_dtype(like)))
+    return int(features.shape[-1]), log_scale is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_of(feature_map: FeatureMap, d: int) -> tuple[int, bool]:
+    """The same of a map of ours without weights: for these it depends on d alone."""
+    features, log_scale = feature_map.phi_key(np.ones((1, d)))
     return int(features.shape[-1]), log_scale is not None
 
 
