@@ -565,6 +565,20 @@ MUTANTS = [
         "temporary = path\n    with _style():",
         "test_simulate.py::TestPictures::test_a_picture_that_fails_leaves_what_was_there",
     ),
+    Mutant(
+        "a mistake named by the wrong answers alone",
+        "labs/grader/_hints.py",
+        "compared = values if any(not o.right for o in values) else outcomes",
+        "compared = wrong",
+        "test_grader.py::TestHints::test_of_a_mistake_asks_that_right_answers_agree_too",
+    ),
+    Mutant(
+        "an answer of another shape taken for right",
+        "labs/grader/_compare.py",
+        "if found.shape != right.shape or",
+        "if found.ndim != right.ndim or",
+        "test_grader.py::TestHints::test_comparison",
+    ),
 ]
 
 
@@ -583,7 +597,7 @@ def run(tests: list[str], package: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copy_tree(target: Path) -> Path:
-    for name in ("src", "tests"):
+    for name in ("src", "tests", "labs", "tools"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", target)
     return target / "src" / "kerneltrick"
