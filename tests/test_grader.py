@@ -436,6 +436,7 @@ class TestHints:
         assert _compare.equal(np.array([np.nan, 1]), np.array([np.nan, 1]), 1e-4)
         assert not _compare.equal(np.array([0.0, 1]), np.array([np.nan, 1]), 1e-4)
         assert not _compare.equal(np.array([1e-5]), np.array([0.0]), 1e-4)
+        assert not _compare.equal(np.ones((1, 3)), np.ones((2, 3)), 1e-4)  # not spread out to fit
 
 
 class TestHostile:
