@@ -36,3 +36,17 @@ def browser() -> Iterator[Any]:
         launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield launched
         launched.close()
+
+
+@pytest.fixture
+def run(capsys: Any) -> Any:
+    """The command line: arguments → exit code, what it printed, what it complained of."""
+    from kerneltrick.cli import main
+
+    def run(*arguments: Any) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main([str(x) for x in arguments])
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return run

@@ -15,7 +15,6 @@ import kerneltrick as kt
 from kerneltrick import analysis
 from kerneltrick.analysis import _curves, _timing
 from kerneltrick.cli import _app as app_module
-from kerneltrick.cli import main
 from kerneltrick.cli._arguments import default_maps, split_maps
 
 SMALL = ("--synthetic", "gaussian:n=48,d=8,heads=2")
@@ -27,17 +26,6 @@ def _short_timing(monkeypatch):
     monkeypatch.setattr(_timing, "LENGTHS", (32, 64, 128))
     monkeypatch.setattr(_curves, "FAVOR_FEATURES", (8, 16))
     monkeypatch.setattr(_curves, "LARGEST", 200)
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(x) for x in arguments])
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

@@ -11,19 +11,7 @@ pytest.importorskip("sympy")
 
 from kerneltrick import costs, proofs
 from kerneltrick.analysis import _timing
-from kerneltrick.cli import main
 from kerneltrick.proofs import _prove
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(x) for x in arguments])
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

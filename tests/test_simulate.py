@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from kerneltrick import kernels, simulate
-from kerneltrick.cli import main
 from kerneltrick.simulate import _features, _moments, _scaling, _svm
 
 NAMES = ("moments", "scaling", "features", "representer", "svm")
@@ -22,17 +21,6 @@ SMALL = {
         "40",
     ),
 }
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(x) for x in arguments])
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
