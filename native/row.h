@@ -1,6 +1,6 @@
 // One row of keys and values (a batch index and a key head) and the queries that look at it, block
 // by block. Within a block the sums are those of one small matrix product; between blocks there is
-// the state, in float64. A block ends at a multiple of C, at a restart, or where decays and
+// the state (`Sums`). A block ends at a multiple of C, at a restart, or where decays and
 // log-scales since its first token would leave the range in which they can be factored:
 //
 //     weight of key j in row i  =  φ(qᵢ)·φ(kⱼ) · e^{bᵢ} · e^{sⱼ − ref − bⱼ}
