@@ -50,3 +50,21 @@ def run(capsys: Any) -> Any:
         return stopped.value.code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """A grader's process with the usual limits."""
+    from kerneltrick.labs import grader
+
+    with grader.Server(grader.Limits(call=10, total=60)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[Any]:
+    """A grader's process whose patience is short."""
+    from kerneltrick.labs import grader
+
+    with grader.Server(grader.Limits(call=0.6, total=20, memory=2**28)) as found:
+        yield found

@@ -570,14 +570,14 @@ MUTANTS = [
         "labs/grader/_hints.py",
         "compared = values if any(not o.right for o in values) else outcomes",
         "compared = wrong",
-        "test_grader.py::TestHints::test_of_a_mistake_asks_that_right_answers_agree_too",
+        "test_grader_hints.py::TestHints::test_of_a_mistake_asks_that_right_answers_agree_too",
     ),
     Mutant(
         "an answer of another shape taken for right",
         "labs/grader/_compare.py",
         "if found.shape != right.shape or",
         "if found.ndim != right.ndim or",
-        "test_grader.py::TestHints::test_comparison",
+        "test_grader_hints.py::TestHints::test_comparison",
     ),
 ]
 

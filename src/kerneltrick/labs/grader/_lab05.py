@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from kerneltrick.labs.grader._pieces import Array, softmax
+
 Attend = Callable[..., Array]
 EXACT = 1e-9  # counts are whole numbers; floats that hold them exactly pass
 
@@ -19,11 +19,6 @@ def normal(*shape: int, seed: int = 0) -> Array:
 
 def transposed(X: Array) -> Array:
     return np.swapaxes(X, -1, -2)
-
-
-def softmax(scores: Array, axis: int = -1) -> Array:
-    weights = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
 
 
 def attend(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
-from kerneltrick.labs.grader._lab05 import EXACT, Array, attend, normal
+from kerneltrick.labs.grader._lab05 import EXACT, attend, normal
+from kerneltrick.labs.grader._pieces import Array
 
 
 def _step(

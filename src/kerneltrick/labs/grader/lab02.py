@@ -9,9 +9,7 @@ import numpy as np
 
 from kerneltrick.labs import kernel_trick
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
-
-Array = np.ndarray[Any, Any]
-FeatureMap = Callable[[Array], Array]
+from kerneltrick.labs.grader._pieces import Array, FeatureMap, softmax
 
 _rng = np.random.default_rng(202)
 
@@ -68,11 +66,6 @@ def _standard(score: Callable[[Array, Array], Array]) -> Callable[..., tuple[Arr
     return answer
 
 
-def _softmax(scores: Array) -> Array:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
 def _root(Q: Array) -> float:
     return float(np.sqrt(Q.shape[-1]))
 
@@ -95,11 +88,11 @@ _STANDARD = Exercise(
     mistakes=(
         Mistake(
             "a softmax is applied: there is none here",
-            _standard(lambda Q, K: _softmax(Q @ K.T)),
+            _standard(lambda Q, K: softmax(Q @ K.T)),
         ),
         Mistake(
             "a softmax is applied, with the scale 1/√d: there is neither here",
-            _standard(lambda Q, K: _softmax(Q @ K.T / _root(Q))),
+            _standard(lambda Q, K: softmax(Q @ K.T / _root(Q))),
         ),
         Mistake(
             "the scores are divided by √d: there is no scale here",
@@ -174,7 +167,7 @@ def _after(Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: boo
 def _of_softmax(
     Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
 ) -> Array:
-    return _softmax(feature_map(Q) @ feature_map(K).T) @ V
+    return softmax(feature_map(Q) @ feature_map(K).T) @ V
 
 
 def _with(**fixed: Any) -> Callable[..., Array]:
@@ -331,7 +324,7 @@ LAB = Lab(
                 ),
                 Mistake(
                     "your output matches softmax(x); φ(x) is x itself",
-                    _softmax,
+                    softmax,
                 ),
             ),
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +10,8 @@ from kerneltrick.labs import quadratic_kernel
 from kerneltrick.labs.grader._lab import Case, Exercise, Growth, Lab, Mistake
 from kerneltrick.labs.grader._lab04_maps import features, judge_quadratic, judge_square
 from kerneltrick.labs.grader._lab04_similarity import CONDITIONS, FACTORISES
+from kerneltrick.labs.grader._pieces import Array, softmax
 
-Array = np.ndarray[Any, Any]
 _RNG = np.random.default_rng([4, 1])
 
 
@@ -87,11 +86,6 @@ def _sim(Q: Array, K: Array) -> Array:
     return np.asarray((Q @ K.T + 1) ** 2)
 
 
-def _softmax(scores: Array) -> Array:
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
 def _by_columns(Q: Array, K: Array, V: Array) -> Array:
     S = _sim(Q, K)
     with np.errstate(invalid="ignore"):
@@ -128,11 +122,11 @@ BY_KERNEL = Exercise(
         Mistake(
             "your output matches a softmax on top of the similarities: they are the weights "
             "already and are divided by their sum, without exp",
-            lambda Q, K, V: _softmax(_sim(Q, K)) @ V,
+            lambda Q, K, V: softmax(_sim(Q, K)) @ V,
         ),
         Mistake(
             "your output matches softmax((q·k + 1)²/√d)V: there is no softmax and no 1/√d here",
-            lambda Q, K, V: _softmax(_sim(Q, K) / np.sqrt(Q.shape[1])) @ V,
+            lambda Q, K, V: softmax(_sim(Q, K) / np.sqrt(Q.shape[1])) @ V,
         ),
         Mistake(
             "your output matches similarities multiplied by 1/√d in place of the division by "
@@ -141,7 +135,7 @@ BY_KERNEL = Exercise(
         ),
         Mistake(
             "your output matches softmax attention: the similarity here is (q·k + 1)²",
-            lambda Q, K, V: _softmax(Q @ K.T / np.sqrt(Q.shape[1])) @ V,
+            lambda Q, K, V: softmax(Q @ K.T / np.sqrt(Q.shape[1])) @ V,
         ),
         Mistake(
             "your output matches attention with (q·k/√d + 1)²: there is no 1/√d here",
@@ -245,7 +239,7 @@ BY_FEATURES = Exercise(
         ),
         Mistake(
             "your output matches softmax attention: the similarity here is (q·k + 1)²",
-            lambda Q, K, V: _softmax(Q @ K.T / np.sqrt(Q.shape[1])) @ V,
+            lambda Q, K, V: softmax(Q @ K.T / np.sqrt(Q.shape[1])) @ V,
         ),
         *_map_mistakes(_attend),
     ),

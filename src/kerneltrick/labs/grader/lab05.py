@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kerneltrick.labs import heads_and_decoding
 from kerneltrick.labs.grader._lab import Lab
-from kerneltrick.labs.grader._lab05_attention import GRADIENTS, HARD, MOMENTS, SOFTMAX
+from kerneltrick.labs.grader._lab05_attention import MOMENTS, SOFTMAX
 from kerneltrick.labs.grader._lab05_decoding import KEPT, STEP, STEP_COUNT
+from kerneltrick.labs.grader._lab05_hard import GRADIENTS, HARD
 from kerneltrick.labs.grader._lab05_heads import COMBINE, MULTI_HEAD, MULTI_QUERY, SPLIT
 
 LAB = Lab(

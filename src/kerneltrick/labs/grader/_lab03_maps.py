@@ -1,0 +1,169 @@
+"""Lab 03: the mistakes of feature maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
+from kerneltrick.labs.grader._pieces import Array, relu, softmax
+from kerneltrick.labs.grader.lab02 import ELU_CASES, ELU_MISTAKES
+
+_rng = np.random.default_rng(303)
+_ROWS = _rng.uniform(-3, 3, (6, 4))
+_BATCH = _rng.uniform(-3, 3, (2, 3, 4))
+_MAP_CASES = (
+    Case((_ROWS,)),
+    Case((_BATCH,), about="for an array (2, 3, 4)"),
+    Case((np.array([[-2.0, -0.1, 0.0, 0.5, 3.0]], np.float32),), about="in float32"),
+)
+
+
+ELU = Exercise("elu_plus_one", cases=ELU_CASES, mistakes=ELU_MISTAKES)
+
+RELU = Exercise(
+    "relu_feature_map",
+    cases=_MAP_CASES,
+    mistakes=(
+        Mistake("your output matches |x|: below 0 it must be 0", np.abs),
+        Mistake("your output matches min(0, x)", lambda x: np.minimum(x, 0)),
+        Mistake(
+            "your output matches 0 and 1, where x > 0: multiply by x",
+            lambda x: (x > 0).astype(x.dtype),
+        ),
+        Mistake("your output matches leaky ReLU", lambda x: np.where(x > 0, x, 0.01 * x)),
+        Mistake("your output matches ReLU + 1", lambda x: relu(x) + 1),
+    ),
+)
+
+SQUARED_RELU = Exercise(
+    "squared_relu_feature_map",
+    cases=_MAP_CASES,
+    mistakes=(
+        Mistake("your output matches x²: below 0 it must be 0", np.square),
+        Mistake("your output matches ReLU: it is not squared", relu),
+        Mistake("your output matches 2·max(0, x): ** 2 squares", lambda x: 2 * relu(x)),
+    ),
+)
+
+EXP = Exercise(
+    "exp_feature_map",
+    cases=(
+        *_MAP_CASES,
+        Case((np.array([[0.0, -np.inf]]),), about="at −∞"),
+        Case((np.array([[-30.0, -31.0]]),), about="far below 0"),
+    ),
+    mistakes=(
+        Mistake("the rows add up to 1: this is a softmax; eˣ alone is asked for", softmax),
+        Mistake("your output matches eˣ − 1", np.expm1),
+        Mistake("your output matches e⁻ˣ", lambda x: np.exp(-x)),
+        Mistake(
+            "the largest entry of each row is subtracted: eˣ alone is asked for",
+            lambda x: np.exp(x - x.max(axis=-1, keepdims=True)),
+        ),
+    ),
+)
+
+
+def _random(
+    scale: Callable[[Array], Array] = lambda x: x * x.shape[-1] ** -0.25,
+    half: Callable[[Array, Array], Array] = lambda x, y: np.sum(y**2, -1, keepdims=True) / 2,
+    of: Callable[[Array], Array] = np.exp,
+    root: Callable[[int], float] = np.sqrt,
+) -> Callable[[Array, Array], Array]:
+    """The features with one thing changed."""
+
+    def answer(x: Array, projection_matrix: Array) -> Array:
+        y = scale(x)
+        exponent = y @ projection_matrix.T - half(x, y)
+        return np.asarray(of(exponent) / root(len(projection_matrix)))
+
+    return answer
+
+
+def _cos_sin(x: Array, projection_matrix: Array) -> Array:
+    y = x * x.shape[-1] ** -0.25
+    angle = y @ projection_matrix.T
+    both = np.concatenate([np.cos(angle), np.sin(angle)], axis=-1)
+    length = np.exp(np.sum(y**2, axis=-1, keepdims=True) / 2)
+    return np.asarray(length * both / np.sqrt(len(projection_matrix)))
+
+
+def _exponents(x: Array, projection_matrix: Array) -> Array:
+    y = x * x.shape[-1] ** -0.25
+    return np.asarray(y @ projection_matrix.T - np.sum(y**2, axis=-1, keepdims=True) / 2)
+
+
+def _without_maximum(axis: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+    def answer(x: Array, projection_matrix: Array) -> Array:
+        e = _exponents(x, projection_matrix)
+        e = e - e.max(axis=axis, keepdims=True)
+        return np.asarray(np.exp(e) / np.sqrt(len(projection_matrix)))
+
+    return answer
+
+
+def _plain_cos(x: Array, projection_matrix: Array) -> Array:
+    y = x * x.shape[-1] ** -0.25
+    return np.asarray(np.cos(y @ projection_matrix.T) / np.sqrt(len(projection_matrix)))
+
+
+RANDOM = Exercise(
+    "softmax_kernel_feature_map",
+    cases=(
+        Case((_rng.standard_normal((5, 16)), _rng.standard_normal((9, 16)))),
+        Case((np.zeros((2, 4)), _rng.standard_normal((16, 4))), about="for x = 0"),
+        Case(
+            (_rng.standard_normal((2, 5, 3)), _rng.standard_normal((4, 3))),
+            about="for an array (2, 5, 3)",
+        ),
+        Case((_rng.standard_normal((6, 6)), _rng.standard_normal((6, 6))), about="for m = d = n"),
+    ),
+    mistakes=(
+        Mistake(
+            "x is scaled by d^(−1/2): d^(−1/4) is right, since q and k both carry it",
+            _random(scale=lambda x: x / np.sqrt(x.shape[-1])),
+        ),
+        Mistake("x is not scaled by d^(−1/4)", _random(scale=lambda x: x)),
+        Mistake(
+            "exp(−‖x′‖²/2) is missing: φ(q)·φ(k) is biased without it",
+            _random(half=lambda x, y: np.zeros((*x.shape[:-1], 1))),
+        ),
+        Mistake(
+            "‖x‖² is that of x before the scaling: x′ belongs into both terms",
+            _random(half=lambda x, y: np.sum(x**2, -1, keepdims=True) / 2),
+        ),
+        Mistake(
+            "‖x′‖² is not halved: the exponent is ω·x′ − ‖x′‖²/2",
+            _random(half=lambda x, y: np.sum(y**2, -1, keepdims=True)),
+        ),
+        Mistake(
+            "the norm ‖x′‖ is not squared: the exponent is ω·x′ − ‖x′‖²/2",
+            _random(half=lambda x, y: np.sqrt(np.sum(y**2, -1, keepdims=True)) / 2),
+        ),
+        Mistake(
+            "‖x′‖²/2 is added: the exponent is ω·x′ − ‖x′‖²/2",
+            _random(half=lambda x, y: -np.sum(y**2, -1, keepdims=True) / 2),
+        ),
+        Mistake("the factor 1/√m is missing", _random(root=lambda m: 1)),
+        Mistake(
+            "divided by m: the factor is 1/√m, since q and k both carry it", _random(root=float)
+        ),
+        Mistake("cos in place of exp: the features must be positive", _plain_cos),
+        Mistake("cos and sin features: they can be negative; exp is asked for", _cos_sin),
+        Mistake(
+            "the largest exponent of the whole sequence is subtracted: the features of a token "
+            "then depend on the tokens after it",
+            _without_maximum((-1, -2)),
+        ),
+        Mistake(
+            "the largest exponent of each row is subtracted: the features are no longer those of "
+            "exp(q·k/√d)",
+            _without_maximum((-1,)),
+        ),
+        Mistake(
+            "the exponent is returned: exp is missing", _random(of=lambda x: x, root=lambda m: 1)
+        ),
+    ),
+)

@@ -1,0 +1,315 @@
+"""Lab 03: the mistakes of the weights that a map implies, and of their comparison with softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kerneltrick.labs.grader._lab import Case, Exercise, Given, Mistake
+from kerneltrick.labs.grader._pieces import Array, FeatureMap, softmax
+
+_rng = np.random.default_rng([3, 3])
+
+
+def _pairs(n: int, d: int, dtype: Any = np.float64) -> tuple[Array, Array]:
+    q, k = _rng.standard_normal((2, n, d)).astype(dtype)
+    return q, k
+
+
+def _weights(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    return np.asarray(feature_map(Q) @ feature_map(K).T)
+
+
+def _implied(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    weights = _weights(Q, K, feature_map)
+    total = weights.sum(axis=1, keepdims=True)
+    if np.any(total == 0):
+        raise ZeroDivisionError
+    return np.asarray(weights / total)
+
+
+def _with_epsilon(epsilon: float) -> Callable[..., Array]:
+    def answer(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+        weights = _weights(Q, K, feature_map)
+        return np.asarray(weights / (weights.sum(axis=1, keepdims=True) + epsilon))
+
+    return answer
+
+
+def _columns(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    weights = _weights(Q, K, feature_map)
+    total = weights.sum(axis=0, keepdims=True)
+    if np.any(weights.sum(axis=1) == 0):
+        raise ZeroDivisionError
+    return np.asarray(weights / total)
+
+
+def _whole(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    weights = _weights(Q, K, feature_map)
+    if np.any(weights.sum(axis=1) == 0):
+        raise ZeroDivisionError
+    return np.asarray(weights / weights.sum())
+
+
+def _no_weight() -> tuple[Array, Array]:
+    """The second query has the weight 0 with every key under ReLU."""
+    return np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([[-1.0, 1.0], [-2.0, 3.0]])
+
+
+_WEIGHT_CASES = (
+    Case((*_pairs(7, 4), Given("exp"))),
+    Case((*_pairs(6, 3), Given("with_square")), about="for a map with more features"),
+    Case((*_pairs(5, 5), Given("elu")), about="for n = d"),
+    Case((_rng.standard_normal((4, 3)), _rng.standard_normal((9, 3)), Given("elu")),
+         about="for more keys than queries"),
+    Case((*(1e-6 * np.abs(x) for x in _pairs(5, 3)), Given("relu")), about="for tiny weights"),
+)  # fmt: skip
+_BOTH_SIGNS = (np.array([[1.0, 2], [-1, 3], [2, -1]]), np.array([[1.0, 0], [0, 1], [3, -1]]))
+
+
+IMPLIED = Exercise(
+    "compute_implicit_attention",
+    cases=(
+        *_WEIGHT_CASES,
+        Case((np.eye(3), np.eye(3), Given("relu")), about="where single weights are 0"),
+        Case((*_BOTH_SIGNS, Given("identity")), about="where single weights are negative"),
+        Case(
+            (*_no_weight(), Given("relu")),
+            raises=ZeroDivisionError,
+            about="for a query without weight",
+        ),
+    ),
+    mistakes=(
+        Mistake("the rows are not normalised: each must add up to 1", _weights),
+        Mistake("the columns add up to 1: the rows must", _columns),
+        Mistake("all entries together add up to 1: every row must", _whole),
+        Mistake(
+            "a softmax is applied to φ(Q)φ(K)ᵀ: divide by the row sums instead",
+            lambda Q, K, feature_map: softmax(_weights(Q, K, feature_map)),
+        ),
+        Mistake(
+            "a row whose sum is 0 gives NaN: raise ZeroDivisionError",
+            _with_epsilon(0.0),
+        ),
+        *(
+            Mistake(
+                f"a small number ({name}) in the denominator hides the row whose sum is 0, and "
+                "changes small weights: raise ZeroDivisionError",
+                _with_epsilon(float(name)),
+            )
+            for name in ("1e-6", "1e-8", "1e-9", "1e-10", "1e-12", "1e-5", "1e-4", "1e-3")
+        ),
+        Mistake(
+            "φ is not applied",
+            lambda Q, K, feature_map: _implied(Q, K, lambda x: x),
+        ),
+        Mistake(
+            "φ is applied to Q only: K needs it as well",
+            lambda Q, K, feature_map: _implied(feature_map(Q), K, lambda x: x),
+        ),
+        Mistake(
+            "φ is applied to the scores QKᵀ: it belongs to Q and K, before the product",
+            lambda Q, K, feature_map: _implied(feature_map(Q @ K.T), np.eye(len(K)), lambda x: x),
+        ),
+    ),
+)
+
+
+def _compared(
+    of: Callable[[Array, Array], dict[str, Any]] | None = None,
+    scale: Callable[[Array, float | None], float] | None = None,
+    softmax: Callable[[Array], Array] = softmax,
+    weights: Callable[..., Array] = _implied,
+) -> Callable[..., dict[str, float]]:
+    """The comparison with one thing changed."""
+
+    def answer(
+        Q: Array, K: Array, feature_map: FeatureMap, scale_: float | None = None, **more: Any
+    ) -> dict[str, float]:
+        given = more.get("scale", scale_)
+        default = Q.shape[1] ** -0.5 if given is None else given
+        s = default if scale is None else scale(Q, given)
+        A, S = weights(Q, K, feature_map), softmax(s * (Q @ K.T))
+        found = {
+            "mse": np.mean((A - S) ** 2),
+            "max_diff": np.max(np.abs(A - S)),
+            "correlation": np.corrcoef(A.ravel(), S.ravel())[0, 1],
+        }
+        return {key: float(x) for key, x in {**found, **(of(A, S) if of else {})}.items()}
+
+    return answer
+
+
+_COMPARE_MISTAKES = (
+    Mistake(
+        "the softmax has no scale: s is 1/√d unless `scale` gives it",
+        _compared(scale=lambda Q, s: 1.0 if s is None else s),
+    ),
+    Mistake("`scale` is ignored", _compared(scale=lambda Q, s: Q.shape[1] ** -0.5)),
+    Mistake(
+        "the scores are multiplied by √d: s is 1/√d",
+        _compared(scale=lambda Q, s: Q.shape[1] ** 0.5 if s is None else s),
+    ),
+    Mistake(
+        "the scores are divided by d: s is 1/√d",
+        _compared(scale=lambda Q, s: 1 / Q.shape[1] if s is None else s),
+    ),
+    Mistake(
+        "the softmax runs over the columns: its rows must add up to 1",
+        _compared(softmax=lambda scores: softmax(scores.T).T),
+    ),
+    Mistake(
+        "exp(scores) is compared: the softmax is not normalised", _compared(softmax=np.exp)
+    ),
+    Mistake("the weights of the map are not normalised", _compared(weights=_weights)),
+    Mistake(
+        "'mse' is the sum of the squares, not their mean",
+        _compared(lambda A, S: {"mse": np.sum((A - S) ** 2)}),
+    ),
+    Mistake(
+        "'mse' is its own square root",
+        _compared(lambda A, S: {"mse": np.sqrt(np.mean((A - S) ** 2))}),
+    ),
+    Mistake(
+        "'mse' is the mean of |A − S|: square the differences",
+        _compared(lambda A, S: {"mse": np.mean(np.abs(A - S))}),
+    ),
+    Mistake(
+        "'max_diff' is the largest A − S: take the absolute value first",
+        _compared(lambda A, S: {"max_diff": np.max(A - S)}),
+    ),
+    Mistake(
+        "'max_diff' is the largest S − A: take the absolute value first",
+        _compared(lambda A, S: {"max_diff": np.max(S - A)}),
+    ),
+    Mistake(
+        "'correlation' is that of the first two rows: flatten both matrices with .ravel()",
+        _compared(lambda A, S: {"correlation": np.corrcoef(A, S)[0, 1]}),
+    ),
+    Mistake(
+        "'correlation' is the cosine: subtract the means first",
+        _compared(lambda A, S: {
+            "correlation": np.sum(A * S) / np.linalg.norm(A) / np.linalg.norm(S)
+        }),
+    ),
+    Mistake(
+        "'correlation' is the covariance: divide by both deviations",
+        _compared(lambda A, S: {"correlation": np.mean((A - A.mean()) * (S - S.mean()))}),
+    ),
+)  # fmt: skip
+
+COMPARE = Exercise(
+    "compare_to_softmax",
+    cases=(
+        Case((*_pairs(8, 5), Given("exp"))),
+        Case((*_pairs(7, 4), Given("with_square")), about="for a map with more features"),
+        Case((*_pairs(6, 3), Given("elu"), 1.0), about="with scale=1"),
+        Case((*_pairs(6, 3), Given("exp")), {"scale": 0.01}, about="with scale=0.01"),
+        Case((*_pairs(9, 16), Given("elu")), about="for d = 16"),
+        Case(
+            (*_no_weight(), Given("relu")),
+            raises=ZeroDivisionError,
+            about="for a query without weight",
+        ),
+    ),
+    mistakes=_COMPARE_MISTAKES,
+    tolerance=1e-3,
+)
+
+
+def _quality(
+    of: Callable[..., dict[str, Any]] | None = None,
+    s: Callable[[int], float] = lambda d: d**-0.5,
+) -> Callable[..., dict[str, float]]:
+    """The quality with one thing changed."""
+
+    def answer(feature_map: FeatureMap, Q: Array, K: Array, V: Array) -> dict[str, float]:
+        A, B = _implied(Q, K, feature_map), _weights(Q, K, feature_map)
+        S = softmax(s(Q.shape[1]) * (Q @ K.T))
+        ours, theirs = A @ V, S @ V
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        found: dict[str, Any] = {
+            **_compared(scale=lambda Q, _: s(Q.shape[1]))(Q, K, feature_map),
+            "output_relative_error": np.linalg.norm(ours - theirs) / np.linalg.norm(theirs),
+            "output_cosine": np.mean(np.sum(ours * theirs, axis=1) / norms),
+            "smallest_normalizer": np.min(np.abs(B.sum(axis=1))),
+            "condition_number": np.max(np.abs(B).sum(axis=1) / np.abs(B.sum(axis=1))),
+            "negative_fraction": np.mean(A < 0),
+        }
+        found |= of(A, B, S, ours, theirs) if of else {}
+        return {key: float(x) for key, x in found.items()}
+
+    return answer
+
+
+QUALITY = Exercise(
+    "analyze_feature_map_quality",
+    cases=(
+        Case((Given("exp"), *_rng.standard_normal((3, 8, 5)))),
+        Case(
+            (Given("with_square"), *_pairs(7, 4), _rng.standard_normal((7, 3))),
+            about="for values of another width",
+        ),
+        Case(
+            (Given("identity"), *_rng.standard_normal((3, 9, 4))),
+            about="for a map whose weights can be negative",
+        ),
+        Case(
+            (Given("relu"), *_no_weight(), np.eye(2)),
+            raises=ZeroDivisionError,
+            about="for a query without weight",
+        ),
+    ),
+    mistakes=(
+        Mistake("the softmax has no scale: s is 1/√d here", _quality(s=lambda d: 1.0)),
+        Mistake(
+            "'output_relative_error' is not relative: divide by ‖SV‖",
+            _quality(lambda A, B, S, o, t: {"output_relative_error": np.linalg.norm(o - t)}),
+        ),
+        Mistake(
+            "'output_relative_error' is divided by ‖AV‖: divide by ‖SV‖, the output of softmax",
+            _quality(
+                lambda A, B, S, o, t: {
+                    "output_relative_error": np.linalg.norm(o - t) / np.linalg.norm(o)
+                }
+            ),
+        ),
+        Mistake(
+            "'output_cosine' is that of the two whole matrices: average the cosines of the rows",
+            _quality(
+                lambda A, B, S, o, t: {
+                    "output_cosine": np.sum(o * t) / np.linalg.norm(o) / np.linalg.norm(t)
+                }
+            ),
+        ),
+        Mistake(
+            "'condition_number' is that of the matrix (np.linalg.cond): here it is the largest "
+            "Σ|B| / |ΣB| of a row",
+            _quality(lambda A, B, S, o, t: {"condition_number": np.linalg.cond(A)}),
+        ),
+        Mistake(
+            "'condition_number' is that of the matrix (np.linalg.cond): here it is the largest "
+            "Σ|B| / |ΣB| of a row",
+            _quality(lambda A, B, S, o, t: {"condition_number": np.linalg.cond(B)}),
+        ),
+        Mistake(
+            "'smallest_normalizer' lacks the absolute value",
+            _quality(lambda A, B, S, o, t: {"smallest_normalizer": np.min(B.sum(axis=1))}),
+        ),
+        Mistake(
+            "'smallest_normalizer' is taken of A, whose rows add up to 1: take it of φ(Q)φ(K)ᵀ",
+            _quality(lambda A, B, S, o, t: {"smallest_normalizer": np.min(np.abs(A.sum(axis=1)))}),
+        ),
+        Mistake(
+            "'negative_fraction' is taken before normalising: take it of A",
+            _quality(lambda A, B, S, o, t: {"negative_fraction": np.mean(B < 0)}),
+        ),
+        Mistake(
+            "'negative_fraction' is a number of entries: divide by how many there are",
+            _quality(lambda A, B, S, o, t: {"negative_fraction": np.sum(A < 0)}),
+        ),
+    ),
+    tolerance=1e-3,
+)

@@ -1,0 +1,36 @@
+"""Grading in tests: a lab, a right solution, and what the grader says of a change to it."""
+
+import textwrap
+from dataclasses import replace
+
+from answers import LABS, right_answers
+
+from kerneltrick.labs import grader
+
+LAB = LABS["02"]
+QUICK = replace(LAB, exercises=tuple(replace(e, memory=None) for e in LAB.exercises))
+"""The lab without measuring memory, which takes most of the time."""
+RIGHT = right_answers(LAB)["right_numpy"]
+
+
+def check(source, server, lab=LAB):
+    """{function: result} of a source text that follows a right solution, and the report."""
+    report = grader.grade(lab, source.encode(), server=server)
+    return {f.name: f for f in report.functions}, report
+
+
+def changed(text, server, lab=QUICK):
+    """The results for a right solution with `text` behind it."""
+    return check(RIGHT + "\n\n" + textwrap.dedent(text), server, lab)
+
+
+def only(lab, names):
+    """The lab with these exercises alone: all others are those of right_numpy, graded elsewhere."""
+    return replace(lab, exercises=tuple(e for e in lab.exercises if e.name in names))
+
+
+def only_wrong(found, name):
+    """The hint of the only function that is not right."""
+    assert not found[name].right
+    assert sum(f.right for f in found.values()) == len(found) - 1
+    return found[name].hint
