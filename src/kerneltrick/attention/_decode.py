@@ -10,7 +10,8 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
-from kerneltrick.attention._linear import OnZero, check_call, linear_attention
+from kerneltrick.attention._call import OnZero, Options, check_call
+from kerneltrick.attention._linear import linear_attention
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder
 
@@ -91,10 +92,11 @@ class Decoder:
         if self.decay:
             token = (*self.shape, 1) if self.decay == 1 else (*self.shape, 1, self.decay)
             log_decay = np.zeros(token, self._compute)
-        call = check_call(
-            "Decoder", q, k, v, self.feature_map, True, self.scale, log_decay, self.normalize, None,
-            None, None, None, None if state is None else state.to(q), self.on_zero, 1,
+        options = Options(
+            causal=True, scale=self.scale, log_decay=log_decay, normalize=self.normalize,
+            state=None if state is None else state.to(q), on_zero=self.on_zero, chunk_size=1,
         )  # fmt: skip
+        call = check_call("Decoder", q, k, v, self.feature_map, options)
         carry = call.data.carry
         total, bad = carry.log_decay, np.zeros((*self.shape, 1, self.value_width + 1), np.uint8)
         self._earlier = None if total is None else total.hi  # Σ log-decay of `state`

@@ -11,13 +11,8 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient
 from kerneltrick.attention._arguments import check_inputs, check_scale
-from kerneltrick.attention._linear import (
-    Call,
-    OnZero,
-    check_call,
-    normalized_weights,
-    report_zero,
-)
+from kerneltrick.attention._call import OnZero, Options, check_call, report_zero
+from kerneltrick.attention._linear import normalized_weights
 from kerneltrick.engines import DenseRows, dense_rows, finish
 
 Substitute = Literal["temperature", "gumbel", "straight-through"]
@@ -53,10 +48,8 @@ def softmax_attention(
     def weigh(rows: DenseRows) -> Array:
         return _exponentials(rows.weights, rows.allowed)
 
-    return _attend(
-        "softmax_attention", q, k, v, weigh, causal, scale, mask, query_mask, True,
-        return_weights, on_zero,
-    )  # fmt: skip
+    options = Options(causal, scale, None, True, mask, query_mask, on_zero=on_zero)
+    return _attend("softmax_attention", q, k, v, weigh, options, return_weights)
 
 
 def kernel_attention(
@@ -117,10 +110,9 @@ def kernel_attention(
         weights = xp.reshape(weights, (*clean_q.shape[:-1], clean_k.shape[-2]))
         return xp.where(rows.allowed, weights, xp.zeros_like(weights))
 
-    return _attend(
-        "kernel_attention", q, k, v, weigh, causal, 1.0 if scale is None else scale, mask,
-        query_mask, normalize, return_weights, on_zero,
-    )  # fmt: skip
+    scale = 1.0 if scale is None else scale
+    options = Options(causal, scale, None, normalize, mask, query_mask, on_zero=on_zero)
+    return _attend("kernel_attention", q, k, v, weigh, options, return_weights)
 
 
 def hard_attention(
@@ -176,10 +168,8 @@ def hard_attention(
         soft = soft / xp.where(total == 0, xp.ones_like(total), total)
         return hard + (soft - stop_gradient(soft))
 
-    return _attend(
-        "hard_attention", q, k, v, weigh, causal, scale, mask, query_mask, True,
-        return_weights, on_zero,
-    )  # fmt: skip
+    options = Options(causal, scale, None, True, mask, query_mask, on_zero=on_zero)
+    return _attend("hard_attention", q, k, v, weigh, options, return_weights)
 
 
 def _scale(who: str, q: Array, scale: float | None, temperature: float) -> float:
@@ -202,19 +192,11 @@ def _attend(
     k: Array,
     v: Array,
     weigh: Weigh,
-    causal: bool,
-    scale: float,
-    mask: Array | None,
-    query_mask: Array | None,
-    normalize: bool,
+    options: Options,
     return_weights: bool,
-    on_zero: OnZero | None,
 ) -> Any:
     """Weights by `weigh` from the rows of scaled dot products, then weights times values."""
-    call: Call = check_call(
-        who, q, k, v, maps.Identity(), causal, scale, None, normalize, mask, query_mask, None,
-        None, None, on_zero, 1,
-    )  # fmt: skip
+    call = check_call(who, q, k, v, maps.Identity(), options)
     numbers = np.arange(call.data.q.shape[-2])
     rows = dense_rows(call.plan, call.data, numbers)
     weights = weigh(rows)

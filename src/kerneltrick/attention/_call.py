@@ -1,0 +1,274 @@
+"""A call of attention: its keywords as given, and what is left of them once checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import (
+    Array,
+    as_numpy,
+    astype,
+    compute_dtype,
+    constant,
+    is_concrete,
+    is_floating,
+    namespace,
+    static_start,
+    zeros,
+)
+from kerneltrick.attention._arguments import (
+    Inputs,
+    VanishingNormalizerError,
+    check_causal,
+    check_count,
+    check_inputs,
+    check_on_zero,
+    check_scale,
+    token_array,
+)
+from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
+from kerneltrick.engines import Data, Plan, empty_carry
+
+OnZero = Literal["raise", "nan", "zero"]
+Positions = Array | tuple[Array, Array]
+
+
+class Options(NamedTuple):
+    """The keywords of `linear_attention` as the caller gave them."""
+
+    causal: bool = False
+    scale: float | None = None
+    log_decay: Any = None
+    normalize: bool = True
+    mask: Array | None = None
+    query_mask: Array | None = None
+    segment_ids: Array | None = None
+    positions: Positions | None = None
+    state: State | None = None
+    on_zero: OnZero | None = None
+    chunk_size: int = 64
+
+
+class Call(NamedTuple):
+    """A checked call: what engines need, and what turns their result into the caller's."""
+
+    inputs: Inputs
+    plan: Plan
+    data: Data
+    raises: bool
+    on_zero: OnZero | None
+    fingerprint: str
+    padded: tuple[bool, bool]  # a masked token stands in for an empty axis of queries, of keys
+
+
+def check_call(
+    who: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: maps.MapLike,
+    options: Options,
+) -> Call:
+    """Check everything once; an engine may trust what it is given."""
+    inputs = check_inputs(who, q, k, v)
+    chosen = maps.get(feature_map)
+    if inputs.headless and isinstance(chosen, maps.Custom):
+        chosen = maps.Custom(chosen.function, flat=True)
+    causal, normalize = bool(options.causal), bool(options.normalize)
+    check_causal(who, inputs, causal)
+    check_on_zero(options.on_zero)
+    d = q.shape[-1]
+    scale = chosen.default_scale(d) if options.scale is None else check_scale(who, options.scale)
+    chunk_size = check_count(who, "chunk_size", options.chunk_size, least=1)
+    if causal and options.query_mask is not None:
+        raise ValueError(f"causal {who} has one mask for queries and keys: use mask=")
+    if not causal:
+        for name in ("log_decay", "segment_ids"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"{name} needs causal=True: full attention has no order of tokens")
+    state = options.state
+    if state is not None and not isinstance(state, State):
+        raise TypeError(f"state must be a State, not {type(state).__name__}")
+    start = 0 if state is None else state.stop
+    zero_fill = 0.0 if options.on_zero == "zero" else math.nan
+    plan = Plan(chosen, scale, causal, normalize, zero_fill, chunk_size, static_start(start, q))
+
+    q_positions, k_positions = _positions(options.positions, inputs)
+    mask = token_array("mask", options.mask, inputs.k, "bool")
+    query_mask = token_array("query_mask", options.query_mask, inputs.q, "bool")
+    restart = _restarts(options.segment_ids, inputs)
+    probe = empty_carry(plan, inputs.k, inputs.v)
+    decay = _decay(options.log_decay, inputs, probe.sums.hi.shape[-2])
+    width = decay.shape[-1] if decay is not None else int(restart is not None)
+    carry = empty_carry(plan, inputs.k, inputs.v, width) if width else probe
+    print_ = fingerprint(chosen, scale, d, carry)
+    if state is not None:
+        carry = carry_of(state, carry, print_, inputs.headless)
+    _check_horizon(chosen, state, options.positions, inputs, restart)
+    data = Data(
+        inputs.q, inputs.k, inputs.v, mask, query_mask, decay, restart, q_positions, k_positions,
+        start, carry,
+    )  # fmt: skip
+    data, padded = _pad_empty(data, causal, inputs.xp)
+    raises = normalize and options.on_zero in ("raise", None)
+    return Call(inputs, plan, data, raises, options.on_zero, print_, padded)
+
+
+def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | None, Array | None]:
+    if positions is None:
+        return None, None
+    pair = positions if isinstance(positions, tuple) else (positions, positions)
+    if len(pair) != 2:
+        raise ValueError(f"positions must be an array or a pair of arrays, not {len(pair)} arrays")
+    names = ("positions", "positions") if pair[0] is pair[1] else ("positions[0]", "positions[1]")
+    return (
+        token_array(names[0], pair[0], inputs.q, "number"),
+        token_array(names[1], pair[1], inputs.k, "number"),
+    )
+
+
+def _check_horizon(
+    feature_map: maps.FeatureMap,
+    state: State | None,
+    positions: Positions | None,
+    inputs: Inputs,
+    restart: Array | None,
+) -> None:
+    """Ask the map whether it can serve tokens as far apart as these."""
+    longest = max(inputs.q.shape[-2], inputs.k.shape[-2])
+    before = (0, 0) if state is None else (known_int(state.start), known_int(state.stop))
+    if longest == 0 or before[0] is None or before[1] is None:
+        return
+    first, last = before[0], before[1] + longest - 1
+    if positions is not None:
+        pair = positions if isinstance(positions, tuple) else (positions,)
+        if not all(is_concrete(x) for x in pair):
+            return
+        values = np.concatenate([as_numpy(x).ravel() for x in pair])
+        lowest = float(values.min())
+        first = int(lowest if state is None else min(lowest, first))
+        last = int(values.max())
+    elif restart is not None and is_concrete(restart):
+        flags = as_numpy(restart)[..., 0].reshape(-1, longest)
+        last = first
+        for row in flags:  # the longest segment; the first one continues the state
+            edges = np.concatenate([[0], np.flatnonzero(row), [longest]])
+            spans = np.diff(edges)
+            spans[0] += before[1] - before[0]
+            last = max(last, first + int(spans.max()) - 1)
+    feature_map.check_positions(first, last)
+
+
+def _restarts(segment_ids: Array | None, inputs: Inputs) -> Array | None:
+    """True at tokens where a new segment begins; the first token never restarts."""
+    ids = token_array("segment_ids", segment_ids, inputs.k, "integer")
+    if ids is None:
+        return None
+    changed = ids[..., 1:, :] != ids[..., :-1, :]
+    first = inputs.xp.zeros_like(ids[..., :1, :], dtype=inputs.xp.bool)
+    return inputs.xp.concat([first, changed], axis=-2) if ids.shape[-2] else first
+
+
+def _decay(log_decay: Any, inputs: Inputs, m: int) -> Array | None:
+    """log_decay as (..., H, n, 1 or m)."""
+    if log_decay is None:
+        return None
+    k, xp = inputs.k, inputs.xp
+    per_token = tuple(k.shape[:-1])
+    dtype = compute_dtype(k)
+    if isinstance(log_decay, (int, float, np.number)):
+        log_decay = constant(np.asarray(float(log_decay)), k, dtype)
+    namespace(k=k, log_decay=log_decay)
+    if not is_floating(log_decay):
+        raise TypeError(f"log_decay must be floating-point, not {log_decay.dtype}")
+    if is_concrete(log_decay):
+        values = as_numpy(log_decay)
+        wrong = values[~(np.isfinite(values) & (values <= 0))]
+        if wrong.size:
+            raise ValueError(
+                f"log_decay must be finite and ≤ 0 (the state is multiplied by its exponential), "
+                f"but {wrong.flat[0]} is among its values"
+            )
+    shape = tuple(log_decay.shape)
+    known = per_token[1:] if inputs.headless else per_token
+    heads = () if inputs.headless else (per_token[-2],)
+    decay = astype(log_decay, dtype)
+    if shape == (*known, m) and (shape != known):
+        return decay[None, ...] if inputs.headless else decay
+    if shape == known:
+        return decay[None, ..., None] if inputs.headless else decay[..., None]
+    if shape in ((), (1,), heads):
+        if shape:
+            decay = decay[:, None, None]
+        return xp.broadcast_to(decay, (*per_token, 1))
+    raise ValueError(
+        f"log_decay must be a number, one per key head {heads}, one per token {known}, or one per "
+        f"token and feature {(*known, m)}, not an array {shape}"
+    )
+
+
+def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, bool]]:
+    """One masked token in place of an empty axis, so that engines always have one."""
+    no_queries, no_keys = data.q.shape[-2] == 0, data.k.shape[-2] == 0
+
+    def one(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        return zeros((*x.shape[:-2], 1, x.shape[-1]), x, x.dtype)
+
+    hidden = zeros((*(1,) * (data.k.ndim - 2), 1, 1), data.k, xp.bool)
+    if no_keys:
+        data = data._replace(
+            k=one(data.k),
+            v=one(data.v),
+            mask=hidden,
+            log_decay=one(data.log_decay),
+            restart=None,
+            k_positions=one(data.k_positions),
+        )
+    if no_queries:
+        data = data._replace(
+            q=one(data.q),
+            q_positions=one(data.q_positions),
+            query_mask=None if causal else hidden,
+        )
+    return data, (no_queries, no_keys)
+
+
+def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
+    if not call.raises or zero is None:
+        return
+    if not is_concrete(zero):
+        if call.on_zero is None:
+            return
+        raise ValueError(
+            'on_zero="raise" needs values that can be looked at; in traced or device code use '
+            '"nan" or "zero"'
+        )
+    flags = as_numpy(zero)[..., 0]
+    if not flags.any():
+        return
+    where = [int(x) for x in np.argwhere(flags)[0]]
+    if rows is not None:
+        where[-1] = int(rows[where[-1]])
+    index = where[1:] if call.inputs.headless else where
+    chosen = call.plan.feature_map
+    mask = call.data.mask
+    if call.padded[1] or (mask is not None and not as_numpy(mask).any(axis=-2).all()):
+        reason = "there is no key that it may see; check mask"
+    else:
+        reason = {
+            "positive": "is positive, so features underflow; use a wider dtype, smaller inputs",
+            "non-negative": "is non-negative, not positive; choose a positive map",
+            "any": "has similarities of any sign, which can cancel; choose a positive map",
+        }[chosen.sign]
+        reason = f"{chosen} {reason}"
+    count = int(flags.sum())
+    raise VanishingNormalizerError(
+        f"the weights of {count} {'query sums' if count == 1 else 'queries sum'} to exactly 0, the "
+        f'first at index {tuple(index)}: {reason}, or pass on_zero="nan" or "zero"'
+    )
