@@ -1,5 +1,8 @@
 """Gradients: against finite differences, against the dense engine, zero at pads, same in JAX."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from oracle import DECAYS, MAPS, make_decay
@@ -164,3 +167,30 @@ def test_jax_gradient_reaches_learned_weights():
     step = 1e-2
     bumped = [float(loss(weight.at[1, 2].add(s * step))) for s in (1, -1)]
     assert float(gradient[1, 2]) == pytest.approx((bumped[0] - bumped[1]) / (2 * step), rel=0.05)
+
+
+def test_jax_gradient_of_a_decay_per_feature_with_grouped_queries_survives_float32(tmp_path):
+    """In a process of its own: XLA compiled a product of seven axes into a crash."""
+    rng = np.random.default_rng(9)
+    q, k, v, decay = (rng.standard_normal((2, h, 20, 4)) for h in (4, 2, 2, 2))
+    inputs = dict(zip("qkva", (q, k, v, -np.abs(decay)), strict=True))
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    code = """
+import sys, jax, numpy as np, kerneltrick as kt
+def loss(q, k, v, decay):
+    return (kt.linear_attention(q, k, v, "elu", causal=True, log_decay=decay) ** 2).sum()
+with np.load(sys.argv[1]) as file:
+    arrays = [jax.numpy.asarray(file[name], dtype="float32") for name in "qkva"]
+np.savez(sys.argv[2], *jax.grad(loss, argnums=(0, 1, 2, 3))(*arrays))
+"""
+    paths = [str(tmp_path / name) for name in ("inputs.npz", "gradients.npz")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
+    tensors_ = [torch.asarray(x).requires_grad_() for x in inputs.values()]
+    out = kt.linear_attention(
+        *tensors_[:3], "elu", causal=True, log_decay=tensors_[3], engine="dense"
+    )
+    expected = torch.autograd.grad((out**2).sum(), tensors_)
+    with np.load(paths[1]) as file:
+        for got, want in zip(file.values(), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -261,8 +261,9 @@ def _rows(
 
     flat = (*phi_q.shape[:-3], groups * chunk, m)
     if weights.pair is not None and weights.pair.shape[-1] > 1:
-        products = phi_q[..., :, None, :] * phi_k[..., None, None, :, :]
-        inside = xp.sum(times(products, weights.pair[..., None, :, :, :], xp), axis=-1)
+        # Σ_f φ(qᵢ)_f · (φ(kⱼ)_f · pairᵢⱼ_f): the keys as row i sees them, for all query heads.
+        seen = times(phi_k[..., None, :, :], weights.pair, xp)
+        inside = swap_axes(swap_axes(phi_q, -3, -2) @ seen.mT, -3, -2)
     else:
         inside = xp.reshape(phi_q, flat) @ phi_k.mT
         inside = xp.reshape(inside, (*phi_q.shape[:-1], chunk))
