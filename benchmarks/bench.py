@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kerneltrick._files import replacing
+from kerneltrick._files import write
 
 THREADS = 2
 HEADS, WIDTH = 8, 64  # B = 1, D = M = 64, float32
@@ -279,8 +279,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         document = insert(arguments.write.read_text(encoding="utf-8"), text)
-        with replacing(arguments.write) as temporary:
-            temporary.write_text(document, encoding="utf-8")
+        write(arguments.write, document)
     return None
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import bench
 import quiet
 
-from kerneltrick._files import replacing
+from kerneltrick._files import write
 
 THREADS, HEADS, WIDTH = bench.THREADS, bench.HEADS, bench.WIDTH  # 2; B = 1, H = 8, D = M = 64
 START, END = "<!-- native:begin -->", "<!-- native:end -->"
@@ -532,8 +532,7 @@ def main() -> int:
     print(text)
     if arguments.write:
         document = insert(arguments.write.read_text(encoding="utf-8"), text)
-        with replacing(arguments.write) as temporary:
-            temporary.write_text(document, encoding="utf-8")
+        write(arguments.write, document)
     return 0
 
 

@@ -14,6 +14,7 @@ import typer.main
 import kerneltrick as kt
 from kerneltrick import analysis
 from kerneltrick.analysis import _curves, _timing
+from kerneltrick.analysis._store import Store
 from kerneltrick.cli import _app as app_module
 from kerneltrick.cli._arguments import default_maps, split_maps
 
@@ -172,12 +173,12 @@ def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
     process.kill()
     process.wait()
     assert path.read_text() == "before"
-    lines = kept.read_text().splitlines()
+    key = kept.read_text().splitlines()[0]
+    store = Store(kept, key)
+    first = {**store.get("limit 0.0"), "entropy": 123.0}  # a mark: it must not be done again
+    store.put("limit 0.0", first)
     with kept.open("a") as file:
-        file.write('{"key": "torn", "val')
-    first = json.loads(lines[1])
-    first["value"]["entropy"] = 123.0  # a mark: this piece must not be done again
-    kept.write_text("\n".join([lines[0], json.dumps(first), *lines[2:]]) + '\n{"key": "to')
+        file.write('0123456789abcdef ["elu 0.0", {"mse"')
     subprocess.run(command, check=True)
     report = json.loads(path.read_text())
     assert report["softmax"]["heads"][0][0]["entropy"] == 123.0
@@ -188,7 +189,7 @@ def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
 def test_other_work_is_not_taken_for_this(run, tmp_path):
     path = tmp_path / "o.json"
     kept = tmp_path / ".o.json.unfinished"
-    kept.write_text('{"run": "other"}\n{"key": "limit 0.0", "value": {"nonsense": 1}}\n')
+    Store(kept, "other").put("limit 0.0", {"nonsense": 1})
     code, *_ = run("compare", *SMALL, "--maps", "elu", "--json", path)
     assert code == 0
     assert not kept.exists()
@@ -270,6 +271,54 @@ def test_bad_files_are_one_line_and_code_1(run, tmp_path, arrays):
     np.savez(tmp_path / "shape.npz", **{**arrays, "k": arrays["k"][..., :3]})
     for name in ("pickle.npz", "noise.npz", "noise.safetensors", "shape.npz"):
         failed(run("compare", tmp_path / name, "--maps", "elu"), 1, name)
+
+
+def test_what_a_terminal_would_obey_does_not_reach_it(run, tmp_path, arrays):
+    q, k, v = (arrays[name][None] for name in "qkv")
+    data = analysis.AttentionData.from_arrays(q, k, v, source="\x1b]0;title\x07\x1b[31m\nred")
+    analysis.save_attention(data, tmp_path / "x.safetensors")
+    code, out, _ = run("compare", tmp_path / "x.safetensors", "--maps", "elu")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "[31m red" in out
+    safetensors.numpy.save_file({"\x1b[31mred": q}, tmp_path / "y.safetensors")
+    result = run("compare", tmp_path / "y.safetensors")
+    failed(result, 1, "[31mred")
+    assert "\x1b" not in result[2]
+
+
+def test_half_a_surrogate_pair_in_a_token_does_not_lose_the_numbers(run, tmp_path, arrays):
+    tokens = ["\ud83d", "≥", *"x" * 28]
+    data = analysis.AttentionData.from_arrays(*arrays.values(), tokens=tokens, source="\udcff")
+    analysis.save_attention(data, tmp_path / "x.safetensors")
+    assert analysis.load_attention(tmp_path / "x.safetensors").tokens == tuple(tokens)
+    paths = ("--json", tmp_path / "o.json", "--html", tmp_path / "o.html")
+    code, _, err = run("compare", tmp_path / "x.safetensors", "--maps", "elu", *paths)
+    assert (code, err) == (0, "")
+    found = json.loads((tmp_path / "o.json").read_text(encoding="utf-8"))["data"]
+    assert (found["tokens"], found["source"]) == (tokens, "\udcff")
+    assert "≥" in (tmp_path / "o.json").read_text(encoding="utf-8")
+
+
+def test_tokens_taken_for_heads_are_said_and_can_be_read_otherwise(run, tmp_path, arrays):
+    many = {name: np.swapaxes(x, 0, 1)[None] for name, x in arrays.items()}  # (1, n, heads, d)
+    path = tmp_path / "x.npz"
+    np.savez(path, **many)
+    _, out, _ = run("compare", path, "--maps", "elu")
+    assert "read as 30 heads of n = 2; if it is 2 heads of n = 30" in " ".join(out.split())
+    assert "--axes n,heads,d" in out
+    _, out, _ = run("compare", path, "--maps", "elu", "--axes", "n,heads,d")
+    assert "2 heads, n = 30" in out
+    assert "read as" not in out
+    found = analysis.load_attention(path, axes="n,heads,d")
+    np.testing.assert_array_equal(found.q[0], arrays["q"])
+    with pytest.raises(ValueError, match=r"axes must be one of 'heads,n,d' and 'n,heads,d'"):
+        analysis.load_attention(path, axes="d,n,heads")
+    np.savez(path, **{name: x[0] for name, x in arrays.items()})
+    with pytest.raises(ValueError, match=r"three or four axes, not \(30, 8\)"):
+        analysis.load_attention(path, axes="n,heads,d")
+    failed(run("compare", path, "--axes", "n,d"), 2, "--axes must be")
+    failed(run("compare", "--axes", "n,heads,d"), 2, "about a file")
 
 
 def test_capture_checks_its_arguments_before_the_work(run, tmp_path):

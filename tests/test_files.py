@@ -151,8 +151,8 @@ def test_a_save_that_fails_leaves_the_previous_file(tmp_path, arrays, monkeypatc
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"before")
 
-    def half(path, *rest):
-        path.write_bytes(b"half")
+    def half(stream, *rest):
+        stream.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(_files, "write_safetensors", half)

@@ -397,7 +397,7 @@ class TestPictures:
         target.write_bytes(b"before")
 
         def broken(file, **_):
-            file.write_bytes(b"half")
+            file.write(b"half")
             raise OSError("disk full")
 
         monkeypatch.setattr(figure, "savefig", broken)
@@ -445,11 +445,22 @@ class TestPictures:
         assert part in err
         assert not list(tmp_path.iterdir())
 
-    def test_missing_matplotlib_is_named_before_the_work(self, run, tmp_path, monkeypatch):
+    def test_without_matplotlib_there_is_the_table(self, run, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setitem(sys.modules, "matplotlib", None)
+        code, out, err = run("simulate", "moments", "--d", 4)
+        assert code == 0
+        assert "Var[q·k/√d]" in out
+        assert "no picture" in err
+        assert "kerneltrick[plot]" in err
+        assert not list(tmp_path.iterdir())
+
+    def test_a_picture_asked_for_without_matplotlib_fails_before_the_work(
+        self, run, tmp_path, monkeypatch
+    ):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         monkeypatch.setattr(simulate, "moments", None)  # not reached
-        code, out, err = run("simulate", "moments")
+        code, out, err = run("simulate", "moments", "--out", tmp_path / "a.png")
         assert (code, out) == (1, "")
         assert "kerneltrick[plot]" in err
 

@@ -1,9 +1,11 @@
 """The state is a value: streams equal batches, halves merge, files return, strangers do not."""
 
+import dataclasses
 import struct
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import DECAYS, MAPS, SIGNED_FEATURES, make_decay, same_bits
@@ -161,6 +163,12 @@ def test_float64_state_continues_in_float32_without_losing_its_scale():
     np.testing.assert_allclose(single, exact, rtol=2e-5, atol=1e-6)
 
 
+def opened(path):
+    """The metadata and the tensors of a file."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
 class TestFiles:
     @pytest.fixture
     def state(self):
@@ -203,13 +211,52 @@ class TestFiles:
         path.write_bytes(data.replace(b"kerneltrick.State/1", b"kerneltrick.State/9"))
         with pytest.raises(ValueError, match=r"expected format 'kerneltrick.State/1'"):
             kt.State.load(path)
-        path.write_bytes(data.replace(b'"stop":"30"', b'"stop":"xy"'))
-        with pytest.raises(ValueError, match="malformed"):
-            kt.State.load(path)
+        for stop, message in (("xy", "malformed"), (2**60, "tokens 0:1152"), (2**70, "stop < 2")):
+            state.save(path)
+            metadata, tensors = opened(path)
+            safetensors.numpy.save_file(tensors, path, {**metadata, "stop": str(stop)})
+            with pytest.raises(ValueError, match=message):
+                kt.State.load(path)
+
+    def test_a_state_that_lost_its_log_scale_is_refused(self, state, tmp_path):
+        path = tmp_path / "state.safetensors"
+        state.save(path)
+        metadata, tensors = opened(path)
+        del tensors["log_scale"]
+        safetensors.numpy.save_file(tensors, path, metadata)
+        bare = kt.State.load(path)
+        message = r"the state has no log_scale, but favor:features=8.* needs one"
+        with pytest.raises(ValueError, match=message):
+            kt.linear_attention(*inputs(5), "favor:features=8", causal=True, state=bare)
+        with pytest.raises(ValueError, match=message):
+            kt.Decoder(
+                "favor:features=8", shape=(2,), d=4, value_width=3, dtype="float64", state=bare
+            )
+        later = kt.State.empty("favor:features=8", *inputs(5)[1:], start=30, decay_width=1)
+        for left, right in ((bare, later), (later, dataclasses.replace(bare, start=30))):
+            with pytest.raises(ValueError, match="log_scale"):
+                left.merge(right)
+        x = np.ones((2, 4))
+        _, other = kt.linear_attention(x, x, x, "elu", return_state=True)
+        strange = dataclasses.replace(other, scale_log=np.zeros((1, 1)))
+        with pytest.raises(ValueError, match=r"has a log_scale, but elu .* needs none"):
+            kt.linear_attention(x, x, x, "elu", state=strange)
+
+    @pytest.mark.parametrize("place", ["k", "v"])
+    def test_a_state_spoiled_by_nan_is_saved_and_loaded(self, tmp_path, place):
+        q, k, v = inputs(10)
+        (k if place == "k" else v)[0, 3, 1] = np.nan
+        _, state = kt.linear_attention(q, k, v, "favor:features=8", causal=True, return_state=True)
+        state.save(tmp_path / "state")
+        again = kt.State.load(tmp_path / "state")
+        outputs = [
+            kt.linear_attention(*inputs(5), "favor:features=8", causal=True, state=s)
+            for s in (state, again)
+        ]
+        assert same_bits(*outputs)
+        assert np.isnan(outputs[0]).any()
 
     def test_other_safetensors_files_are_refused(self, tmp_path):
-        import safetensors.numpy
-
         path = tmp_path / "other.safetensors"
         safetensors.numpy.save_file({"weight": np.ones(3)}, path)
         with pytest.raises(ValueError, match="expected format"):
@@ -222,6 +269,11 @@ class TestFiles:
             ({"U": np.ones((2, 3)), "Z": np.ones(2), "x": np.ones(2)}, "unexpected tensors"),
             ({"U": np.ones((2, 3)), "Z": np.ones(2), "log_scale": np.ones(5)}, "log_scale is"),
             ({"U": np.ones((2, 3)), "Z": np.ones(2), "log_decay": np.ones(5)}, "log_decay is"),
+            ({"U": np.ones((2, 3)), "Z": np.array([1, np.nan])}, "Z is NaN where U is a number"),
+            (
+                {"U": np.ones((2, 3)), "Z": np.ones(2), "log_scale": np.full((1, 1), np.nan)},
+                "log_scale is NaN",
+            ),
         ):
             safetensors.numpy.save_file(tensors, path, meta)
             with pytest.raises(ValueError, match=message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kerneltrick._files import replacing
+from kerneltrick._files import write
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,8 +23,7 @@ def update(wanted: dict[Path, str], check: bool, target: str) -> int:
         return 1
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(wanted[path], encoding="utf-8")
+        write(path, wanted[path])
         print(f"wrote {path}")
     return 0
 

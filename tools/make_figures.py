@@ -11,6 +11,7 @@ python tools/make_figures.py pages      those of the pages only; or overview, sc
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import shutil
 import tempfile
@@ -27,10 +28,10 @@ from matplotlib.figure import Figure
 
 import kerneltrick as kt
 from kerneltrick import costs, simulate
-from kerneltrick._files import replacing
-from kerneltrick.simulate._figures import BLUE as TEAL
-from kerneltrick.simulate._figures import FAINT, GREEN, LINE, PURPLE, _style
-from kerneltrick.simulate._figures import ORANGE as RUST
+from kerneltrick._files import write
+from kerneltrick._pictures import BLUE as TEAL
+from kerneltrick._pictures import FAINT, GREEN, LINE, PURPLE, picture_style
+from kerneltrick._pictures import ORANGE as RUST
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 INK, MUTED, BLUE, ORANGE = "#1f2933", "#7b8794", "#2b6cb0", "#c05621"
@@ -111,8 +112,9 @@ def overview() -> None:
     axes.yaxis.tick_right()
     for side in ("top", "left"):
         axes.spines[side].set_visible(False)
-    with replacing(IMAGES / "overview.png") as temporary:
-        figure.savefig(temporary, bbox_inches="tight", facecolor="white", format="png")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, bbox_inches="tight", facecolor="white", format="png")
+    write(IMAGES / "overview.png", drawn.getvalue())
     for n, a, b in zip(LENGTHS, linear, quadratic, strict=True):
         print(f"n = {n:5}: linear {a * 1e3:7.2f} ms, softmax {b * 1e3:7.2f} ms")
 
@@ -137,8 +139,7 @@ def screenshot() -> None:
         page = browser.new_page(viewport={"width": 1240, "height": 1900})
         page.goto(page_path.as_uri())
         page.wait_for_timeout(500)
-        with replacing(IMAGES / "report.png") as temporary:
-            page.screenshot(path=temporary, type="png")
+        write(IMAGES / "report.png", page.screenshot(type="png"))
         browser.close()
 
 
@@ -162,7 +163,7 @@ def pages() -> None:
 
 def quadratic() -> Figure:
     """(1+t)² and the Taylor polynomial beside e^t; m and the crossover length against d."""
-    with _style():
+    with picture_style():
         figure = Figure(figsize=(8.6, 3.3), layout="constrained")
         left, right = figure.subplots(1, 2)
         t = np.linspace(-3.2, 1.6, 200)
@@ -193,7 +194,7 @@ def decoding() -> Figure:
     n = np.geomspace(8, 65536, 60).astype(int)
     kept = {"b": 1, "d": 512, "h": 8}
     linear = {"elu": GREEN, "favor:features=256": PURPLE, "taylor:order=2": INK}
-    with _style():
+    with picture_style():
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
         for groups, name, colour in (

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 import kerneltrick as kt
 from kerneltrick import analysis, costs, simulate
-from kerneltrick.simulate._figures import BLUE, FAINT, LINE, ORANGE, _style
+from kerneltrick._pictures import BLUE, FAINT, LINE, ORANGE, picture_style
 
 IMAGES = ROOT / "docs/images"
 PAGE = ROOT / "docs/choose_a_map.md"
@@ -136,7 +136,7 @@ def choose_figure(rows: list[Row]) -> Figure:
     shown = {f"sample, {rows[0].heads} heads": [row.sample.output_error for row in rows]}
     shown |= {name: [row.synthetic[name].output_error for row in rows] for name in SYNTHETIC}
     places = np.arange(len(rows) - 1)[::-1]
-    with _style():
+    with picture_style():
         drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
         panels = drawn.subplots(1, len(shown), sharey=True)
         for axes, (title, errors) in zip(panels, shown.items(), strict=True):
@@ -186,7 +186,7 @@ def kin_figure() -> Figure:
     """Eight panels, each relative to its 98 % quantile, so that no single entry sets the scale."""
     colours = LinearSegmentedColormap.from_list("signed", [ORANGE, "#ffffff", BLUE])
     lower = np.tri(N, dtype=bool)
-    with _style():
+    with picture_style():
         drawn = Figure(figsize=(8.6, 4.7), layout="constrained")
         panels = drawn.subplots(2, 4)
         for axes, (name, found) in zip(panels.flat, weights().items(), strict=True):

@@ -15,8 +15,17 @@ from matplotlib.figure import Figure
 
 import kerneltrick as kt
 from kerneltrick import simulate
+from kerneltrick._pictures import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    LINE,
+    ORANGE,
+    PURPLE,
+    picture_style,
+)
 from kerneltrick.labs import based
-from kerneltrick.simulate._figures import BLUE, FAINT, GREEN, INK, LINE, ORANGE, PURPLE, _style
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "recall.png"
 COLOURS = {
@@ -52,7 +61,7 @@ def draw() -> Figure:
             lambda q, k, v: based.windowed_taylor_attention(q, k, v, WINDOW),
         ),
     }
-    with _style():
+    with picture_style():
         figure = Figure(figsize=(9.4, 3.7), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         for name, points in based.recall_curves().items():

@@ -559,11 +559,11 @@ MUTANTS = [
         "test_simulate.py::TestSVM::test_what_differs",
     ),
     Mutant(
-        "picture written in place",
-        "simulate/_figures.py",
-        "with _style(), replacing(path) as temporary:",
-        "temporary = path\n    with _style():",
-        "test_simulate.py::TestPictures::test_a_picture_that_fails_leaves_what_was_there",
+        "file written in place",
+        "_files.py",
+        'with part.open("wb") as stream:',
+        'with target.open("wb") as stream:',
+        "test_writer.py::test_files_keep_their_rights_and_appear_whole",
     ),
     Mutant(
         "a mistake named by the wrong answers alone",

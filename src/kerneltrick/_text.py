@@ -1,9 +1,12 @@
-"""The text form `name:key=value,key=value`, and the nearest word to a wrong one."""
+"""Texts: the form `name:key=value,key=value`, what a terminal may see, and JSON."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Collection
+from typing import Any
 
 
 def split(what: str, text: str) -> tuple[str, dict[str, str]]:
@@ -33,3 +36,22 @@ def nearest(word: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     listing = "known are " + ", ".join(known)
     return f"did you mean {close[0]!r}? ({listing})" if close else listing
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: it may come out of somebody's file.
+
+    >>> printable("a \\x1b[31mred\\ntoken")
+    'a �[31mred�token'
+    """
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that can be written as UTF-8: half a surrogate pair, as files may hold, is escaped.
+
+    >>> to_json({"≥": "\\ud800"})
+    '{"≥": "\\\\ud800"}'
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)

@@ -158,6 +158,12 @@ class AttentionData:
         their numbers.
         """
         data, notes = self._without_padding()
+        heads, n = self.q.shape[1:3]
+        if heads >= max(16, 2 * n):  # rather tokens that were taken for heads
+            notes.append(
+                f"read as {heads} heads of n = {n}; if it is {n} heads of n = {heads}, read it by "
+                "--axes n,heads,d, or load_attention(..., axes='n,heads,d')"
+            )
         faults = {name: ~np.isfinite(getattr(data, name)) for name in "qkv"}
         counts = {name: fault.sum(axis=(2, 3)) for name, fault in faults.items()}
         if not any(count.any() for count in counts.values()):

@@ -7,34 +7,38 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kerneltrick._files import replacing
+from kerneltrick._files import AnyPath, regular_file, writing
+from kerneltrick._text import to_json
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._npy import FormatError, read_npy, read_npz
 from kerneltrick.analysis._safetensors import SafetensorsFile, write_safetensors
 
-AnyPath: TypeAlias = str | os.PathLike[str]
 Numbers: TypeAlias = NDArray[Any]
 
 SUFFIXES = (".npz", ".safetensors")
 NAMES = ("q", "k", "v")
+AXES: tuple[Literal["heads,n,d"], Literal["n,heads,d"]] = ("heads,n,d", "n,heads,d")
 FORMAT = "kerneltrick.qkv/1"
 
 _KEY = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([qkv])")
 _TRIO = re.compile(r"(|.*[_.\- ])([qkv])\.npy")
 
 
-def load_attention(path: AnyPath | Sequence[AnyPath]) -> AttentionData:
+def load_attention(
+    path: AnyPath | Sequence[AnyPath], *, axes: Literal["heads,n,d", "n,heads,d"] = AXES[0]
+) -> AttentionData:
     """The data of a `.safetensors` or `.npz` file, or of three `.npy` files; all sizes are checked.
 
     `.safetensors`: keys `layers.{i}.q|k|v` as written by `save`, or q, k and v. `.npz`: q, k and v.
     `.npy`: a folder with q.npy, k.npy and v.npy, one of three such as run_q.npy, or all three
     paths. Arrays are (n, d), (heads, n, d) or (layers, heads, n, d) in float16, float32 or float64;
-    bfloat16 becomes float32. ValueError or TypeError says what is wrong with a file.
+    bfloat16 becomes float32. `axes="n,heads,d"` reads arrays (n, heads, d) or (layers, n, heads, d)
+    instead. ValueError or TypeError says what is wrong with a file.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -43,27 +47,39 @@ def load_attention(path: AnyPath | Sequence[AnyPath]) -> AttentionData:
     ...     load_attention(path)
     AttentionData(1 layer, 2 heads, n = 10, d = 4, float64, 'qkv.npz')
     """
-    if not isinstance(path, str | os.PathLike):
+    if axes not in AXES:
+        raise ValueError(f"axes must be one of {' and '.join(map(repr, AXES))}, not {axes!r}")
+    known: dict[str, Any] = {}
+    if isinstance(path, str | os.PathLike):
+        source = Path(path)
+        if source.is_dir() or source.suffix == ".npy":
+            arrays = _read_trio(_trio(source))
+        else:
+            arrays, known = _read(source)
+    else:
         paths = [Path(one) for one in path]
         if len(paths) != 3:
             raise ValueError(f"expected three .npy files for q, k and v, not {len(paths)}")
-        return _from_trio(paths, ", ".join(one.name for one in paths))
-    path = Path(path)
-    if path.is_dir():
-        return _from_trio([path / f"{name}.npy" for name in NAMES], path.name)
-    if path.suffix == ".npy":
-        return _from_trio(_siblings(path), path.name)
-    return _from_file(path)
+        source = Path(", ".join(one.name for one in paths))
+        arrays = _read_trio(paths)
+    try:
+        if axes != AXES[0]:
+            arrays = {name: _heads_first(x) for name, x in arrays.items()}
+        q, k, v = (arrays[name] for name in NAMES)
+        if "layers" in known:
+            return AttentionData(q, k, v, **{"source": source.name, **known})
+        return AttentionData.from_arrays(q, k, v, source=source.name)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{source}: {error}") from None
 
 
 def save(data: AttentionData, path: AnyPath) -> None:
-    """Write `data` as a `.safetensors` file, whole or not at all.
+    """Write `data` as a `.safetensors` file, whole or not at all; `-` is standard output.
 
     Keys `layers.{i}.q|k|v`; metadata as JSON texts: scaling, causal, mask, tokens, heads, excluded,
     source, and the format `kerneltrick.qkv/1`.
     """
-    path = Path(path)
-    if path.suffix != ".safetensors":
+    if Path(path).suffix != ".safetensors" and regular_file(path) is not None:
         raise ValueError(f"{path}: expected a file named *.safetensors")
     tensors = {
         f"layers.{layer}.{name}": getattr(data, name)[row]
@@ -79,40 +95,34 @@ def save(data: AttentionData, path: AnyPath) -> None:
         "excluded": data.excluded,
         "source": data.source,
     }
-    metadata = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
-    with replacing(path) as temporary:
-        write_safetensors(temporary, tensors, {"format": FORMAT, **metadata})
+    metadata = {key: to_json(value) for key, value in values.items()}
+    with writing(path) as stream:
+        write_safetensors(stream, tensors, {"format": FORMAT, **metadata})
 
 
-def _from_file(path: Path) -> AttentionData:
-    arrays, known = _read(path)
-    try:
-        if "layers" not in known:
-            return AttentionData.from_arrays(*(arrays[x] for x in NAMES), source=path.name)
-        return AttentionData(
-            arrays["q"], arrays["k"], arrays["v"], **{"source": path.name, **known}
-        )
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{path}: {error}") from None
+def _heads_first(x: Numbers) -> Numbers:
+    if x.ndim < 3:
+        raise ValueError(f"axes n,heads,d need arrays of three or four axes, not {x.shape}")
+    return np.ascontiguousarray(np.swapaxes(x, -3, -2))
 
 
-def _from_trio(paths: Sequence[Path], source: str) -> AttentionData:
-    arrays = []
-    for path in paths:
+def _read_trio(paths: Sequence[Path]) -> dict[str, Numbers]:
+    arrays = {}
+    for name, path in zip(NAMES, paths, strict=True):
         if not path.is_file():
             names = ", ".join(one.name for one in paths)
             raise FileNotFoundError(f"there is no file {path}; expected the three files {names}")
         try:
-            arrays.append(read_npy(path))
+            arrays[name] = read_npy(path)
         except FormatError as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-    try:
-        return AttentionData.from_arrays(*arrays, source=source)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{source}: {error}") from None
+    return arrays
 
 
-def _siblings(path: Path) -> list[Path]:
+def _trio(path: Path) -> list[Path]:
+    """The three .npy files in a folder, or beside one of them."""
+    if path.is_dir():
+        return [path / f"{name}.npy" for name in NAMES]
     match = _TRIO.fullmatch(path.name)
     if match is None:
         raise ValueError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
+
+from kerneltrick._text import to_json
 
 
 class Result:
@@ -18,7 +19,7 @@ class Result:
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return to_json(self.to_dict(), indent=2) + "\n"
 
 
 def _plain(value: Any) -> Any:

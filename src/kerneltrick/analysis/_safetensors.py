@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class SafetensorsFile:
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, Numbers], metadata: Mapping[str, str]
+    stream: BinaryIO, tensors: Mapping[str, Numbers], metadata: Mapping[str, str]
 ) -> None:
     """The same tensors make the same bytes, which the safetensors library does not promise."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -109,10 +109,9 @@ def write_safetensors(
             f"mask and token texts make a header of {len(text):,} bytes; at most "
             f"{SAFETENSORS_HEADER:,} fit, so leave them out"
         )
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor, _little(tensor)).tobytes())
+    stream.write(struct.pack("<Q", len(text)) + text)
+    for tensor in tensors.values():
+        stream.write(np.ascontiguousarray(tensor, _little(tensor)).tobytes())
 
 
 def _little(x: Numbers) -> np.dtype[Any]:

@@ -8,37 +8,35 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kerneltrick._files import replacing
+from kerneltrick._files import append, write
 
 
 class Store:
-    """Results by key: in memory, or also in a file, one JSON line each, appended as they come.
+    """Results by key: in memory, or also in a file, one line each, appended as they come.
 
-    A file of other work (another `run`) is begun anew; a torn last line is dropped.
+    A file of other work (another `run`) is begun anew; a line that is torn or was changed, as its
+    checksum tells, is dropped.
     """
 
     def __init__(self, path: Path | None = None, run: str = "") -> None:
         self.path, self.run = path, run
         self.found: dict[str, Any] = {}
-        self.resumed = 0
         if path is not None:
             self._read(path)
+        self.resumed = len(self.found)
 
     def _read(self, path: Path) -> None:
         lines: list[str] = []
-        with contextlib.suppress(FileNotFoundError):
+        if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        whole = _parse(lines[0]) if lines else None
-        if isinstance(whole, dict) and whole.get("run") == self.run:
+        if lines and lines[0] == self.run:
             for line in lines[1:]:
-                entry = _parse(line)
-                if isinstance(entry, dict) and set(entry) == {"key", "value"}:
-                    self.found[entry["key"]] = entry["value"]
-        self.resumed = len(self.found)
-        text = json.dumps({"run": self.run}) + "\n"
-        text += "".join(_line(key, value) for key, value in self.found.items())
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+                checksum, _, text = line.partition(" ")
+                if checksum == self._checksum(text):
+                    key, value = json.loads(text)
+                    self.found[key] = value
+        kept = (self._line(*entry) for entry in self.found.items())
+        write(path, "".join([f"{self.run}\n", *kept]))
 
     def get(self, key: str) -> Any:
         """The value, or None if that piece is still to be done."""
@@ -47,8 +45,14 @@ class Store:
     def put(self, key: str, value: Any) -> None:
         self.found[key] = value
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(key, value))
+            append(self.path, self._line(key, value))
+
+    def _line(self, key: str, value: Any) -> str:
+        text = json.dumps([key, value], allow_nan=False)
+        return f"{self._checksum(text)} {text}\n"
+
+    def _checksum(self, text: str) -> str:
+        return run_key(self.run, text)[:16]
 
     def close(self) -> None:
         """The work is done and written elsewhere: remove the file."""
@@ -64,14 +68,3 @@ def run_key(*parts: Any) -> str:
         digest.update(part.tobytes() if hasattr(part, "tobytes") else repr(part).encode())
         digest.update(b"\0")
     return digest.hexdigest()
-
-
-def _line(key: str, value: Any) -> str:
-    return json.dumps({"key": key, "value": value}, allow_nan=False) + "\n"
-
-
-def _parse(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

@@ -25,11 +25,12 @@ from kerneltrick._arrays import (
     wide_add,
     wide_narrow,
 )
-from kerneltrick._files import replacing
+from kerneltrick._files import write
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.engines import Carry, Plan, empty_carry
 
 FORMAT = "kerneltrick.State/1"
+LONGEST = 2**60  # tokens: int64 holds the position of each, and room to add to it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +199,7 @@ class State:
         return State(move(values), scale, decay, self.start, self.stop, self.fingerprint)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to a safetensors file; the file appears whole or not at all."""
+        """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
         import safetensors.numpy  # only here and in load: it would slow every import
 
         whole = self.sums.numpy()
@@ -214,8 +215,7 @@ class State:
             "stop": str(int(self.stop)),
         }
         tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-        with replacing(Path(path)) as temporary:
-            temporary.write_bytes(safetensors.numpy.save(tensors, metadata))
+        write(path, safetensors.numpy.save(tensors, metadata))
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
@@ -251,13 +251,19 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
         raise fail(f"unexpected tensors {sorted(unknown)}")
     if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
         raise fail(f"U {U.dtype} {U.shape} and Z {Z.dtype} {Z.shape} do not belong together")
-    if not 0 <= start <= stop:
-        raise fail(f"it covers tokens {start}:{stop}")
+    if not 0 <= start <= stop < LONGEST:
+        raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**60")
     scale, decay = tensors.get("log_scale"), tensors.get("log_decay")
     if scale is not None and (scale.shape != (*U.shape[:-2], 1, 1) or scale.dtype.kind != "f"):
         raise fail(f"log_scale is {scale.dtype} {scale.shape}")
+    if scale is not None and not (scale < math.inf).all():
+        raise fail("log_scale is NaN or infinite")
     if decay is not None and decay.shape not in ((*U.shape[:-2], 1, e) for e in (1, U.shape[-2])):
         raise fail(f"log_decay is {decay.dtype} {decay.shape}")
+    # A key that is not finite makes NaN of all it enters, a value only of its column of U.
+    lost = np.isnan(Z).any(axis=-1, keepdims=True) & ~np.isnan(U).any(axis=-2)
+    if lost.any():
+        raise fail("Z is NaN where U is a number")
     sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
     decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
     return State(sums, scale, decay_log, start, stop, print_)
@@ -310,6 +316,7 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
         hi = xp.where(nan, xp.zeros_like(hi), hi)
         lo = None if lo is None else xp.where(nan, xp.zeros_like(lo), lo)
     log_scale, sums = expected.log_scale, Wide(hi, lo)
+    check_log_scale(state, log_scale is not None)
     if log_scale is not None:
         exact = lift(state.scale_log)
         log_scale = xp.astype(exact, log_scale.dtype)
@@ -329,6 +336,19 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
     return Carry(sums, log_scale, log_decay, bad)
 
 
+def check_log_scale(state: State, needed: bool) -> None:
+    """ValueError unless the state has a log-scale where its map needs one, as some files have not.
+
+    Whether it does is not in the fingerprint, and a file names maps that nobody has at hand.
+    """
+    if needed != (state.scale_log is not None):
+        has, wants = ("no", "one") if needed else ("a", "none")
+        raise ValueError(
+            f"the state has {has} log_scale, but {state.fingerprint} needs {wants}: it was not "
+            "written by State.save"
+        )
+
+
 def _u_shape(sums: Array) -> tuple[int, ...]:
     return (*sums.shape[:-1], sums.shape[-1] - 1)
 
@@ -343,6 +363,7 @@ def _same_kind(left: State, right: State, who: str) -> None:
             f"{who} needs states of one shape: left has U {_u_shape(left.sums.hi)}, "
             f"right {_u_shape(right.sums.hi)}"
         )
+    check_log_scale(left, right.scale_log is not None)
 
 
 def known_int(position: Any) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Annotated, NoReturn, cast
 import typer
 
 from kerneltrick import report
+from kerneltrick._files import is_standard_output, regular_file, write
+from kerneltrick._text import printable
 from kerneltrick._version import __version__
 from kerneltrick.analysis import compare, save_attention
 from kerneltrick.cli._arguments import (
@@ -23,7 +27,13 @@ from kerneltrick.cli._arguments import (
 )
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._lab import lab_app
-from kerneltrick.cli._output import check_writable, progress_bar, unfinished, write
+from kerneltrick.cli._output import (
+    check_outputs,
+    check_writable,
+    progress_bar,
+    unfinished,
+    words_stream,
+)
 from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
@@ -55,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="kerneltrick", standalone_mode=False) or 0)
+        sys.stdout.flush()
         return _fail(STOPPED, code) if code == 130 else code  # typer's answer to Ctrl-C
     except UsageError as error:
         return _fail(str(error), 2)
@@ -63,6 +74,13 @@ def _run(arguments: list[str]) -> int:
         return _fail(f"{message.rstrip('.')}; see kerneltrick --help", 2)
     except (DataError, ValueError, ArithmeticError) as error:
         return _fail(str(error), 1)
+    except BrokenPipeError:  # whoever reads, such as `head`, has read enough
+        _abandon_output()
+        return 1
+    except OSError as error:
+        _abandon_output()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _fail(where + (error.strerror or str(error)), 1)
     except MemoryError:
         return _fail("not enough memory for data of this size", 1)
     except (KeyboardInterrupt, typer.Abort):
@@ -70,8 +88,17 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("kerneltrick: " + " ".join(message.split()), file=sys.stderr)
+    print("kerneltrick: " + printable(" ".join(message.split())), file=sys.stderr)
     return code
+
+
+def _abandon_output() -> None:
+    """What standard output has not taken by now is dropped: Python would try again at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,7 +137,7 @@ def _compare(
             help="Queries, keys and values: what `kerneltrick capture` writes, a .safetensors or "
             ".npz file with q, k and v, or a folder with q.npy, k.npy and v.npy; arrays (n, d), "
             "(heads, n, d) or (layers, heads, n, d). Default: the embedded sample, three layers of "
-            "a small language model.",
+            "a small sentence encoder.",
         ),
     ] = None,
     maps: Annotated[
@@ -133,6 +160,12 @@ def _compare(
         str | None,
         typer.Option("--heads", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
     ] = None,
+    axes: Annotated[
+        str,
+        typer.Option(
+            "--axes", metavar="AXES", help="How arrays of a file lie: heads,n,d or n,heads,d."
+        ),
+    ] = "heads,n,d",
     synthetic: Annotated[
         str | None,
         typer.Option(
@@ -158,11 +191,13 @@ def _compare(
     seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
     html_path: Annotated[
         Path | None,
-        typer.Option("--html", metavar="PATH", help="Write the report, one file to open."),
+        typer.Option(
+            "--html", metavar="PATH", help="Write the report, one file to open; - is stdout."
+        ),
     ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the numbers."),
+        typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
@@ -175,13 +210,13 @@ def _compare(
         raise UsageError(f"--seed must be a whole number ≥ 0, not {seed}")
     if scale is not None and not (0 < scale < math.inf):
         raise UsageError(f"--scale must be > 0 and finite, not {scale}")
-    outputs = [path for path in (html_path, json_path) if path is not None]
-    for path in outputs:
-        check_writable(path)
+    given = {"--html": html_path, "--json": json_path}
+    outputs = {option: path for option, path in given.items() if path is not None}
+    check_outputs(outputs)
     chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
-    data = read_data(file, synthetic, seed, chosen_layers, chosen_heads)
+    data = read_data(file, synthetic, seed, chosen_layers, chosen_heads, axes)
     chosen = read_maps(maps, data)
-    resume = unfinished(outputs[0]) if outputs else None
+    resume = unfinished(outputs)
     with progress_bar(quiet) as progress:
         result = compare(
             data, chosen, causal=causal, scale=scale, seed=seed, progress=progress, resume=resume
@@ -193,9 +228,11 @@ def _compare(
     if resume is not None:
         resume.unlink(missing_ok=True)
     if not quiet:
-        show(result)
-        for path in outputs:
-            typer.echo(f"wrote {path}")
+        words = words_stream(outputs)
+        show(result, words)
+        for path in outputs.values():
+            if not is_standard_output(path):
+                print(f"wrote {path}", file=words)
 
 
 @app.command("capture")
@@ -205,7 +242,8 @@ def _capture(
     ],
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to run it on.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="PATH", help="The .safetensors file to write.")
+        Path,
+        typer.Option("--out", metavar="PATH", help="The .safetensors file to write; - is stdout."),
     ],
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Cut the text to so many tokens.")
@@ -216,7 +254,7 @@ def _capture(
     ] = None,
 ) -> None:
     """Record q, k and v of every layer and head of a Hugging Face model (extra: hf)."""
-    if out.suffix != ".safetensors":
+    if out.suffix != ".safetensors" and regular_file(out) is not None:
         raise UsageError(f"--out must name a .safetensors file, not {out}")
     check_writable(out)
     chosen = read_numbers("--layers", layers)
@@ -231,7 +269,8 @@ def _capture(
     except (ImportError, OSError) as error:
         raise DataError(str(error)) from None
     save_attention(data, out)
-    typer.echo(f"wrote {out}: {data}")
+    if not is_standard_output(out):
+        typer.echo(f"wrote {out}: {data}")
 
 
 app.command("costs")(costs_command)

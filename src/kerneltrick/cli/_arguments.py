@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from kerneltrick import maps
 from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
+from kerneltrick.analysis._files import AXES
 
 MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
 
@@ -104,24 +106,29 @@ def read_data(
     seed: int,
     layers: list[int] | None,
     heads: list[int] | None,
+    axes: str,
 ) -> AttentionData:
     """The queries, keys and values to compare on: of a file, made up, or the embedded sample."""
+    if axes not in AXES:
+        raise UsageError(f"--axes must be {' or '.join(AXES)}, not {axes!r}")
+    if axes != AXES[0] and file is None:
+        raise UsageError(f"--axes {axes} is about a file, and none is given")
     if file is not None and text is not None:
         raise UsageError(f"give a file or --synthetic, not both ({file} and {text})")
     try:
         if text is not None:
             data = synthetic_attention(text, seed)
         else:
-            data = sample() if file is None else _load(file)
+            data = sample() if file is None else _load(file, axes)
         return data.select(layers, heads)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _load(file: Path) -> AttentionData:
+def _load(file: Path, axes: Any) -> AttentionData:
     if not file.exists():
         raise UsageError(f"there is no file {file}")
     try:
-        return load_attention(file)
+        return load_attention(file, axes=axes)
     except (OSError, TypeError, ValueError) as error:
         raise DataError(str(error)) from None

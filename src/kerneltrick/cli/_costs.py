@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,13 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from kerneltrick import costs, maps
+from kerneltrick._files import is_standard_output
+from kerneltrick._pictures import picture_format
+from kerneltrick._text import to_json
 from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
-from kerneltrick.cli._output import check_writable
-
-WIDTH = 100
+from kerneltrick.cli._output import check_writable, console, plain, words_stream
 
 
 def costs_command(
@@ -69,21 +68,27 @@ def costs_command(
     except ValueError as error:
         raise UsageError(str(error)) from None
     if plot is not None:
-        if plot.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise UsageError(f"--plot must name a .png, .pdf or .svg file, not {plot}")
+        try:
+            picture_format(plot)
+        except ValueError as error:
+            raise UsageError(f"--plot: {error}") from None
         check_writable(plot)
+        if as_json and is_standard_output(plot):
+            raise UsageError(f"--plot and --json both write {plot}")
     lengths = not decode and not train
     measured = _measure(sizes, chosen) if measure and lengths else {}
     if as_json:
         typer.echo(_json(sizes, rows, chosen, measured, lengths))
     else:
-        _show(sizes, rows, chosen, measured, decode, train)
+        out = console(words_stream({} if plot is None else {"--plot": plot}))
+        _show(out, sizes, rows, chosen, measured, decode, train)
     if plot is not None:
         try:
             costs.save_figure(costs.figure(sizes, chosen, measured), plot)
-        except (ImportError, OSError) as error:
+        except ImportError as error:
             raise DataError(str(error)) from None
-        typer.echo(f"wrote {plot}", err=as_json)
+        if not is_standard_output(plot):
+            typer.echo(f"wrote {plot}", err=as_json)
 
 
 def _maps(texts: list[str] | None, d: int) -> list[maps.FeatureMap]:
@@ -140,10 +145,11 @@ def _json(
             for m in chosen
         ]
         found["measured"] = measured
-    return json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False)
+    return to_json(found, indent=1)
 
 
 def _show(
+    out: Console,
     sizes: costs.Sizes,
     rows: list[costs.Row],
     chosen: list[maps.FeatureMap],
@@ -151,15 +157,13 @@ def _show(
     decode: bool,
     train: bool,
 ) -> None:
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    console.print(_table(sizes, rows, decode))
+    out.print(_table(sizes, rows, decode))
     for row in rows:
-        console.print(Text(f"{row.cost.name}: {_expression(row.cost)}", style="dim"))
-    console.print()
+        out.print(plain(f"{row.cost.name}: {_expression(row.cost)}", "dim"))
+    out.print()
     if not decode and not train:
         for line in _comparison(sizes, rows, chosen, measured):
-            console.print(Text(line))
+            out.print(plain(line))
 
 
 def _table(sizes: costs.Sizes, rows: list[costs.Row], decode: bool) -> Table:
@@ -168,7 +172,7 @@ def _table(sizes: costs.Sizes, rows: list[costs.Row], decode: bool) -> Table:
     if decode:
         shape += f"; {s['h']} heads, {s['g']} key/value heads, batch {s['b']}, width {s['d']}"
     table = Table(
-        title=Text(f"What attention costs: {shape}"),
+        title=plain(f"What attention costs: {shape}"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

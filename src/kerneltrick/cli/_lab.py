@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from kerneltrick._text import to_json
 from kerneltrick.cli._arguments import DataError, UsageError
-from kerneltrick.cli._output import progress_bar
+from kerneltrick.cli._output import console, plain, progress_bar
 
 if TYPE_CHECKING:
     from kerneltrick.labs import grader
 
-WIDTH = 100
 WALLS = {
     "network": "the network is closed by Python only",
     "processes": "clever code can end other processes, or outlive the grading",
@@ -53,7 +50,7 @@ def _list(
              "functions": [exercise.name for exercise in lab.exercises]}
             for lab in labs.values()
         ]  # fmt: skip
-        typer.echo(json.dumps(found, ensure_ascii=False, indent=1))
+        typer.echo(to_json(found, indent=1))
         return
     rows = [
         (lab.number, lab.title, lab.file, "\n".join(exercise.name for exercise in lab.exercises))
@@ -182,7 +179,7 @@ def _grade(found: list[grader.Submission], limits: grader.Limits) -> list[grader
 def _json(reports: list[grader.Report], single: bool) -> str:
     many = [report.to_json() for report in reports]
     found = many[0] if single else {"submissions": many}
-    return json.dumps({"format": "kerneltrick.lab/1", **found}, ensure_ascii=False, indent=1)
+    return to_json({"format": "kerneltrick.lab/1", **found}, indent=1)
 
 
 def _show(report: grader.Report) -> None:
@@ -223,12 +220,10 @@ def _show_many(reports: list[grader.Report]) -> None:
 def _print_table(
     names: Sequence[str], rows: Sequence[Sequence[str]], end_section: bool = False
 ) -> None:
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
         right = name in ("cases", "score", "right")
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+        table.add_column(plain(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row), end_section=end_section)
-    console.print(table)
+        table.add_row(*map(plain, row), end_section=end_section)
+    console().print(table)

@@ -1,45 +1,69 @@
-"""Files that appear whole or not at all, and the progress of what fills them."""
+"""What the commands print and write: terminals, files, and the progress of what fills them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from kerneltrick._files import replacing
+from kerneltrick import _files
+from kerneltrick._text import printable
 from kerneltrick.analysis import ProgressReport
-from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._arguments import UsageError
+
+WIDTH = 100
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A terminal, or 100 columns of plain text where there is none."""
+    found = Console(file=file or sys.stdout, highlight=False)
+    found.width = min(found.width, WIDTH) if found.is_terminal else WIDTH
+    return found
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Lines of text that may hold words out of a file, without what a terminal would obey."""
+    return Text("\n".join(map(printable, text.split("\n"))), style=style)
 
 
 def check_writable(path: Path) -> None:
     """UsageError now, rather than after the work, if `path` cannot be written."""
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder")
-    trial = path.with_name(f".{path.name}.{os.getpid()}.trial")
     try:
-        trial.touch(exist_ok=False)
-        trial.unlink()
+        _files.check_writable(path)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise UsageError(str(error)) from None
 
 
-def write(path: Path, text: str) -> None:
-    """Write `path`, whole or not at all."""
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+def check_outputs(outputs: Mapping[str, Path]) -> None:
+    """UsageError if one cannot be written, or if two options name the same place."""
+    places: dict[str, str] = {}
+    for option, path in outputs.items():
+        check_writable(path)
+        place = "-" if _files.is_standard_output(path) else str(_files.regular_file(path) or path)
+        if place in places:
+            raise UsageError(f"{places[place]} and {option} both write {path}")
+        places[place] = option
 
 
-def unfinished(path: Path) -> Path:
-    """Where the finished pieces of an unfinished run for `path` are kept."""
-    return path.with_name(f".{path.name}.unfinished")
+def words_stream(outputs: Mapping[str, Path]) -> TextIO:
+    """Where words for people go: stderr, if standard output is taken by what a command writes."""
+    taken = any(_files.is_standard_output(path) for path in outputs.values())
+    return sys.stderr if taken else sys.stdout
+
+
+def unfinished(outputs: Mapping[str, Path]) -> Path | None:
+    """Where the finished pieces of an unfinished run are kept: beside the first file it writes."""
+    for path in outputs.values():
+        target = _files.regular_file(path)
+        if target is not None:
+            return target.with_name(f".{target.name}.unfinished")
+    return None
 
 
 @contextlib.contextmanager
@@ -49,8 +73,8 @@ def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
         yield None
         return
     columns = (BarColumn(24), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as p:
+    stderr = Console(stderr=True)
+    with Progress(*columns, TextColumn("{task.description}"), console=stderr, transient=True) as p:
         task = p.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:

@@ -9,20 +9,18 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from kerneltrick import simulate
+from kerneltrick._files import is_standard_output
+from kerneltrick._pictures import picture_format, require_matplotlib
 from kerneltrick.cli._arguments import DataError, UsageError
-from kerneltrick.cli._output import check_writable
-from kerneltrick.simulate._figures import SUFFIXES, require_matplotlib
+from kerneltrick.cli._output import check_writable, console, plain, words_stream
 
-WIDTH = 100
 Found = TypeVar("Found")
 
 simulate_app = typer.Typer(
-    help="Simulations of the theory: a table of numbers and a picture (extra: plot).",
+    help="Simulations of the theory: a table of numbers, and a picture (extra: plot).",
     rich_markup_mode=None,
 )
 
@@ -37,7 +35,8 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out", metavar="FILE", show_default=False,
-        help="The picture: a .png, .svg or .pdf. Default: simulate-NAME.png, here.",
+        help="The picture: a .png, .svg or .pdf, or - for standard output. Default: "
+        "simulate-NAME.png, here; none without matplotlib.",
     ),
 ]  # fmt: skip
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
@@ -63,6 +62,7 @@ def _moments(
         for row in found.rows
     ]  # fmt: skip
     _show(
+        target,
         f"q·k of {found.draws:,} pairs with coordinates N({found.mu:g}, {found.sigma**2:g}), "
         f"seed {seed}",
         ("d", "mean", "d·μ²", "variance", "theory", "z", "Var[q·k/√d]", "theory"),
@@ -90,6 +90,7 @@ def _scaling(
         for row in found.rows
     ]  # fmt: skip
     _show(
+        target,
         f"softmax over n = {found.n} keys, means of {found.queries} queries, N(0, 1), seed {seed}",
         ("d", "q·k: entropy", "theory", "largest", "1 − Σp²", "q·k/√d: entropy", "theory",
          "largest", "1 − Σp²"),
@@ -131,6 +132,7 @@ def _features(
             limit = _digits(row.theory_weights or 0.0)
             rows.append((str(row.m), *cells, _digits(row.weights), limit))
         _show(
+            target,
             f"FAVOR+, d = {errors.d}, n = {errors.n}, coordinates of size {errors.size:g}: mean "
             f"‖q+k‖² = {errors.mean_square:.1f}; {errors.draws} draws, seed {seed}",
             ("m", "positive", "theory", "hyperbolic", "theory", "trig", "theory", "weights",
@@ -169,6 +171,7 @@ def _representer(
     rows.append(("ridge", f"{ridge.loss:.4f}", f"{ridge.norm:.3f}", f"{objective:.5f}", "0", "–"))
     furthest = abs(found.coefficients - found.ridge_coefficients).max()
     _show(
+        target,
         f"(1/N)Σ(f(xᵢ) − yᵢ)² + λ‖f‖², N = {len(found.x)}, λ = {found.mean_penalty:g}, RBF of "
         f"length {found.length:g}, seed {seed}",
         ("step", "loss", "‖f‖", "objective", "‖f − ridge‖", "bound"),
@@ -204,6 +207,7 @@ def _svm(
         *((name, *map(fact, found.machines)) for name, fact in facts.items()),
     ]
     _show(
+        target,
         f"two half moons, n = {found.n}, noise {found.noise:g}, C = {found.C:g}, seed {seed}",
         ("", "SVM", "attention"),
         rows,
@@ -214,14 +218,17 @@ def _svm(
     _draw(simulate.svm_figure, found, target)
 
 
-def _target(out: Path | None, name: str) -> Path:
-    """Where the picture goes; what would fail at the end fails now."""
+def _target(out: Path | None, name: str) -> Path | None:
+    """Where the picture goes, if there can be one; what would fail at the end fails now."""
     path = Path(f"simulate-{name}.png") if out is None else out
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--out must name a {', '.join(SUFFIXES)} file, not {path}")
     try:
+        picture_format(path)
         require_matplotlib()
+    except ValueError as error:
+        raise UsageError(f"--out: {error}") from None
     except ImportError as error:
+        if out is None:
+            return None
         raise DataError(str(error)) from None
     check_writable(path)
     return path
@@ -236,12 +243,13 @@ def _run(simulation: Callable[..., Found], *arguments: Any, **options: Any) -> F
         raise UsageError(str(error)) from None
 
 
-def _draw(figure: Callable[[Any], Any], found: Any, path: Path) -> None:
-    try:
-        simulate.save_figure(figure(found), path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
-    typer.echo(f"wrote {path}")
+def _draw(figure: Callable[[Any], Any], found: Any, path: Path | None) -> None:
+    if path is None:
+        typer.echo("no picture, for want of matplotlib: pip install 'kerneltrick[plot]'", err=True)
+        return
+    simulate.save_figure(figure(found), path)
+    if not is_standard_output(path):
+        typer.echo(f"wrote {path}")
 
 
 def _powers(option: str, largest: int) -> list[int]:
@@ -281,14 +289,19 @@ def _digits(x: float) -> str:
     return f"{x:.3g}" if x < 1e4 else f"{x:.0e}"
 
 
-def _show(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+def _show(
+    target: Path | None,
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    legend: str,
+) -> None:
+    out = console(words_stream({} if target is None else {"--out": target}))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
-        table.add_column(Text(name), justify="right", overflow="fold")
+        table.add_column(plain(name), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(Text(title))
-    console.print(table)
-    console.print(Text(legend, style="dim"))
+        table.add_row(*map(plain, row))
+    out.print(plain(title))
+    out.print(table)
+    out.print(plain(legend, "dim"))

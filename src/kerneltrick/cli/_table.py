@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TextIO
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from kerneltrick.analysis import Comparison, MapReport
+from kerneltrick.cli._output import console, plain
 
-WIDTH = 100
 _SIGNS = {"positive": "> 0", "non-negative": "≥ 0"}
 
 
 def show(result: Comparison, file: TextIO | None = None) -> None:
     """Print the table, how to read it, and the verdict, at most 100 columns wide."""
-    console = Console(file=file or sys.stdout, highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    console.print(_table(result))
-    console.print(Text(_legend(result), style="dim"))
+    out = console(file)
+    out.print(_table(result))
+    out.print(plain(_legend(result), "dim"))
     for note in result.data.notes:
-        console.print(Text("Note: " + note, style="dim"))
-    console.print()
-    console.print(Text(result.verdict))
+        out.print(plain("Note: " + note, "dim"))
+    out.print()
+    out.print(plain(result.verdict))
 
 
 def _table(result: Comparison) -> Table:
     data = result.data
     kind = "causal" if data.causal else "full"
-    title = Text(f"Feature maps against softmax, {kind} attention\n{_shape(result)}\n{data.source}")
+    title = f"Feature maps against softmax, {kind} attention\n{_shape(result)}\n"
     table = Table(
-        title=title,
+        title=plain(title + data.source.replace("\n", " ")),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -1,5 +1,6 @@
 """What attention costs, counted exactly: multiply-adds, bytes moved, memory, crossover lengths."""
 
+from kerneltrick._pictures import save_figure
 from kerneltrick.costs._attention import (
     chunked,
     linear,
@@ -13,7 +14,7 @@ from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
 from kerneltrick.costs._features import FeatureCost, feature_cost
 from kerneltrick.costs._order import Direction, Relation, leading, missing_terms
-from kerneltrick.costs._plot import figure, save_figure
+from kerneltrick.costs._plot import figure
 from kerneltrick.costs._polynomial import Polynomial, binomial, symbol, symbols
 from kerneltrick.costs._registry import algorithms, get
 from kerneltrick.costs._summary import Row, Sizes, lab_ratio, paper_crossover, summary

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneltrick import maps
-from kerneltrick._files import replacing
+from kerneltrick._pictures import BLUE, COLOURS, LINE, new_figure, picture_style
 from kerneltrick.costs._attention import linear, softmax
 from kerneltrick.costs._summary import Sizes, paper_crossover
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LENGTHS = [2**p for p in range(5, 18)]
-COLOURS = ("#c2601f", "#5f7f2e", "#8a4c8f", "#a33b4a", "#7a6a4f")
-SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def figure(
@@ -28,31 +25,18 @@ def figure(
 
     `measured` maps a map's text to its `lengths`, `linear_ms` and `softmax_ms`.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("a picture needs matplotlib: pip install 'kerneltrick[plot]'") from error
-    drawn = Figure(figsize=(9.6 if measured else 5.4, 3.8), layout="constrained")
-    axes = drawn.subplots(1, 2 if measured else 1, squeeze=False)[0]
-    for ax in axes:
-        ax.set(xscale="log", yscale="log", xlabel="n")
-    _paper(axes[0], sizes, feature_maps)
-    if measured:
-        _times(axes[1], measured)
-    for ax in axes:
-        ax.grid(color="#e4e6e3")
-        ax.legend(frameon=False, fontsize=8)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
+    with picture_style():
+        drawn = new_figure(9.6 if measured else 5.4, 3.8)
+        axes = drawn.subplots(1, 2 if measured else 1, squeeze=False)[0]
+        for ax in axes:
+            ax.set(xscale="log", yscale="log", xlabel="n")
+        _paper(axes[0], sizes, feature_maps)
+        if measured:
+            _times(axes[1], measured)
+        for ax in axes:
+            ax.grid(color=LINE)
+            ax.legend()
     return drawn
-
-
-def save_figure(drawn: Figure, path: Path) -> None:
-    """Write a .png, .pdf or .svg, whole or not at all."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"a picture is one of {', '.join(SUFFIXES)}, not {path.name!r}")
-    with replacing(path) as temporary:
-        drawn.savefig(temporary, format=path.suffix[1:].lower(), dpi=160)
 
 
 def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike]) -> None:
@@ -61,8 +45,8 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike]) -> None:
     def counts(cost: Any) -> list[float]:
         return [float(cost.at(**{**values, "n": n}).multiply_adds) for n in LENGTHS]
 
-    ax.plot(LENGTHS, counts(softmax()), color="#0b6a88", label="softmax")
-    for feature_map, colour in zip(feature_maps, COLOURS * len(feature_maps), strict=False):
+    ax.plot(LENGTHS, counts(softmax()), color=BLUE, label="softmax")
+    for feature_map, colour in zip(feature_maps, COLOURS[1:] * len(feature_maps), strict=False):
         name = str(maps.get(feature_map))
         ax.plot(LENGTHS, counts(linear(feature_map, d=sizes.d)), color=colour, label=name)
         cross = paper_crossover(sizes, feature_map)
@@ -70,18 +54,18 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike]) -> None:
             ax.axvline(cross, color=colour, linestyle=":", linewidth=1)
             ax.annotate(f" n = {cross}", (cross, 0.02), xycoords=("data", "axes fraction"),
                         color=colour, fontsize=8)  # fmt: skip
-    ax.set_title(f"multiply-adds, d = {sizes.d}, values {sizes.value_width}", fontsize=9.5)
+    ax.set_title(f"multiply-adds, d = {sizes.d}, values {sizes.value_width}")
 
 
 def _times(ax: Any, measured: Mapping[str, Mapping[str, Any]]) -> None:
     from matplotlib.ticker import NullLocator
 
     first = next(iter(measured.values()))
-    ax.plot(first["lengths"], first["softmax_ms"], "o-", color="#0b6a88", label="softmax")
-    for (name, found), colour in zip(measured.items(), COLOURS * len(measured), strict=False):
+    ax.plot(first["lengths"], first["softmax_ms"], "o-", color=BLUE, label="softmax")
+    for (name, found), colour in zip(measured.items(), COLOURS[1:] * len(measured), strict=False):
         ax.plot(found["lengths"], found["linear_ms"], "o-", color=colour, label=name)
         if found["crossover"] is not None:
             ax.axvline(found["crossover"], color=colour, linestyle=":", linewidth=1)
     ax.set_xticks(first["lengths"], [str(n) for n in first["lengths"]])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_title("milliseconds of one head in NumPy, measured here", fontsize=9.5)
+    ax.set_title("milliseconds of one head in NumPy, measured here")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from kerneltrick._text import to_json
 
 Status = Literal["true", "false", "undecided"]
 WIDTH = 100  # columns of a verdict as text
@@ -51,7 +52,7 @@ class Verdict:
 
     def to_json(self) -> str:
         """One JSON object."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+        return to_json(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values: numbers, texts, lists."""

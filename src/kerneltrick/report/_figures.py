@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerneltrick import maps
+from kerneltrick._pictures import COLOURS, FAINT, INK, LINE, new_figure, picture_style, save_figure
 from kerneltrick.attention import attention_weights, softmax_attention
 from kerneltrick.report._check import check_comparison, check_picture, decode
 from kerneltrick.report._labels import place_labels
@@ -21,15 +22,7 @@ if TYPE_CHECKING:
 
     Weights = np.ndarray[Any, np.dtype[np.float64]]
 
-INK, FAINT, LINE = "#17212b", "#66727d", "#e4e6e3"
 RAMP = ("#fafaf7", "#c9ebd6", "#74cdb5", "#38a3a9", "#34749f", "#3d4a86", "#2c2146", "#120a14")
-COLOURS = ("#0b6a88", "#c2601f", "#5f7f2e", "#8a4c8f", "#a33b4a", "#7a6a4f")
-_STYLE = {
-    "font.size": 9, "axes.titlesize": 9.5, "axes.labelcolor": INK, "text.color": INK,
-    "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "grid.color": LINE, "savefig.dpi": 200,
-    "pdf.fonttype": 42,
-}  # fmt: skip
 
 
 def figures(
@@ -58,8 +51,7 @@ def figures(
     for name, figure in drawn.items():
         for suffix in formats:
             path = target / f"{name}.{suffix}"
-            with _style():  # fonts are chosen while saving too
-                figure.savefig(path, bbox_inches="tight")
+            save_figure(figure, path, dpi=200)
             written.append(path)
     return written
 
@@ -96,8 +88,8 @@ def weights_figure(
         )
     hidden = ~np.tri(len(q), dtype=bool) if causal else np.zeros((len(q), len(q)), dtype=bool)
     top = float(np.nanquantile(softmax[~hidden], 0.998))
-    with _style():
-        figure = _figure(2.3 * len(shown) + 0.7, 2.6)
+    with picture_style():
+        figure = new_figure(2.3 * len(shown) + 0.7, 2.6)
         axes = figure.subplots(1, len(shown), squeeze=False)[0]
         for place, (text, weights) in zip(axes, shown.items(), strict=True):
             picture = np.where(hidden, np.nan, weights)
@@ -124,7 +116,7 @@ def pareto_figure(comparison: Mapping[str, Any], error: str = "output_error") ->
             rows.append((cost, value, row["map"], _number(row["summary"].get("bound_mse"))))
     rows.sort()
     reference = _number(comparison["softmax"]["ms_per_1000_tokens"])
-    with _style():
+    with picture_style():
         figure, axes = _axes("ms per 1000 tokens", _label(error), 6.2, 4.0)
         front: list[tuple[float, float]] = []
         for cost, value, _, bound in rows:
@@ -167,7 +159,7 @@ def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
     """Error against the number of features m, one line a family; for "mse" with the limit."""
     check_comparison(comparison)
     limit: dict[int, float] = {}
-    with _style():
+    with picture_style():
         figure, axes = _axes("features m", _label(error), 6.2)
         for at, curve in enumerate(comparison["curves"]):
             points = [(p["features"], _number(p[error])) for p in curve["points"]]
@@ -198,7 +190,7 @@ def timing_figure(comparison: Mapping[str, Any]) -> Figure:
     crossover = _number(timing["crossover"])
     ends = [*timing["lengths"], *([crossover] if crossover > 0 else [])]
     n = np.geomspace(min(ends), max(ends) * 1.2, 100)
-    with _style():
+    with picture_style():
         figure, axes = _axes("length n, tokens", "milliseconds")
         for name, key, colour in (
             ("softmax", "softmax", FAINT),
@@ -216,29 +208,8 @@ def timing_figure(comparison: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            "figures need matplotlib: pip install 'kerneltrick[plot]' (the HTML report does not)"
-        ) from error
-    return matplotlib
-
-
-def _style() -> Any:
-    return _matplotlib().rc_context(_STYLE)
-
-
-def _figure(width: float, height: float) -> Figure:
-    _matplotlib()
-    from matplotlib.figure import Figure  # not pyplot: no window, nothing global
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _axes(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.4) -> tuple[Figure, Axes]:
-    figure = _figure(width, height)
+    figure = new_figure(width, height)
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     axes.grid(axis="y", which="major")

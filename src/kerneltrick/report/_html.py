@@ -10,10 +10,9 @@ import os
 import re
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from kerneltrick._files import replacing
+from kerneltrick._files import write
 from kerneltrick.analysis import AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
 
@@ -30,8 +29,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 def save_html(result: Comparison, data: AttentionData, path: str | os.PathLike[str]) -> None:
     """Write the report of `analysis.compare(data, ...)`; the file appears whole or not at all."""
     values = {**result.to_dict(), "picture": picture(data, [row.map for row in result.maps])}
-    with replacing(Path(path)) as temporary:
-        temporary.write_text(render_html(values), encoding="utf-8")
+    write(path, render_html(values))
 
 
 def render_html(comparison: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 """Simulations behind the documentation: seeded, as numbers, and as pictures (extra `plot`)."""
 
+from kerneltrick._pictures import save_figure
 from kerneltrick.simulate._features import FeatureErrors, FeatureRow, features
 from kerneltrick.simulate._figures import (
     features_figure,
     moments_figure,
     representer_figure,
-    save_figure,
     scaling_figure,
     svm_figure,
 )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerneltrick._files import replacing
+from kerneltrick._pictures import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    new_figure,
+    picture_style,
+)
 from kerneltrick.simulate._features import KINDS, FeatureErrors
 from kerneltrick.simulate._moments import Moments
 from kerneltrick.simulate._representer import Representer
@@ -20,22 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg", ".pdf")
-INK, FAINT, LINE = "#17212b", "#66727d", "#e4e6e3"
-BLUE, ORANGE, GREEN, PURPLE = "#0b6a88", "#c2601f", "#5f7f2e", "#8a4c8f"
-_STYLE = {
-    "font.size": 9, "axes.titlesize": 9.5, "axes.labelcolor": INK, "text.color": INK,
-    "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT, "legend.frameon": False,
-    "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False,
-    "grid.color": LINE, "pdf.fonttype": 42, "svg.hashsalt": "kerneltrick",
-}  # fmt: skip
-
 
 def moments_figure(found: Moments) -> Figure:
     """Var[q·k] and Var[q·k/√d] against d, dots measured, lines d(σ⁴ + 2μ²σ²) and σ⁴ + 2μ²σ²."""
     d = [row.d for row in found.rows]
-    with _style():
-        figure = _figure(5.4, 3.4)
+    with picture_style():
+        figure = new_figure(5.4, 3.4)
         axes = figure.subplots()
         _logarithmic(axes, "width d", "variance", d)
         for colour, name, measured, theory in (
@@ -58,8 +56,8 @@ def moments_figure(found: Moments) -> Figure:
 def scaling_figure(found: Scaling) -> Figure:
     """Entropy and trace of the gradient of softmax against d, with and without 1/√d."""
     d = [row.d for row in found.rows]
-    with _style():
-        figure = _figure(8.6, 3.3)
+    with picture_style():
+        figure = new_figure(8.6, 3.3)
         left, right = figure.subplots(1, 2)
         for axes in (left, right):
             _logarithmic(axes, "width d", "", d)
@@ -90,8 +88,8 @@ def features_figure(found: Sequence[FeatureErrors]) -> Figure:
     """Errors against m: the kernel's beside the formula, and the weights' beside ELU+1."""
     first = found[0]
     colours = dict(zip(KINDS, (BLUE, GREEN, ORANGE), strict=True))
-    with _style():
-        figure = _figure(2.9 * (1 + len(found)) + 0.6, 3.4)
+    with picture_style():
+        figure = new_figure(2.9 * (1 + len(found)) + 0.6, 3.4)
         left, *others = figure.subplots(1, 1 + len(found))
         counts = sorted({row.m for row in first.rows})
         _logarithmic(left, "features m", "relative error", counts)
@@ -128,8 +126,8 @@ def _weights_error(axes: Axes, errors: FeatureErrors) -> None:
 
 def representer_figure(found: Representer) -> Figure:
     """The functions of the descent, its path among the ridge solutions, the distance to go."""
-    with _style():
-        figure = _figure(10.4, 3.3)
+    with picture_style():
+        figure = new_figure(10.4, 3.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
         shown = range(1, len(found.rows))
         shades = np.linspace(0.75, 0.0, max(len(shown), 1))
@@ -170,8 +168,8 @@ def representer_figure(found: Representer) -> Figure:
 
 def svm_figure(found: SVMAndAttention) -> Figure:
     """Boundaries of the SVM and of attention with one kernel, and what each point counts."""
-    with _style():
-        figure = _figure(10.4, 3.3)
+    with picture_style():
+        figure = new_figure(10.4, 3.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.15, 1))
         svm, attention = found.machines
         for axes, values, title, levels in (
@@ -203,37 +201,6 @@ def svm_figure(found: SVMAndAttention) -> Figure:
         right.set_title("what a point's kernel is multiplied by")
         right.legend(loc="upper right")
     return figure
-
-
-def save_figure(figure: Figure, path: Path, *, dpi: int = 144) -> None:
-    """Write a .png, .svg or .pdf, whole or not at all."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"a picture is one of {', '.join(SUFFIXES)}, not {path.name!r}")
-    # Without the date the same numbers make the same file.
-    metadata = {"Date": None} if suffix == ".svg" else {}
-    with _style(), replacing(path) as temporary:  # fonts are chosen while saving too
-        figure.savefig(temporary, format=suffix[1:], dpi=dpi, metadata=metadata)
-
-
-def require_matplotlib() -> Any:
-    """matplotlib, or an ImportError that names the extra."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("a picture needs matplotlib: pip install 'kerneltrick[plot]'") from error
-    return matplotlib
-
-
-def _style() -> Any:
-    return require_matplotlib().rc_context(_STYLE)
-
-
-def _figure(width: float, height: float) -> Figure:
-    require_matplotlib()
-    from matplotlib.figure import Figure  # not pyplot: no window, nothing global
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _logarithmic(axes: Axes, xlabel: str, ylabel: str, ticks: Sequence[int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kerneltrick._text import printable
+
 LONGEST_HINT = 600
 
 
@@ -15,7 +17,7 @@ def plain(text: str) -> str:
     'ValueError: �[31mred�'
     """
     text = text if len(text) <= LONGEST_HINT else text[: LONGEST_HINT - 1] + "…"
-    return "".join(c if c.isprintable() else "�" for c in text)
+    return printable(text)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""How every picture looks, and how it gets into a file (extra `plot`)."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kerneltrick._files import AnyPath, regular_file, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+INK, FAINT, LINE = "#17212b", "#66727d", "#e4e6e3"
+BLUE, ORANGE, GREEN, PURPLE, RED, BROWN = COLOURS = (
+    "#0b6a88", "#c2601f", "#5f7f2e", "#8a4c8f", "#a33b4a", "#7a6a4f",
+)  # fmt: skip
+_STYLE = {
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelcolor": INK, "text.color": INK,
+    "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT, "legend.frameon": False,
+    "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False,
+    "grid.color": LINE, "pdf.fonttype": 42, "svg.hashsalt": "kerneltrick",
+}  # fmt: skip
+
+
+def require_matplotlib() -> Any:
+    """matplotlib, or an ImportError that names the extra."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("a picture needs matplotlib: pip install 'kerneltrick[plot]'") from error
+    return matplotlib
+
+
+def picture_style() -> Any:
+    """A context in which matplotlib draws in our colours and sizes."""
+    return require_matplotlib().rc_context(_STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    require_matplotlib()
+    from matplotlib.figure import Figure  # not pyplot: no window, nothing global
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def picture_format(path: AnyPath) -> str:
+    """png, svg or pdf, by the name; png for standard output, a device or a pipe."""
+    suffix = Path(path).suffix.lower()
+    if suffix in SUFFIXES:
+        return suffix[1:]
+    if regular_file(path) is None:
+        return "png"
+    raise ValueError(f"a picture is one of {', '.join(SUFFIXES)}, not {Path(path).name!r}")
+
+
+def save_figure(figure: Figure, path: AnyPath, *, dpi: int = 144) -> None:
+    """Write a .png, .svg or .pdf, whole or not at all; `-` is standard output, as a .png."""
+    kind = picture_format(path)
+    # Without the date the same numbers make the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    drawn = io.BytesIO()  # formats seek, which a pipe cannot
+    with picture_style():  # fonts are chosen while saving too
+        figure.savefig(drawn, format=kind, dpi=dpi, metadata=metadata)
+    write(path, drawn.getvalue())
