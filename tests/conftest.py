@@ -5,6 +5,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+from native_cases import ISAS
+
+import kerneltrick as kt
+from kerneltrick.engines import core
 
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 
@@ -68,3 +72,25 @@ def hurried() -> Iterator[Any]:
 
     with grader.Server(grader.Limits(call=0.6, total=20, memory=2**28)) as found:
         yield found
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: Any, monkeypatch: Any) -> Any:
+    """Each instruction set that the compiled core has and this machine can run."""
+    monkeypatch.setenv("KERNELTRICK_ISA", request.param)
+    return request.param
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two of the core's; one of PyTorch's, whose many wait for each other on a busy machine."""
+    compiled = core()
+    if compiled is None:
+        pytest.skip("kerneltrick was installed without its compiled core")
+    torch = pytest.importorskip("torch")
+    before = compiled.get_threads(), torch.get_num_threads()
+    kt.set_num_threads(2)
+    torch.set_num_threads(1)
+    yield
+    kt.set_num_threads(before[0])
+    torch.set_num_threads(before[1])

@@ -10,13 +10,7 @@ import kerneltrick as kt
 from kerneltrick import maps
 from kerneltrick.engines import core
 
-ISAS = core().isas() if core() is not None else [""]
 D, WIDTH, N = 5, 3, 12
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    monkeypatch.setenv("KERNELTRICK_ISA", request.param)
 
 
 @pytest.fixture(params=[True, False], ids=["compiled", "recurrent"])

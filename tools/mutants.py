@@ -464,7 +464,7 @@ MUTANTS = [
         "engines/_native.py",
         "edges = [0, *range(step - start % step, n, step), n]",
         "edges = [0, *range(step, n, step), n]",
-        "test_native.py::test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch"
+        "test_native_bits.py::test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch"
         "[baseline-poly:degree=3-causal-float32]",
     ),
     Mutant(
@@ -472,14 +472,14 @@ MUTANTS = [
         "engines/_native.py",
         " or _native_torch.learned(plan.feature_map, data.k)\n",
         "\n",
-        "test_native.py::TestOtherWaysToDifferentiate::test_weights_out_of_sight",
+        "test_native_gradients.py::TestOtherWaysToDifferentiate::test_weights_out_of_sight",
     ),
     Mutant(
         "the gradient of a bias from its first head only",
         "engines/_native_torch.py",
         "d_bias.sum(0, keepdim=True)",
         "d_bias[:1]",
-        "test_native.py::test_gradients_equal_those_of_dense[learned t2r each-all]",
+        "test_native_gradients.py::test_gradients_equal_those_of_dense[learned t2r each-all]",
     ),
     Mutant(
         "a snapshot that goes on changing",

@@ -1,0 +1,130 @@
+"""The compiled engine: what must not change a bit, and that it does not."""
+
+import numpy as np
+import pytest
+from native_cases import gradients, inputs, make_map
+from oracle import same_bits
+
+import kerneltrick as kt
+from kerneltrick.engines import core
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+BITS = ["elu", "favor:features=16", "taylor:order=2", "learned t2r each bias", "poly:degree=3"]
+
+
+def run_bits(arrays, text, heads, **options):
+    out, state = kt.linear_attention(
+        *arrays, make_map(text, heads, arrays[0].shape[-1]), on_zero="nan", engine="native",
+        return_state=True, **options,
+    )  # fmt: skip
+    return [out, state.U, state.Z, state.log_scale]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", BITS)
+def test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch(text, causal, dtype, isa):
+    """700 tokens: alone they are shared by the threads, in the batch they are not."""
+    arrays = inputs(700, 6, 5, (2, 1), (3,), dtype=dtype)
+    before = inputs(13, 6, 5, (2, 1), (3,), dtype=dtype, seed=1)
+    options = {"causal": causal, "on_zero": "nan", "return_state": True}
+    results = []
+    for rows in (slice(0, 3), *(slice(b, b + 1) for b in range(3))):
+        phi = make_map(text, 1, 6)
+        _, state = kt.linear_attention(*(x[rows] for x in before), phi, engine="native", **options)
+        out, state = kt.linear_attention(
+            *(x[rows] for x in arrays), phi, engine="native", state=state, **options
+        )
+        results.append([out, state.U, state.Z, state.log_scale])
+    for b, alone in enumerate(results[1:]):
+        for one, whole in zip(alone, results[0], strict=True):
+            assert same_bits(one, whole[b : b + 1])
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", BITS)
+def test_thread_counts_do_not_change_bits(text, causal, heads, isa):
+    """With one head, or one left over, all threads share a row."""
+    arrays = inputs(3000 if heads == 1 else 1100, 5, 7, (heads, heads), dtype=np.float32)
+    arrays[2][-1, 900, 2] = np.nan
+    results = []
+    for threads in (1, 2, 3, 8):
+        kt.set_num_threads(threads)
+        assert core().get_threads() == threads
+        results.append(run_bits(arrays, text, heads, causal=causal))
+    for other in results[1:]:
+        assert all(same_bits(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("n", [1, 64, 511, 512, 513, 1030])
+def test_the_shared_row_is_the_row_by_one_thread(n, causal, isa):
+    """At the edges of chunks and of groups of chunks, after a state, with pads and groups."""
+    q, k, v = inputs(n, 5, 7, (2, 1))
+    mask = np.arange(n) % 5 > 0
+    _, state = kt.linear_attention(
+        *inputs(13, 5, 7, (2, 1), seed=2), causal=True, return_state=True
+    )
+    results = []
+    for threads in (1, 2):
+        kt.set_num_threads(threads)
+        results.append(run_bits((q, k, v), "elu", 1, causal=causal, mask=mask, state=state))
+    assert all(same_bits(x, y) for x, y in zip(*results, strict=True))
+    expected = kt.linear_attention(
+        q, k, v, causal=causal, mask=mask, state=state, engine="dense", on_zero="nan"
+    )
+    np.testing.assert_allclose(results[1][0], expected, rtol=1e-10)
+
+
+def test_gradients_are_bit_equal_by_threads_batches_and_repetition(isa):
+    for text in BITS[:4]:
+        arrays = inputs(300, 6, 5, (3, 3), (2,), dtype=np.float32)
+        decay = -np.random.default_rng(0).random((2, 3, 300))
+        kt.set_num_threads(1)
+        first = gradients(arrays, text, 3, causal=True, log_decay=decay, dtype=np.float32)
+        for threads in (1, 2, 3, 8):
+            kt.set_num_threads(threads)
+            again = gradients(arrays, text, 3, causal=True, log_decay=decay, dtype=np.float32)
+            for x, y in zip(first, again, strict=True):
+                assert same_bits(x.numpy(), y.numpy()), (text, threads)
+    # Without the loss's own random weights, which differ between a batch and its row:
+    whole = [torch.tensor(x).requires_grad_() for x in arrays]
+    kt.linear_attention(*whole, causal=True, engine="native").sin().sum().backward()
+    for b in range(2):
+        row = [torch.tensor(x[b : b + 1]).requires_grad_() for x in arrays]
+        kt.linear_attention(*row, causal=True, engine="native").sin().sum().backward()
+        for one, all_ in zip(row, whole, strict=True):
+            assert same_bits(one.grad.numpy(), all_.grad[b : b + 1].numpy())
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=16"])
+def test_250_repetitions_are_bit_equal(text, isa):
+    kt.set_num_threads(3)
+    arrays = inputs(800, 5, 7, (1, 1), dtype=np.float32)
+    first = run_bits(arrays, text, 1, causal=True)
+    for _ in range(250):
+        again = run_bits(arrays, text, 1, causal=True)
+        assert all(same_bits(x, y) for x, y in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("text", BITS)
+def test_past_is_bit_identical_when_the_future_changes(text, threads, isa):
+    """600 tokens of one head: with two threads the row is shared."""
+    kt.set_num_threads(threads)
+    arrays = inputs(600, 6, 5, (1, 1), dtype=np.float32)
+    feature_map = make_map(text, 1, 6)
+    options = {"causal": True, "on_zero": "nan", "engine": "native"}
+    before = kt.linear_attention(*arrays, feature_map, **options)
+    for cut in (1, 64, 500):
+        for change in (1e4, np.nan, np.inf, -np.inf):
+            future = [x.copy() for x in arrays]
+            for x in future:
+                x[:, cut:] = x[:, cut:] * change if change == 1e4 else change
+            with np.errstate(all="ignore"):
+                after = kt.linear_attention(*future, feature_map, **options)
+            assert same_bits(before[:, :cut], after[:, :cut]), (cut, change)

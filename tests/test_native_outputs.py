@@ -1,0 +1,166 @@
+"""The compiled engine makes the outputs of dense, by every instruction set it has."""
+
+import numpy as np
+import pytest
+from native_cases import (
+    CASES,
+    EVERY,
+    LENGTHS,
+    custom,
+    each_isa,
+    inputs,
+    learned,
+    make_map,
+    options_of,
+)
+from oracle import SIGNED_FEATURES, ulp
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+LONG = ["elu", "exp", "favor:features=16", "taylor:order=2", "taylor:order=3", "hedgehog"]
+
+
+def parts(state):
+    scale = np.exp(state.log_scale)
+    return state.U * scale[..., None, None], state.Z * scale[..., None], state.log_decay
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("text", EVERY)
+def test_float64_equals_dense_with_every_option(text, case, monkeypatch):
+    arrays, options = options_of(case, text)
+    expected, end = kt.linear_attention(*arrays, engine="dense", return_state=True, **options)
+    for name in each_isa(monkeypatch):
+        out, after = kt.linear_attention(*arrays, engine="native", return_state=True, **options)
+        size = np.max(np.abs(expected), initial=1.0)
+        np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-11 * size, err_msg=name)
+        for mine, theirs in zip(parts(after), parts(end), strict=True):
+            size = np.max(np.abs(theirs), where=np.isfinite(theirs), initial=0)
+            np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-11 * size, err_msg=name)
+        assert (after.start, after.stop) == (end.start, end.stop)
+        assert after.fingerprint == end.fingerprint
+
+
+def columns_of(text, width):
+    """Numerator and normaliser apart where they may cancel."""
+    if text in SIGNED_FEATURES:
+        return [slice(0, width - 1), slice(width - 1, width)]
+    return [slice(None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        pytest.param(text, n, marks=pytest.mark.slow if n == 1000 and text not in LONG else ())
+        for text in EVERY
+        for n in LENGTHS
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_float32_is_as_accurate_as_the_naive_formula(text, n, causal, monkeypatch):
+    d, width, heads = 9, 11, {1: 64, 1000: 1}.get(n, 8)
+    # Normalised, the dense engine divides a column of ones by itself: it would be compared with 0.
+    q, k, v = inputs(
+        n, d, width, (heads, heads), dtype=np.float32, seed=1, ones=text in SIGNED_FEATURES
+    )
+    options = {"causal": causal, "on_zero": "zero", "normalize": text not in SIGNED_FEATURES}
+    feature_map = make_map(text, heads, d)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    exact = kt.linear_attention(*wide, feature_map, engine="dense", **options)
+    naive = kt.linear_attention(q, k, v, feature_map, engine="dense", **options)
+    size = exact
+    if text in SIGNED_FEATURES:  # what cancels has been rounded before
+        phi, root = maps.get(text).phi, np.sqrt(maps.get(text).default_scale(d))
+        size = np.abs(phi(wide[0] * root)) @ np.abs(phi(wide[1] * root)).mT @ np.abs(wide[2])
+    for name in each_isa(monkeypatch):
+        ours = kt.linear_attention(q, k, v, feature_map, engine="native", **options)
+        assert ours.dtype == np.float32
+        for c in columns_of(text, width):
+            allowed = 2 * np.abs(naive - exact)[..., c].max() + 3 * ulp(size[..., c])
+            assert np.abs(ours - exact)[..., c].max() <= allowed, (name, c)
+
+
+@pytest.mark.parametrize("case", ["all", "by feature", "full grouped", "raw"])
+@pytest.mark.parametrize("text", EVERY)
+def test_float32_is_as_accurate_with_every_option(text, case, monkeypatch):
+    (q, k, v), options = options_of(case, text, np.float32)
+    if options["normalize"]:
+        v[..., -1:] = v[..., :1]  # not ones, see above
+    wide = dict(options)
+    if "log_decay" in wide:
+        wide["log_decay"] = wide["log_decay"].astype(np.float64)
+    exact = kt.linear_attention(*(x.astype(np.float64) for x in (q, k, v)), engine="dense", **wide)
+    naive = kt.linear_attention(q, k, v, engine="dense", **options)
+    for name in each_isa(monkeypatch):
+        ours = kt.linear_attention(q, k, v, engine="native", **options)
+        for c in columns_of(text, v.shape[-1]):
+            if exact[..., c].size:
+                allowed = 2 * np.abs(naive - exact)[..., c].max() + 4 * ulp(exact[..., c])
+                assert np.abs(ours - exact)[..., c].max() <= allowed, (name, c)
+
+
+@pytest.mark.parametrize("text", ["poly:degree=2", "taylor:order=2"])
+def test_closed_form_of_many_features_equals_dense(text, isa):
+    """d = 64: 2145 features, summed in longer blocks."""
+    q, k, v = inputs(300, 64, 5, (2, 1))
+    for causal in (True, False):
+        options = {"causal": causal, "normalize": False}
+        expected = kt.linear_attention(q, k, v, text, engine="dense", **options)
+        out = kt.linear_attention(q, k, v, text, engine="native", **options)
+        np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-12 * abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["t2r each bias", "t2r bias each", "hedgehog each"])
+def test_weights_per_head_with_grouped_queries(kind, isa):
+    q, k, v = inputs(70, 6, 3, (6, 2))
+    own = learned(kind, 2, 6)
+    given = {"weight": own.weight, "bias": getattr(own, "bias", None)}
+    repeated = {
+        name: np.repeat(x, 3, 0) if x.ndim == 3 else x for name, x in given.items() if x is not None
+    }
+    spread = type(own)(**repeated)
+    expected = kt.linear_attention(
+        q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), spread, causal=True, engine="dense"
+    )
+    out = kt.linear_attention(q, k, v, own, causal=True, engine="native")
+    np.testing.assert_allclose(out, expected, rtol=1e-11)
+
+
+def test_auto_is_native_where_it_can_be(monkeypatch):
+    from kerneltrick.engines import ENGINES
+
+    used = []
+    for name, engine in list(ENGINES.items()):
+        monkeypatch.setitem(
+            ENGINES, name, lambda *a, name=name, engine=engine: used.append(name) or engine(*a)
+        )
+    arrays = inputs(10, 4, 3)
+    kt.linear_attention(*arrays)
+    kt.linear_attention(*map(torch.asarray, arrays))
+    kt.linear_attention(*(torch.asarray(x).requires_grad_() for x in arrays))
+    kt.linear_attention(*arrays, custom, causal=True)
+    assert used == ["native"] * 4
+    kt.linear_attention(*(torch.asarray(x).requires_grad_() for x in arrays), custom)
+    kt.linear_attention(*(x.astype(x.dtype.newbyteorder()) for x in arrays))
+    assert used[4:] == ["chunked"] * 2
+
+
+def test_a_call_that_cannot_be_native_says_why():
+    jnp = pytest.importorskip("jax").numpy
+    arrays = inputs(10, 4, 3)
+    with pytest.raises(ValueError, match=r"native engine cannot run.*jax.*engine=\"auto\""):
+        kt.linear_attention(*(jnp.asarray(x, jnp.float32) for x in arrays), engine="native")
+    leaves = [torch.asarray(x).requires_grad_() for x in arrays]
+    with pytest.raises(ValueError, match=r"native engine cannot run.*gradients.*callable"):
+        kt.linear_attention(*leaves, custom, engine="native")
+
+
+def test_a_map_whose_number_of_features_depends_on_the_tokens_is_refused():
+    k, v = np.ones((12, 4)), np.ones((12, 3))
+    with pytest.raises(ValueError, match="1 features for one token, but 12 for 12 keys"):
+        kt.linear_attention(k, k, v, lambda x: np.eye(len(x)), normalize=False, engine="native")
