@@ -110,3 +110,56 @@ def ulp(x):
 def same_bits(a, b):
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def near_far(
+    q,
+    k,
+    v,
+    phi_q,
+    phi_k,
+    *,
+    window=0,
+    sinks=0,
+    gain=0.0,
+    relative=False,
+    scale=None,
+    causal=False,
+    normalize=True,
+    mask=None,
+    query_mask=None,
+    segment_ids=None,
+):
+    """One head: exact weights near by, the map's beyond, pair by pair, in extended precision."""
+    n, n_q = len(k), len(q)
+    scale = 1 / np.sqrt(q.shape[1]) if scale is None else scale
+    keep = np.ones(n, bool) if mask is None else mask
+    segment, rank = np.zeros(n, int), np.zeros(n, int)  # how many unmasked tokens come before
+    seen = 0
+    for j in range(n):
+        if segment_ids is not None and j and segment_ids[j] != segment_ids[j - 1]:
+            segment[j:] += 1
+            seen = 0
+        rank[j] = seen
+        seen += int(keep[j])
+    out = np.zeros((n_q, v.shape[1]))
+    for i in range(n_q):
+        hidden = not keep[i] if causal else query_mask is not None and not query_mask[i]
+        if hidden:
+            continue
+        near, far = [], []
+        for j in range(n):
+            if not keep[j] or (causal and (j > i or segment[j] != segment[i])):
+                continue
+            own = rank[i] if i < n else seen
+            (near if abs(own - rank[j]) < window or rank[j] < sinks else far).append(j)
+        score = {j: np.longdouble(scale) * (q[i].astype(np.longdouble) @ k[j]) for j in near}
+        top = max(score.values(), default=np.longdouble(0))
+        weight = {j: np.exp(s) for j, s in score.items()}
+        unit = np.exp(np.longdouble(gain) + (top if relative else 0))
+        for j in far:
+            weight[j] = unit * (phi_q[i].astype(np.longdouble) @ phi_k[j])
+        total = sum(weight.values())
+        mixed = sum((w * v[j] for j, w in weight.items()), np.zeros(v.shape[1], np.longdouble))
+        out[i] = mixed / total if normalize else mixed
+    return out

@@ -7,6 +7,8 @@ from kerneltrick import maps
 from kerneltrick._version import __version__
 from kerneltrick.attention import (
     Decoder,
+    Dial,
+    Far,
     MultiHeadAttention,
     State,
     VanishingNormalizerError,
@@ -20,6 +22,8 @@ from kerneltrick.engines import set_num_threads, show_config
 
 __all__ = [
     "Decoder",
+    "Dial",
+    "Far",
     "MultiHeadAttention",
     "State",
     "VanishingNormalizerError",

@@ -3,6 +3,7 @@
 from kerneltrick.attention._arguments import VanishingNormalizerError
 from kerneltrick.attention._decode import Decoder
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
+from kerneltrick.attention._dial import Dial, Far
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._multihead import (
     KVCache,
@@ -14,6 +15,8 @@ from kerneltrick.attention._state import State
 
 __all__ = [
     "Decoder",
+    "Dial",
+    "Far",
     "KVCache",
     "MultiHeadAttention",
     "State",

@@ -30,8 +30,9 @@ from kerneltrick.attention._arguments import (
     check_scale,
     token_array,
 )
+from kerneltrick.attention._dial import Dial, check_far, check_window, combined
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
-from kerneltrick.engines import Data, Plan, empty_carry
+from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry
 
 OnZero = Literal["raise", "nan", "zero"]
 Positions = Array | tuple[Array, Array]
@@ -50,6 +51,9 @@ class Options(NamedTuple):
     positions: Positions | None = None
     state: State | None = None
     on_zero: OnZero | None = None
+    window: int = 0
+    sinks: int = 0
+    far: Any = None
     chunk_size: int = 64
 
 
@@ -70,12 +74,14 @@ def check_call(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike,
+    feature_map: maps.MapLike | Dial,
     options: Options,
 ) -> Call:
     """Check everything once; an engine may trust what it is given."""
     inputs = check_inputs(who, q, k, v)
-    chosen = maps.get(feature_map)
+    chosen, window, sinks, far = combined(
+        who, feature_map, options.window, options.sinks, options.far
+    )
     if inputs.headless and isinstance(chosen, maps.Custom):
         chosen = maps.Custom(chosen.function, flat=True)
     causal, normalize = bool(options.causal), bool(options.normalize)
@@ -95,7 +101,21 @@ def check_call(
         raise TypeError(f"state must be a State, not {type(state).__name__}")
     start = 0 if state is None else state.stop
     zero_fill = 0.0 if options.on_zero == "zero" else math.nan
-    plan = Plan(chosen, scale, causal, normalize, zero_fill, chunk_size, static_start(start, q))
+    window, sinks = check_window(who, chosen, window, sinks)
+    near_scale = 1 / math.sqrt(d) if options.scale is None else scale
+    gain, relative = None, False
+    if window or sinks:
+        _check_near(who, window, options, inputs)
+        gain, relative = check_far(far, chosen, inputs)
+    elif far is not None:
+        raise ValueError(
+            "far sets the units of far weights against near ones; without window or sinks every "
+            "weight is far"
+        )
+    plan = Plan(
+        chosen, scale, causal, normalize, zero_fill, chunk_size, static_start(start, q), window,
+        sinks, near_scale, relative,
+    )  # fmt: skip
 
     q_positions, k_positions = _positions(options.positions, inputs)
     mask = token_array("mask", options.mask, inputs.k, "bool")
@@ -105,17 +125,42 @@ def check_call(
     decay = _decay(options.log_decay, inputs, probe.sums.hi.shape[-2])
     width = decay.shape[-1] if decay is not None else int(restart is not None)
     carry = empty_carry(plan, inputs.k, inputs.v, width) if width else probe
-    print_ = fingerprint(chosen, scale, d, carry)
+    print_ = fingerprint(plan, d, carry)
     if state is not None:
         carry = carry_of(state, carry, print_, inputs.headless)
     _check_horizon(chosen, state, options.positions, inputs, restart)
     data = Data(
         inputs.q, inputs.k, inputs.v, mask, query_mask, decay, restart, q_positions, k_positions,
-        start, carry,
+        start, _with_positions(carry, k_positions), gain,
     )  # fmt: skip
     data, padded = _pad_empty(data, causal, inputs.xp)
     raises = normalize and options.on_zero in ("raise", None)
     return Call(inputs, plan, data, raises, options.on_zero, print_, padded)
+
+
+def _check_near(who: str, window: int, options: Options, inputs: Inputs) -> None:
+    """Refuse what has no meaning beside exact weights."""
+    if options.log_decay is not None:
+        raise ValueError(
+            "log_decay cannot be combined with window or sinks: exact weights do not decay"
+        )
+    n_q, n = inputs.q.shape[-2], inputs.k.shape[-2]
+    if n_q != n and window not in (0, UNBOUNDED):
+        state = options.state
+        before = 0 if state is None else known_int(state.stop)
+        if before is None or window <= before + max(n_q, n):
+            raise ValueError(
+                f"{who} with a window needs as many queries as keys, to know which are near, but "
+                f"there are {n_q} and {n}; a window longer than all of them takes any number"
+            )
+
+
+def _with_positions(carry: Carry, positions: Array | None) -> Carry:
+    """The carry, its tokens' positions in floating point if those of the call are."""
+    if carry.near is None or positions is None or not is_floating(positions):
+        return carry
+    held = astype(carry.near.positions, positions.dtype)
+    return carry._replace(near=carry.near._replace(positions=held))
 
 
 def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | None, Array | None]:

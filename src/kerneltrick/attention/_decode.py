@@ -11,6 +11,7 @@ from kerneltrick import maps
 from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
 from kerneltrick.attention._call import OnZero, Options, check_call
+from kerneltrick.attention._dial import Dial, combined
 from kerneltrick.attention._linear import linear_attention
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder
@@ -41,7 +42,7 @@ class Decoder:
 
     def __init__(
         self,
-        feature_map: maps.MapLike = "elu",
+        feature_map: maps.MapLike | Dial = "elu",
         *,
         shape: tuple[int, ...],
         d: int,
@@ -52,9 +53,15 @@ class Decoder:
         normalize: bool = True,
         on_zero: OnZero = "raise",
         decay: int = 0,
+        window: int = 0,
+        sinks: int = 0,
+        far: Any = None,
         state: State | None = None,
     ) -> None:
-        """`decay`: how many log-decays a step takes for each key head: 0, 1 or one per feature."""
+        """`decay`: how many log-decays a step takes for each key head: 0, 1 or one per feature.
+
+        `window`, `sinks` and `far` are those of `linear_attention`.
+        """
         who = "Decoder"
         self.shape = tuple(check_count(who, "shape", size) for size in shape)
         if not self.shape:
@@ -68,7 +75,8 @@ class Decoder:
         self.dtype = dtype
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
-        self.feature_map = maps.get(feature_map)
+        self.feature_map, *near = combined(who, feature_map, window, sinks, far)
+        self.window, self.sinks, self.far = near
         if state is not None and not isinstance(state, State):
             raise TypeError(f"state must be a State, not {type(state).__name__}")
         self._start = 0 if state is None else state.start
@@ -94,7 +102,8 @@ class Decoder:
             log_decay = np.zeros(token, self._compute)
         options = Options(
             causal=True, scale=self.scale, log_decay=log_decay, normalize=self.normalize,
-            state=None if state is None else state.to(q), on_zero=self.on_zero, chunk_size=1,
+            state=None if state is None else state.to(q), on_zero=self.on_zero,
+            window=self.window, sinks=self.sinks, far=self.far, chunk_size=1,
         )  # fmt: skip
         call = check_call("Decoder", q, k, v, self.feature_map, options)
         carry = call.data.carry
@@ -108,6 +117,7 @@ class Decoder:
         self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
         self._fingerprint = call.fingerprint
+        self._near = carry.near
         self._steps = decoder(
             call.plan, call.data, self.dtype, self._sums, self._scales, self._total, bad
         )
@@ -173,7 +183,8 @@ class Decoder:
             return linear_attention(
                 q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=token,
                 normalize=self.normalize, state=self.snapshot(), return_state=True,
-                on_zero=on_zero, engine="recurrent",
+                window=self.window, sinks=self.sinks, far=self.far, on_zero=on_zero,
+                engine="recurrent",
             )  # fmt: skip
 
         vanished = False
@@ -189,6 +200,7 @@ class Decoder:
             self._scales[...] = state.scale_log
         if log_decay is not None:
             self._total += log_decay.reshape(self._total.shape)
+        self._near = state.near
         return out[..., 0, :], vanished
 
     def _refuse(self, arrays: list[Any]) -> None:
@@ -204,13 +216,14 @@ class Decoder:
             total = Wide(self._earlier + self._total if self.decay else self._earlier.copy(), None)
         scales = None if self._scales is None else self._scales.copy()
         bad = self._bad.astype(bool) if self._bad.any() else None
-        carry = Carry(Wide(self._sums.copy(), None), scales, total, bad)
+        carry = Carry(Wide(self._sums.copy(), None), scales, total, bad, self._near)
         return state_of(carry, self._start, self._stop, self._fingerprint, False)
 
     @property
     def nbytes(self) -> int:
         """The bytes a step reads and writes."""
-        return int(self._sums.nbytes)
+        near = () if self._near is None else (self._near.k, self._near.v)
+        return int(self._sums.nbytes) + sum(int(x.nbytes) for x in near)
 
 
 def _in_lines(x: Any) -> Any:

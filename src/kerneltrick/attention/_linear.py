@@ -10,6 +10,7 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, jit, namespace, zeros
 from kerneltrick.attention._call import Call, OnZero, Options, Positions, check_call, report_zero
+from kerneltrick.attention._dial import Dial
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import ENGINES, Carry, DenseRows, dense_rows, supports, times
 
@@ -19,7 +20,7 @@ def linear_attention(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike = ...,
+    feature_map: maps.MapLike | Dial = ...,
     *,
     causal: bool = ...,
     scale: float | None = ...,
@@ -30,6 +31,9 @@ def linear_attention(
     segment_ids: Array | None = ...,
     positions: Positions | None = ...,
     state: State | None = ...,
+    window: int = ...,
+    sinks: int = ...,
+    far: Any = ...,
     return_state: Literal[False] = ...,
     on_zero: OnZero | None = ...,
     chunk_size: int = ...,
@@ -42,7 +46,7 @@ def linear_attention(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike = ...,
+    feature_map: maps.MapLike | Dial = ...,
     *,
     causal: bool = ...,
     scale: float | None = ...,
@@ -53,6 +57,9 @@ def linear_attention(
     segment_ids: Array | None = ...,
     positions: Positions | None = ...,
     state: State | None = ...,
+    window: int = ...,
+    sinks: int = ...,
+    far: Any = ...,
     return_state: Literal[True],
     on_zero: OnZero | None = ...,
     chunk_size: int = ...,
@@ -64,7 +71,7 @@ def linear_attention(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike = "elu",
+    feature_map: maps.MapLike | Dial = "elu",
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -75,6 +82,9 @@ def linear_attention(
     segment_ids: Array | None = None,
     positions: Positions | None = None,
     state: State | None = None,
+    window: int = 0,
+    sinks: int = 0,
+    far: Any = None,
     return_state: bool = False,
     on_zero: OnZero | None = None,
     chunk_size: int = 64,
@@ -88,7 +98,8 @@ def linear_attention(
         (..., heads, n, d) or (n, d), of any array library; v may have another width. Fewer heads
         in k and v are shared: query head h uses key head h // (H_q / H_kv).
     feature_map
-        A name such as "elu" or "favor:features=256", a `FeatureMap`, or a function x → φ(x).
+        A name such as "elu" or "favor:features=256", a `FeatureMap`, or a function x → φ(x). With
+        its window as one text: "elu@window=16,sinks=1".
     causal
         Token i sees tokens j ≤ i, and what `state` remembers. Otherwise every query sees every key.
     scale
@@ -110,6 +121,12 @@ def linear_attention(
     positions
         (..., n), for maps that use them; a pair if queries and keys differ. Default: counted from
         the end of `state`.
+    window, sinks, far
+        Keys less than `window` tokens away (masked ones do not count), and the first `sinks` tokens
+        of the sequence or segment, are near: they have their softmax weight e^{s·q·k}, s = `scale`
+        or 1/√d. All others are far: e^g·φ(q)·φ(k), with one normaliser for both. `far` is g, a
+        number or an array (H_q,), or a `Far`, which also says in what units. window=0: linear
+        attention; a window as long as the text: softmax attention.
     state, return_state
         Continue after `state`; also return the state after the last token.
     on_zero
@@ -136,7 +153,7 @@ def linear_attention(
     """
     options = Options(
         causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero, chunk_size,
+        on_zero, window, sinks, far, chunk_size,
     )  # fmt: skip
     call = check_call("linear_attention", q, k, v, feature_map, options)
     if engine != "auto" and engine not in ENGINES:
@@ -156,7 +173,7 @@ def linear_attention(
 def attention_weights(
     q: Array,
     k: Array,
-    feature_map: maps.MapLike = "elu",
+    feature_map: maps.MapLike | Dial = "elu",
     *,
     rows: Any = None,
     causal: bool = False,
@@ -168,6 +185,9 @@ def attention_weights(
     segment_ids: Array | None = None,
     positions: Positions | None = None,
     state: State | None = None,
+    window: int = 0,
+    sinks: int = 0,
+    far: Any = None,
     on_zero: OnZero | None = None,
 ) -> Array:
     """The weights that linear attention implies: Aᵢⱼ = φ(qᵢ)·φ(kⱼ) / Σ_l φ(qᵢ)·φ(k_l).
@@ -190,7 +210,7 @@ def attention_weights(
         v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
     options = Options(
         causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero,
+        on_zero, window, sinks, far,
     )  # fmt: skip
     call = check_call("attention_weights", q, k, v, feature_map, options)
     n_q, n = q.shape[-2], k.shape[-2]
@@ -217,9 +237,9 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
         report_zero(call, xp.reshape(zero, (*lead, zero.shape[-2], 1)), numbers)
         weights = weights / xp.where(empty, xp.ones_like(total), total)
         weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
-    elif rows.queries.log_scale is not None and rows.reference is not None:
-        factor = xp.exp(rows.queries.log_scale + rows.reference)
-        weights = times(factor, weights, xp)
+    else:
+        logs = [x for x in (rows.queries.log_scale, rows.reference) if x is not None]
+        weights = times(xp.exp(sum(logs)), weights, xp) if logs else weights
     for flag in flags:
         if flag is not None:
             weights = xp.where(flag, xp.full_like(weights, math.nan), weights)

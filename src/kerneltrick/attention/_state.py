@@ -27,7 +27,8 @@ from kerneltrick._arrays import (
 )
 from kerneltrick._files import write
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
-from kerneltrick.engines import Carry, Plan, empty_carry
+from kerneltrick.attention._dial import Dial, check_window, combined, dial_text
+from kerneltrick.engines import UNBOUNDED, Carry, Near, Plan, empty_carry
 
 FORMAT = "kerneltrick.State/1"
 LONGEST = 2**60  # tokens: int64 holds the position of each, and room to add to it
@@ -54,13 +55,15 @@ class State:
     decay_log: Wide | None  # (..., H, 1, 1 or m)
     start: Any
     stop: Any
-    fingerprint: str  # the map, its scale and the shapes
+    fingerprint: str  # the map, its window and scale and the shapes
+    near: Near | None = None  # the tokens that are still near; None without window and sinks
 
     def __post_init__(self) -> None:
         if isinstance(self.sums.hi, np.ndarray):
-            self.sums.hi.flags.writeable = False  # a value: nobody else holds these arrays
+            for x in (self.sums.hi, *(() if self.near is None else self.near)):
+                x.flags.writeable = False  # a value: nobody else holds these arrays
         if library(self.sums.hi) == "jax":
-            fields = ("sums", "scale_log", "decay_log", "start", "stop")
+            fields = ("sums", "scale_log", "decay_log", "start", "stop", "near")
             register_pytree(State, fields, ("fingerprint",))
 
     @property
@@ -89,10 +92,13 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by U and Z."""
+        """Bytes held by U and Z, and by the keys and values that are still near."""
         parts = 1 if self.sums.lo is None else 2
         itemsize = 8 if self.sums.lo is None else 4
-        return parts * itemsize * int(math.prod(self.sums.hi.shape))
+        size = parts * itemsize * int(math.prod(self.sums.hi.shape))
+        for x in () if self.near is None else (self.near.k, self.near.v):
+            size += space(x).finfo(x.dtype).bits // 8 * int(math.prod(x.shape))
+        return size
 
     def _whole(self) -> Array:
         return wide_narrow(self.sums, self.sums.hi.dtype)
@@ -106,30 +112,34 @@ class State:
 
     @staticmethod
     def empty(
-        feature_map: maps.MapLike,
+        feature_map: maps.MapLike | Dial,
         k: Array,
         v: Array,
         *,
         start: int = 0,
         scale: float | None = None,
         decay_width: int = 0,
+        window: int = 0,
+        sinks: int = 0,
     ) -> State:
         """The state before token `start`, for keys and values shaped like k and v.
 
         Give it to the second half of a document to make a state that `merge` can append, or to
         `lax.scan` as its first carry; then decay_width (1, or m for a decay per feature) makes
-        room for the log-decay to come.
+        room for the log-decay to come, and there is room for a whole window.
         """
         start = check_count("State.empty", "start", start)
         inputs = check_inputs("State.empty", k, k, v)
-        chosen = maps.get(feature_map)
+        chosen, window, sinks, _ = combined("State.empty", feature_map, window, sinks)
         if inputs.headless and isinstance(chosen, maps.Custom):
             chosen = maps.Custom(chosen.function, flat=True)
         d = k.shape[-1]
         scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
-        plan = Plan(chosen, scale, True, True, math.nan, 1, 0)
-        carry = empty_carry(plan, inputs.k, inputs.v, decay_width)
-        print_ = fingerprint(chosen, scale, d, carry)
+        window, sinks = check_window("State.empty", chosen, window, sinks)
+        plan = Plan(chosen, scale, True, True, math.nan, 1, 0, window=window, sinks=sinks)
+        slots = 0 if window == UNBOUNDED else max(window - 1, 0)
+        carry = empty_carry(plan, inputs.k, inputs.v, decay_width, slots)
+        print_ = fingerprint(plan, d, carry)
         return state_of(carry, start, start, print_, inputs.headless)
 
     def merge(self, right: State) -> State:
@@ -269,9 +279,10 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
     return State(sums, scale, decay_log, start, stop, print_)
 
 
-def fingerprint(feature_map: maps.FeatureMap, scale: float, d: int, carry: Carry) -> str:
+def fingerprint(plan: Plan, d: int, carry: Carry) -> str:
     m, width = carry.sums.hi.shape[-2:]
-    return f"{feature_map} (scale {scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
+    text = dial_text(str(plan.feature_map), plan.window % UNBOUNDED, plan.sinks)
+    return f"{text} (scale {plan.scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
 
 
 def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -> State:
@@ -287,7 +298,11 @@ def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -
     decay = carry.log_decay
     if decay is not None:
         decay = Wide(strip(decay.hi), strip(decay.lo))
-    return State(Wide(strip(hi), strip(lo)), strip(carry.log_scale), decay, start, stop, print_)
+    near = carry.near
+    if near is not None:
+        near = Near._make([strip(x) for x in near])
+    sums = Wide(strip(hi), strip(lo))
+    return State(sums, strip(carry.log_scale), decay, start, stop, print_, near)
 
 
 def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carry:
@@ -333,7 +348,10 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
             shape = log_decay.hi.shape
         parts = [None if x is None else xp.broadcast_to(lift(x), shape) for x in state.decay_log]
         log_decay = Wide(*parts)
-    return Carry(sums, log_scale, log_decay, bad)
+    near = state.near
+    if near is not None:
+        near = Near._make([lift(x) for x in near])
+    return Carry(sums, log_scale, log_decay, bad, near)
 
 
 def check_log_scale(state: State, needed: bool) -> None:

@@ -8,16 +8,28 @@ from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._native import core, decoder, native, supports
-from kerneltrick.engines._problem import Carry, Data, Plan, Result, empty_carry, finish, times
+from kerneltrick.engines._problem import (
+    UNBOUNDED,
+    Carry,
+    Data,
+    Near,
+    Plan,
+    Result,
+    empty_carry,
+    finish,
+    times,
+)
 from kerneltrick.engines._recurrent import recurrent
 
 ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked, "native": native}
 
 __all__ = [
     "ENGINES",
+    "UNBOUNDED",
     "Carry",
     "Data",
     "DenseRows",
+    "Near",
     "Plan",
     "Result",
     "chunked",

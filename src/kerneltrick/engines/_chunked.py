@@ -29,6 +29,7 @@ from kerneltrick._arrays import (
     wide_narrow,
     zeros,
 )
+from kerneltrick.engines._near import running_max
 from kerneltrick.engines._problem import (
     Carry,
     Data,
@@ -46,6 +47,7 @@ from kerneltrick.engines._problem import (
     safe,
     times,
 )
+from kerneltrick.engines._sweep import sweep
 
 FLOAT32_SPAN = 64  # float32 sums span at most this many tokens
 FEATURE_DECAY_SPAN = 16  # with a decay per feature, weights are sums over m of C² products
@@ -54,6 +56,8 @@ BLOCK_NUMBERS = 1 << 19  # numbers in the largest temporary of one group of chun
 
 def chunked(plan: Plan, data: Data) -> Result:
     """All chunks in order; the memory used beyond inputs and outputs does not grow with n."""
+    if not plan.all_far:
+        return sweep(plan, data, _sizes(plan, data)[0])
     return _causal(plan, data) if plan.causal else _full(plan, data)
 
 
@@ -320,12 +324,12 @@ def _spoil(
     # The last bad token seen by each row, 1-based, against the last restart seen.
     index = constant(np.arange(1, shape[-2] + 1)[:, None], keys.values, dtype)
     zero = xp.zeros_like(keys.values)
-    last_bad = _running_max(xp.where(bad, index + zero, zero), xp)
+    last_bad = running_max(xp.where(bad, index + zero, zero), xp)
     seen = last_bad > 0
     carried = carry.bad
     if keys.log_decay is not None:
         fresh = xp.max(keys.log_decay, axis=-1, keepdims=True) == -math.inf
-        restarted = _running_max(xp.where(fresh, index + zero[..., :1], zero[..., :1]), xp)
+        restarted = running_max(xp.where(fresh, index + zero[..., :1], zero[..., :1]), xp)
         seen = (last_bad > 0) & (last_bad >= restarted)
         if carried is not None:
             carried = carried & (restarted == 0)
@@ -333,16 +337,6 @@ def _spoil(
     assert rows is not None
     rows = xp.broadcast_to(rows, shape)
     return rows[..., -1:, :], rows
-
-
-def _running_max(x: Array, xp: Namespace) -> Array:
-    """Running maximum of non-negative numbers along axis −2, by doubling."""
-    size, shift = x.shape[-2], 1
-    while shift < size:
-        moved = xp.concat([xp.zeros_like(x[..., :shift, :]), x[..., :-shift, :]], axis=-2)
-        x = xp.maximum(x, moved)
-        shift *= 2
-    return x
 
 
 __all__ = ["chunked"]

@@ -1,9 +1,9 @@
-"""Linear attention with its n×n weights formed: slow, obviously right, the oracle of the others."""
+"""Attention with its n×n weights formed: slow, obviously right, the oracle of the others."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from kerneltrick._arrays import (
     wide_add,
     wide_narrow,
 )
+from kerneltrick.engines._near import after, extended, is_near, near_weights, ranks, units
 from kerneltrick.engines._problem import (
+    UNBOUNDED,
     Carry,
     Data,
     Keys,
@@ -41,7 +43,7 @@ class DenseRows(NamedTuple):
 
     weights: Array  # (..., H, g, r, n), relative to exp(reference), 0 where not allowed
     allowed: Array  # (..., H, 1, r, n) bool: the keys that a row may see
-    reference: Array | None  # (..., H, 1, r, 1)
+    reference: Array | None  # (..., H, 1 or g, r, 1)
     state: Array  # (..., H, g, r, M + 1): what the initial state adds, relative likewise
     values: Array  # (..., H, 1, n, M + 1)
     bad: Array | None  # (..., H, 1, r, M + 1): sums that are NaN
@@ -49,11 +51,26 @@ class DenseRows(NamedTuple):
     keys: Keys
 
 
+class Parts(NamedTuple):
+    """Rows of near and far weights apart, over the n′ tokens that the state still holds and n."""
+
+    far: Array  # (..., H, g, r, n′ + n), relative to exp(far_scale), 0 where not far
+    far_scale: Array | None  # (..., H, 1, r, 1)
+    state: Array  # (..., H, g, r, M + 1): what the sums of the initial state add, relative likewise
+    near: Array | None  # (..., H, g, r, n′ + n), relative to exp(top); None if all are far
+    top: Array | None  # (..., H, g, r, 1): the largest near score, −inf where nothing is near
+    allowed: Array  # (..., H, 1, r, n′ + n) bool
+    bad: Array | None  # (..., H, 1, r, M + 1)
+    queries: Queries
+    keys: Keys  # n′ + n of them
+
+
 class _Sight(NamedTuple):
     """What row i sees of key j, in logarithms; e = 1, or m where the decay is per feature."""
 
     allowed: Array  # (..., H, r, n) bool
-    exponent: Array  # (..., H, r, n, e), −inf where not allowed
+    near: Array | None  # (..., H, r, n) bool: its weight is exact
+    exponent: Array  # (..., H, r, n, e), −inf where not far
     sees_state: Array  # (..., H, r, 1) bool
     entry: Array  # (..., H, r, e): the exponent of the initial state, −inf where not seen
     reference: Array | None  # (..., H, r, 1): the largest exponent
@@ -64,16 +81,39 @@ def dense(plan: Plan, data: Data) -> Result:
     rows = dense_rows(plan, data, np.arange(data.q.shape[-2]))
     mixed = rows.weights @ rows.values + rows.state
     output, zero = finish(plan, mixed, rows.reference, rows.queries, rows.bad, data.v.dtype)
-    return Result(output, zero, _after(plan, data, rows.keys))
+    carry = _after(plan, data, rows.keys) if plan.all_far else after(plan, data)
+    return Result(output, zero, carry)
 
 
 def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     """The rows of the weights for the queries at `rows`, without forming the others."""
     xp = space(data.q)
-    n, n_q = data.k.shape[-2], data.q.shape[-2]
+    parts = dense_parts(plan, data, rows, "past" if plan.causal else "all")
+    weights, reference, state = parts.far, parts.far_scale, parts.state
+    queries, keys, values = parts.queries, parts.keys, xp.expand_dims(parts.keys.values, axis=-3)
+    carried = keys.features.shape[-2] - data.k.shape[-2]
+    if parts.near is not None:
+        assert parts.top is not None
+        far_sum = weights @ values + state
+        unit = units(plan, data.gain, parts.top, reference, queries.log_scale, far_sum)
+        weights = parts.near * unit.near + weights * unit.far
+        state = state * unit.far + weights[..., :carried] @ values[..., :carried, :]
+        reference, queries = unit.reference, queries._replace(log_scale=None)
+    keys = Keys(*(None if x is None else x[..., carried:, :] for x in keys))
+    return DenseRows(
+        weights[..., carried:], parts.allowed[..., carried:], reference, state,
+        values[..., carried:, :], parts.bad, queries, keys,
+    )  # fmt: skip
+
+
+View = Literal["past", "all", "ahead"]  # keys j ≤ i; all; j < i of a sequence that runs backwards
+
+
+def dense_parts(plan: Plan, data: Data, rows: np.ndarray[Any, Any], view: View) -> Parts:
+    """Near and far weights of the queries at `rows`, each in units of its own."""
+    xp = space(data.q)
+    n_q = data.q.shape[-2]
     pick = constant(rows, data.q, index_dtype(data.q))
-    where_k = block_positions(data.k_positions, data.start, 0, n, data.k)
-    keys = prepare_keys(plan, data.k, data.v, data.mask, data.log_decay, None, where_k)
     where_q = block_positions(data.q_positions, data.start, 0, n_q, data.q)
     keep = data.mask if plan.causal else data.query_mask
     queries = prepare_queries(
@@ -83,7 +123,16 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         xp.take(where_q, pick, axis=-1),
         data.k.shape[-3],
     )
-    sight = _look(plan, data, keys, rows)
+    carried, seen = extended(data)
+    where_k = block_positions(seen.k_positions, seen.start, 0, seen.k.shape[-2], seen.k)
+    keys = prepare_keys(plan, seen.k, seen.v, seen.mask, seen.log_decay, None, where_k)
+    close = None
+    if not plan.all_far:
+        query_rank, key_rank = ranks(plan, data, view == "ahead")
+        if plan.window not in (0, UNBOUNDED):  # else there may be other queries than keys
+            query_rank = xp.take(query_rank, pick, axis=-2)
+        close = is_near(plan, query_rank, key_rank)
+    sight = _look(seen, keys, rows, view, carried, close)
     low = xp.zeros_like(sight.entry[..., :1])
     if sight.reference is not None:
         low = safe(sight.reference, xp)
@@ -96,7 +145,13 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     else:
         weights = xp.sum(phi_q[..., :, None, :] * phi_k[..., None, :, :] * factor, axis=-1)
     allowed = xp.expand_dims(sight.allowed, axis=-3)
-    weights = xp.where(allowed, weights, xp.zeros_like(weights))
+    near = top = None
+    far = allowed
+    if sight.near is not None:
+        close = xp.expand_dims(sight.near, axis=-3)
+        far = allowed & ~close
+        near, top = near_weights(queries.exact @ xp.expand_dims(keys.exact, axis=-3).mT, close)
+    weights = xp.where(far, weights, xp.zeros_like(weights))
 
     sees_state = xp.expand_dims(sight.sees_state, axis=-3)
     sums = xp.expand_dims(wide_narrow(data.carry.sums, phi_q.dtype), axis=-3)
@@ -113,17 +168,23 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     if data.carry.bad is not None:
         bad = either(bad, xp.expand_dims(data.carry.bad, axis=-3) & sees_state)
     reference = None if sight.reference is None else xp.expand_dims(sight.reference, axis=-3)
-    values = xp.expand_dims(keys.values, axis=-3)
-    return DenseRows(weights, allowed, reference, state, values, bad, queries, keys)
+    return Parts(weights, reference, state, near, top, allowed, bad, queries, keys)
 
 
-def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Sight:
+def _look(
+    data: Data,
+    keys: Keys,
+    rows: np.ndarray[Any, Any],
+    view: View,
+    carried: int = 0,
+    close: Array | None = None,
+) -> _Sight:
+    """`carried` keys stand in front of the call's own; `close` says which are near, if seen."""
     xp = space(data.k)
     n, dtype = data.k.shape[-2], compute_dtype(data.k)
     pick = constant(rows, data.k, index_dtype(data.k))
-    triangle = np.arange(n)[None, :] <= rows[:, None]
-    if not plan.causal:
-        triangle = np.ones_like(triangle)
+    behind = np.arange(-carried, n - carried)[None, :] - rows[:, None]
+    triangle = {"past": behind <= 0, "all": behind == behind, "ahead": behind < 0}[view]
     shape = (*data.k.shape[:-2], len(rows), n)
     allowed = xp.broadcast_to(constant(triangle, data.k, xp.bool), shape)
     sees_state = xp.ones_like(allowed[..., :1])
@@ -131,9 +192,15 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
         allowed = allowed & data.mask.mT
     if data.restart is not None:
         segment = xp.cumulative_sum(xp.astype(data.restart, index_dtype(data.k)), axis=-2)
-        own = xp.take(segment, pick, axis=-2)
+        own = xp.take(segment, pick + carried, axis=-2)
         allowed = allowed & (own == segment.mT)
         sees_state = sees_state & (own == 0)
+    far, near = allowed, None
+    if close is not None:
+        near = allowed & close
+        far = allowed & ~close
+        if keys.features.shape[-1] == 0:  # without features what is far does not matter at all
+            far, allowed = xp.zeros_like(far), near
 
     exponent = xp.zeros_like(xp.astype(allowed, dtype))[..., None]
     entry = exponent[..., 0, :]
@@ -150,20 +217,20 @@ def _look(plan: Plan, data: Data, keys: Keys, rows: np.ndarray[Any, Any]) -> _Si
         assert data.carry.log_scale is not None
         exponent = exponent + keys.log_scale.mT[..., None]
         entry = entry + data.carry.log_scale
-    exponent = xp.where(allowed[..., None], exponent, xp.full_like(exponent, -math.inf))
+    exponent = xp.where(far[..., None], exponent, xp.full_like(exponent, -math.inf))
     entry = xp.where(sees_state, entry, xp.full_like(entry, -math.inf))
     reference = None
     if keys.log_scale is not None:
         largest = xp.max(xp.max(exponent, axis=-1), axis=-1)[..., None]
         reference = stop_gradient(xp.maximum(largest, xp.max(entry, axis=-1, keepdims=True)))
-    return _Sight(allowed, exponent, sees_state, entry, reference)
+    return _Sight(allowed, near, exponent, sees_state, entry, reference)
 
 
 def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
     """The state after the last token: what a row there sees, summed over the keys."""
     xp = space(data.k)
     carry, last = data.carry, np.array([data.k.shape[-2] - 1])
-    sight = _look(plan, data, keys, last)
+    sight = _look(data, keys, last, "past")
     low = xp.zeros_like(sight.entry[..., :1])
     if sight.reference is not None:
         low = safe(sight.reference, xp)

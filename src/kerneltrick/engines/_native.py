@@ -74,6 +74,8 @@ def core() -> Any:
 
 def supports(plan: Plan, data: Data) -> bool:
     """Whether the core can run this call: values at hand on the CPU, in a type it knows."""
+    if not plan.all_far:
+        return False
     weights = [x for x in vars(plan.feature_map).values() if is_array(x)]
     if not all(is_concrete(x) for x in (*arrays_of(data), *weights)):
         return False
@@ -353,7 +355,7 @@ def decoder(
 ) -> Any:
     """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
     how = fused(plan.feature_map, data.q.shape[-1])
-    if core() is None or how is None or sums.size == 0:
+    if core() is None or how is None or sums.size == 0 or not plan.all_far:
         return None
     check_isa()
     buffers = assemble(plan, data, how, TYPES[dtype])

@@ -70,8 +70,8 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def _plain(data: Data) -> Data:
     """The same call on NumPy arrays that share the tensors' memory."""
-    carry = Carry(
-        *(Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in data.carry)
+    carry = Carry._make(
+        [Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in data.carry]
     )
     return Data._make([*map(to_numpy, data[:9]), data.start, carry])
 

@@ -21,6 +21,7 @@ from kerneltrick._arrays import (
     compute_dtype,
     contiguous,
     device,
+    index_dtype,
     library,
     space,
     wide,
@@ -29,6 +30,8 @@ from kerneltrick._arrays import (
     zeros,
 )
 from kerneltrick.maps import FeatureMap, feature_shape
+
+UNBOUNDED = 2**31 - 1  # a window that no token leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,30 @@ class Plan:
     zero_fill: float  # what an output becomes where the normaliser is exactly 0
     chunk_size: int
     offset: int  # padding in front of the first chunk, so that chunks lie at absolute positions
+    window: int = 0  # keys less than so many unmasked tokens away are near: their weight is exact
+    sinks: int = 0  # so are the first tokens of a segment, from anywhere
+    near_scale: float = 1.0  # the weight of a near key is exp(near_scale · q·k)
+    relative: bool = False  # far weights in units of the largest near one, not of 1
+
+    @property
+    def all_far(self) -> bool:
+        """Whether every weight is the map's: linear attention."""
+        return not (self.window or self.sinks)
+
+
+class Near(NamedTuple):
+    """The tokens that are still near, as they were given: t = sinks slots, then r of the window.
+
+    Slot b < t holds the token of rank b once it has left the window. The r ≤ window − 1 others are
+    the last unmasked tokens in order, right-aligned. The rank of a token is how many unmasked ones
+    its segment has before it.
+    """
+
+    k: Array  # (..., H, t + r, d)
+    v: Array  # (..., H, t + r, M)
+    positions: Array  # (..., H, t + r, 1)
+    keep: Array  # (..., H, t + r, 1) bool: whether the slot is used
+    count: Array  # (..., H, 1, 1): unmasked tokens of the segment so far
 
 
 class Carry(NamedTuple):
@@ -51,6 +78,7 @@ class Carry(NamedTuple):
     log_scale: Array | None  # (..., H, 1, 1); None if the map has no log-scale
     log_decay: Wide | None  # (..., H, 1, 1 or m), Σ log-decay since the start; None if no decay
     bad: Array | None  # (..., H, 1, M + 1): columns that a non-finite k or v has made NaN
+    near: Near | None = None  # what the sums do not hold yet; None if every weight is the map's
 
 
 class Data(NamedTuple):
@@ -67,6 +95,7 @@ class Data(NamedTuple):
     k_positions: Array | None
     start: Any  # absolute position of the first token
     carry: Carry
+    gain: Array | None = None  # (H·g, 1, 1): far weights are multiplied by e^gain
 
 
 class Result(NamedTuple):
@@ -83,6 +112,7 @@ class Keys(NamedTuple):
     log_scale: Array | None  # (..., H, n, 1) in the dtype of sums, −inf where masked
     log_decay: Array | None  # (..., H, n, 1 or m), 0 where masked, −inf at a restart
     bad: Array | None  # (..., H, n, M + 1)
+    exact: Array | None  # (..., H, n, d): k · √near_scale; None if every weight is the map's
 
 
 class Queries(NamedTuple):
@@ -90,6 +120,7 @@ class Queries(NamedTuple):
     log_scale: Array | None  # (..., H, g, n, 1)
     keep: Array | None  # (..., H, 1 or g, n, 1) bool
     bad: Array | None  # (..., H, g, n, 1)
+    exact: Array | None  # (..., H, g, n, d), as of keys
 
 
 def prepare_keys(
@@ -113,21 +144,23 @@ def prepare_keys(
         bad_v = xp.zeros_like(v, dtype=xp.bool) if bad_v is None else bad_v
         token = xp.any(bad_k, axis=-1, keepdims=True)
         bad = xp.concat([bad_v | token, token], axis=-1)
-    features, log_scale = plan.feature_map.phi_key(_scaled(k, plan, dtype), positions)
+    x = _scaled(k, plan.scale, dtype)
+    features, log_scale = plan.feature_map.phi_key(x, positions)
     features = blank(features, keep, xp)
     if log_scale is not None:
         log_scale = wide(log_scale).hi[..., None]
         if keep is not None:
             log_scale = xp.where(keep, log_scale, xp.full_like(log_scale, -math.inf))
     v = astype(v, dtype)
-    values = xp.concat([v, xp.ones_like(features[..., :1])], axis=-1)
+    values = xp.concat([v, xp.ones_like(x[..., :1])], axis=-1)
     if log_decay is not None:
         log_decay = blank(astype(log_decay, dtype), keep, xp)
     if restart is not None:
-        zero = xp.zeros_like(features[..., :1])
+        zero = xp.zeros_like(x[..., :1])
         log_decay = zero if log_decay is None else log_decay
         log_decay = xp.where(restart, xp.full_like(log_decay, -math.inf), log_decay)
-    return Keys(contiguous(features), values, log_scale, log_decay, bad)
+    exact = None if plan.all_far else _scaled(k, plan.near_scale, dtype)
+    return Keys(contiguous(features), values, log_scale, log_decay, bad, exact)
 
 
 def prepare_queries(
@@ -147,12 +180,14 @@ def prepare_queries(
         flat = xp.reshape(xp.broadcast_to(keep, shape), (*q.shape[:-1], 1))
         q = blank(q, flat, xp, 1)
     q, bad = finite(q, xp, 1)
-    features, log_scale = plan.feature_map.phi_query(_scaled(q, plan, compute_dtype(q)), positions)
+    dtype = compute_dtype(q)
+    features, log_scale = plan.feature_map.phi_query(_scaled(q, plan.scale, dtype), positions)
     return Queries(
         grouped(contiguous(features)),
         None if log_scale is None else grouped(log_scale[..., None]),
         keep,
         None if bad is None else grouped(xp.any(bad, axis=-1, keepdims=True)),
+        None if plan.all_far else grouped(_scaled(q, plan.near_scale, dtype)),
     )
 
 
@@ -185,12 +220,14 @@ def finite(x: Array, xp: Namespace, fill: int = 0) -> tuple[Array, Array | None]
     return xp.where(good, x, xp.full_like(x, fill)), ~good
 
 
-def _scaled(x: Array, plan: Plan, dtype: Any) -> Array:
+def _scaled(x: Array, scale: float, dtype: Any) -> Array:
     x = contiguous(astype(x, dtype))
-    return x if plan.scale == 1 else x * math.sqrt(plan.scale)
+    return x if scale == 1 else x * math.sqrt(scale)
 
 
-def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
+def empty_carry(
+    plan: Plan, k: Array, v: Array, decay_width: int = 0, window_slots: int = 0
+) -> Carry:
     """The state before the first token, shaped for keys k and values v; decay_width 0, 1 or m."""
     xp = space(k)
     m, has_scale = feature_shape(plan.feature_map, k)
@@ -203,7 +240,17 @@ def empty_carry(plan: Plan, k: Array, v: Array, decay_width: int = 0) -> Carry:
     bad = None
     if not clean_blocks_only(k):
         bad = zeros((*lead, 1, v.shape[-1] + 1), k, xp.bool)
-    return Carry(sums, log_scale, log_decay, bad)
+    near = None
+    if not plan.all_far:
+        slots, count = plan.sinks + window_slots, index_dtype(k)
+        near = Near(
+            zeros((*lead, slots, k.shape[-1]), k, k.dtype),
+            zeros((*lead, slots, v.shape[-1]), k, v.dtype),
+            zeros((*lead, slots, 1), k, count),
+            zeros((*lead, slots, 1), k, xp.bool),
+            zeros((*lead, 1, 1), k, count),
+        )
+    return Carry(sums, log_scale, log_decay, bad, near)
 
 
 def add_decay(total: Wide | None, log_decay: Array | None) -> Wide | None:

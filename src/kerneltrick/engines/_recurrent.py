@@ -22,10 +22,13 @@ from kerneltrick.engines._problem import (
     prepare_queries,
     safe,
 )
+from kerneltrick.engines._sweep import sweep
 
 
 def recurrent(plan: Plan, data: Data) -> Result:
     """U ← a ⊙ U + φ(k)vᵀ, Z ← a ⊙ Z + φ(k), o = φ(q)ᵀU / φ(q)ᵀZ, one token at a time."""
+    if not plan.all_far:
+        return sweep(plan, data, 1)
     heads = data.k.shape[-3]
 
     def write(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Carry:

@@ -80,6 +80,14 @@ class FeatureMap:
         """What φ(q)·φ(k) can be: a map that is "any" can make the normaliser cancel."""
         return "any"
 
+    @property
+    def relative(self) -> bool:
+        """Beside exact weights: whether φ(q)·φ(k) counts in units of the largest of them.
+
+        Otherwise it stands for e^{s·q·k} itself, or for something of its size.
+        """
+        return not self.approximates_softmax
+
     def dim(self, d: int) -> int:
         """m, the number of features of a d-dimensional input."""
         return d

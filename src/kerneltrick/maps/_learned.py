@@ -33,6 +33,10 @@ class Hedgehog(FeatureMap):
     def sign(self) -> Sign:
         return "positive"
 
+    @property
+    def relative(self) -> bool:
+        return self.activation == "softmax"  # its features sum to 1, whatever the size of x
+
     def dim(self, d: int) -> int:
         return 2 * (d if self.weight is None else int(self.weight.shape[-1]))
 

@@ -17,6 +17,7 @@ from kerneltrick.maps._elementwise import Elu, Exp, Identity, Relu, Relu2, Squar
 from kerneltrick.maps._favor import Favor
 from kerneltrick.maps._learned import T2R, Hedgehog
 from kerneltrick.maps._polynomial import Poly, Taylor
+from kerneltrick.maps._softmax import Softmax
 
 MapLike = str | FeatureMap | Callable[[Array], Array]
 
@@ -35,6 +36,7 @@ _REGISTRY: dict[str, type[FeatureMap]] = {
         Taylor,
         Hedgehog,
         T2R,
+        Softmax,
     )
 }
 
@@ -68,6 +70,10 @@ def get(feature_map: MapLike) -> FeatureMap:
 
 @functools.lru_cache(maxsize=256)  # one object per text, so that compiled code is found again
 def _parse(text: str) -> FeatureMap:
+    if "@" in text:
+        raise ValueError(
+            f"{text!r} is attention with a window; the map alone is {text.partition('@')[0]!r}"
+        )
     name, given = _text.split("feature map", text)
     if name not in _REGISTRY:
         raise ValueError(f"unknown feature map {name!r}; {_text.nearest(name, _REGISTRY)}")

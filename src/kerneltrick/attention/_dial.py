@@ -1,0 +1,194 @@
+"""The dial between linear and softmax attention: a map, the window beside it, and their units."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from kerneltrick import _text, maps
+from kerneltrick._arrays import (
+    Array,
+    as_numpy,
+    astype,
+    compute_dtype,
+    constant,
+    is_array,
+    is_concrete,
+    is_floating,
+    namespace,
+)
+from kerneltrick.attention._arguments import Inputs, check_count
+from kerneltrick.engines import UNBOUNDED
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Far:
+    """A far key weighs e^gain · φ(q)·φ(k), if `relative` times the largest near weight of its row.
+
+    A near key has e^{s·q·k}. `gain` is a number, or an array (H_q,) with one for each query head,
+    which gradients reach. `relative` suits maps whose features carry no magnitude; None asks the
+    map, which knows its units.
+
+    >>> import numpy as np, kerneltrick as kt
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 100, 16))
+    >>> far = kt.Far(gain=np.array([-1.0, 0.5]), relative=True)
+    >>> kt.linear_attention(q, k, v, "elu", causal=True, window=16, sinks=1, far=far).shape
+    (2, 100, 16)
+    """
+
+    gain: Any = 0.0
+    relative: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.relative not in (None, True, False):
+            raise TypeError(f"Far needs relative to be True, False or None, not {self.relative!r}")
+        if not (_is_number(self.gain) or is_array(self.gain)):
+            raise TypeError(
+                f"Far needs gain to be a number or an array with one for each query head, not "
+                f"{type(self.gain).__name__}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dial:
+    """A map, and the window and sinks that are exact beside it.
+
+    As text: that of the map, `@`, then what differs from linear attention. Understood wherever
+    attention takes a map; `Dial.get` reads it, `str` writes it.
+
+    >>> dial = Dial.get("hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative")
+    >>> dial.window, dial.sinks, dial.far.gain, dial.far.relative
+    (16, 1, -4.0, True)
+    >>> str(dial)
+    'hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative'
+    """
+
+    feature_map: maps.FeatureMap
+    window: int = 0
+    sinks: int = 0
+    far: Far | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("window", "sinks"):
+            object.__setattr__(self, name, check_count("Dial", name, getattr(self, name)))
+        if self.far is not None and not isinstance(self.far, Far):
+            object.__setattr__(self, "far", Far(self.far))
+        if self.far is not None and not (self.window or self.sinks):
+            raise ValueError("gain and units are those of far weights: give window or sinks too")
+
+    @staticmethod
+    def get(setting: maps.MapLike | Dial) -> Dial:
+        """The dial for a text, a map or a function x → φ(x), or a dial itself."""
+        if isinstance(setting, Dial):
+            return setting
+        if isinstance(setting, str):
+            return _read(setting)
+        return Dial(maps.get(setting))
+
+    def __str__(self) -> str:
+        text = dial_text(str(self.feature_map), self.window, self.sinks)
+        if self.far is not None:
+            if not _is_number(self.far.gain):
+                text += ",gain=" + maps.digest(self.far.gain)
+            elif self.far.gain:
+                text += f",gain={self.far.gain:g}"
+            if self.far.relative is not None:
+                text += ",relative" if self.far.relative else ",absolute"
+        return text
+
+
+@functools.lru_cache(maxsize=256)
+def _read(text: str) -> Dial:
+    name, at, tail = text.partition("@")
+    if not at:
+        return Dial(maps.get(text))
+    units = [word.strip() for word in tail.split(",")]
+    found = [word for word in units if word in ("relative", "absolute")]
+    if len(found) > 1:
+        raise ValueError(f"{text!r} gives the units of far weights twice")
+    pairs = ",".join(word for word in units if word not in found)
+    _, given = _text.split("dial", "@:" + pairs)
+    known = {"window": int, "sinks": int, "gain": float}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(
+                f"{text!r}: after @ there can be window, sinks, gain, relative and absolute; "
+                f"{_text.nearest(key, known)}"
+            )
+        try:
+            values[key] = known[key](value)
+        except ValueError:
+            expected = "a number" if key == "gain" else "a whole number"
+            raise ValueError(f"{text!r} needs {key} to be {expected}, not {value!r}") from None
+    gain = values.pop("gain", None)
+    far = None
+    if found or gain is not None:
+        far = Far(0.0 if gain is None else gain, (found[0] == "relative") if found else None)
+    return Dial(maps.get(name), far=far, **values)
+
+
+def dial_text(map_text: str, window: int, sinks: int) -> str:
+    parts = [f"{name}={n}" for name, n in (("window", window), ("sinks", sinks)) if n]
+    return map_text + ("@" + ",".join(parts) if parts else "")
+
+
+def combined(
+    who: str, setting: maps.MapLike | Dial, window: Any, sinks: Any, far: Any = None
+) -> tuple[maps.FeatureMap, Any, Any, Any]:
+    """Map, window, sinks and far of a call: by keyword, or in the dial, but not twice."""
+    if not isinstance(setting, Dial) and not (isinstance(setting, str) and "@" in setting):
+        return maps.get(setting), window, sinks, far
+    dial = Dial.get(setting)
+    given = {"window": window or None, "sinks": sinks or None, "far": far}
+    for name, value in given.items():
+        own = getattr(dial, name)
+        if own and value is not None:
+            raise ValueError(f"{who} got {name} twice: in {str(dial)!r} and as a keyword")
+    return dial.feature_map, dial.window or window, dial.sinks or sinks, dial.far or far
+
+
+def check_window(
+    who: str, feature_map: maps.FeatureMap, window: Any, sinks: Any
+) -> tuple[int, int]:
+    """Window and sinks as given; the map without features is exact for all tokens by itself."""
+    window = min(check_count(who, "window", window), UNBOUNDED)
+    sinks = check_count(who, "sinks", sinks)
+    if isinstance(feature_map, maps.Softmax) and not (window or sinks):
+        return UNBOUNDED, 0
+    return window, sinks
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
+
+
+def check_far(far: Any, feature_map: maps.FeatureMap, inputs: Inputs) -> tuple[Array, bool]:
+    """Far as given, as gains (H_q, 1, 1) and whether they are relative."""
+    if far is None or _is_number(far) or is_array(far):
+        far = Far() if far is None else Far(far)
+    if not isinstance(far, Far):
+        raise TypeError(
+            f"far must be a number, an array with one for each query head or kerneltrick.Far, not "
+            f"{type(far).__name__}"
+        )
+    relative = feature_map.relative if far.relative is None else far.relative
+    heads, gain = inputs.q.shape[-3], far.gain
+    if _is_number(gain):
+        gain = constant(np.asarray(float(gain)), inputs.q, compute_dtype(inputs.q))
+    namespace(q=inputs.q, gain=gain)
+    if not is_floating(gain):
+        raise TypeError(f"far needs a floating-point gain, not {gain.dtype}")
+    if tuple(gain.shape) not in ((), (heads,)):
+        raise ValueError(
+            f"far needs one gain, or one for each of the {heads} query heads, not an array "
+            f"{tuple(gain.shape)}"
+        )
+    if is_concrete(gain) and not np.isfinite(as_numpy(gain)).all():
+        raise ValueError("far needs a finite gain: its exponential multiplies far weights")
+    xp = inputs.xp
+    gain = xp.broadcast_to(astype(gain, compute_dtype(inputs.q)), (heads,))
+    return xp.reshape(gain, (heads, 1, 1)), bool(relative)

@@ -1,0 +1,223 @@
+"""Near and far a block of tokens at a time: what `chunked` and `recurrent` do beside a window.
+
+A block sees the tokens that are still near as they are and all earlier ones in the sums. Full
+attention goes through the tokens backwards for what lies ahead of each query, then forwards for
+what lies behind; what is ahead is never the total minus the rest, which would cancel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kerneltrick._arrays import (
+    Array,
+    astype,
+    constant,
+    index_dtype,
+    library,
+    scan,
+    space,
+    stop_gradient,
+    zeros,
+)
+from kerneltrick.engines._dense import Parts, View, dense, dense_parts
+from kerneltrick.engines._near import after, resized, units
+from kerneltrick.engines._problem import (
+    Carry,
+    Data,
+    Plan,
+    Queries,
+    Result,
+    both,
+    either,
+    empty_carry,
+    finish,
+    safe,
+)
+
+
+class Mixed(NamedTuple):
+    """Near and far sums (..., H, g, n, M + 1) apart, each relative to its own reference."""
+
+    near: Array
+    top: Array  # (..., H, g, n, 1)
+    far: Array
+    far_scale: Array | None  # (..., H, 1, n, 1)
+    bad: Array  # (..., H, 1, n, M + 1) bool
+
+
+def sweep(plan: Plan, data: Data, block: int) -> Result:
+    """Outputs and state, `block` tokens at a time."""
+    return _causal(plan, data, block) if plan.causal else _full(plan, data, block)
+
+
+def _causal(plan: Plan, data: Data, block: int) -> Result:
+    carry, slots = _fixed(plan, data)
+
+    def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
+        q, k, v, mask, restart, q_positions, k_positions = blocks
+        part = Data(
+            q, k, v, both(mask, valid), None, None, restart, q_positions, k_positions,
+            data.start + first, carry, data.gain,
+        )  # fmt: skip
+        output, zero, carry = dense(plan, part)
+        return _fitted(plan, carry, slots), (output, zero)
+
+    streams = (
+        data.q, data.k, data.v, data.mask, data.restart, data.q_positions, data.k_positions,
+    )  # fmt: skip
+    length, offset = data.k.shape[-2], plan.offset % block
+    carry, (output, zero) = scan(body, carry, streams, length=length, block=block, offset=offset)
+    return Result(output, zero, _cut(plan, carry, data))
+
+
+def _full(plan: Plan, data: Data, block: int) -> Result:
+    xp, gain = space(data.q), data.gain
+    assert gain is not None
+    n_q = data.q.shape[-2]
+    data = _one_length(data)
+    carry, slots = _fixed(plan, data)
+    length = data.k.shape[-2]
+
+    def flipped(x: Array | None) -> Array | None:
+        return None if x is None else xp.flip(x, axis=-2)
+
+    def see(
+        carry: Carry, blocks: Any, valid: Array | None, view: View
+    ) -> tuple[Mixed, Queries, Data]:
+        q, k, v, mask, query_mask, q_positions, k_positions = blocks
+        part = Data(
+            q, k, v, both(mask, valid), both(query_mask, valid), None, None, q_positions,
+            k_positions, 0, carry, gain,
+        )  # fmt: skip
+        parts = dense_parts(plan, part, np.arange(block), view)
+        return _mixed(parts), parts.queries, part
+
+    def backwards(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
+        mixed, _, part = see(carry, blocks, valid, "ahead")
+        return _fitted(plan, after(plan, part, ahead=True), slots_ahead), mixed
+
+    def forwards(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
+        mixed, queries, part = see(carry, blocks[:7], valid, "past")
+        mixed = _joined(mixed, Mixed._make(blocks[7:]))
+        unit = units(plan, gain, mixed.top, mixed.far_scale, queries.log_scale, mixed.far)
+        total = mixed.near * unit.near + mixed.far * unit.far
+        queries = queries._replace(log_scale=None)
+        made = finish(plan, total, unit.reference, queries, mixed.bad, part.v.dtype)
+        return _fitted(plan, after(plan, part), slots), made
+
+    streams = (
+        data.q, data.k, data.v, data.mask, data.query_mask, data.q_positions, data.k_positions,
+    )  # fmt: skip
+    empty = empty_carry(plan, data.k, data.v)
+    assert empty.near is not None
+    assert carry.near is not None
+    kept = length
+    if data.mask is not None:
+        kept = xp.sum(astype(data.mask, index_dtype(data.k)), axis=-2, keepdims=True)
+    count = carry.near.count + kept
+    held = empty.near._replace(
+        positions=astype(empty.near.positions, carry.near.positions.dtype), count=count
+    )
+    empty = empty._replace(near=held)
+    slots_ahead = None if slots is None else min(plan.window, length)
+    _, behind = scan(
+        backwards, _fitted(plan, empty, slots_ahead), tuple(flipped(x) for x in streams),
+        length=length, block=block,
+    )  # fmt: skip
+    ahead = tuple(flipped(x) for x in behind)
+    carry, (output, zero) = scan(forwards, carry, (*streams, *ahead), length=length, block=block)
+    output, zero = (None if x is None else x[..., :n_q, :] for x in (output, zero))
+    return Result(output, zero, _cut(plan, carry, data))
+
+
+def _mixed(parts: Parts) -> Mixed:
+    xp = space(parts.far)
+    values = xp.expand_dims(parts.keys.values, axis=-3)
+    assert parts.near is not None
+    assert parts.top is not None
+    bad = parts.bad
+    if bad is None:
+        shape = (*values.shape[:-2], parts.far.shape[-2], values.shape[-1])
+        bad = zeros(shape, values, xp.bool)
+    far = parts.far @ values + parts.state
+    return Mixed(parts.near @ values, parts.top, far, parts.far_scale, bad)
+
+
+def _joined(a: Mixed, b: Mixed) -> Mixed:
+    """The sums of two sets of keys, relative to the larger reference of the two."""
+    xp = space(a.near)
+
+    def add(x: Array, x_log: Array, y: Array, y_log: Array) -> tuple[Array, Array]:
+        largest = xp.where(x_log >= y_log, x_log, y_log)
+        low = safe(stop_gradient(largest), xp)
+        left, right = (astype(xp.exp(stop_gradient(log) - low), x.dtype) for log in (x_log, y_log))
+        return x * left + y * right, largest
+
+    near, top = add(a.near, a.top, b.near, b.top)
+    if a.far_scale is None or b.far_scale is None:
+        far, far_scale = a.far + b.far, None
+    else:
+        far, far_scale = add(a.far, a.far_scale, b.far, b.far_scale)
+    bad = either(a.bad, b.bad)
+    assert bad is not None
+    return Mixed(near, top, far, far_scale, bad)
+
+
+def _one_length(data: Data) -> Data:
+    """As many queries as keys, by masked ones at the end, with their positions written out."""
+    xp = space(data.q)
+    n, n_q = data.k.shape[-2], data.q.shape[-2]
+    length = max(n, n_q)
+
+    def grown(x: Array | None, size: int) -> Array | None:
+        if x is None or size == length:
+            return x
+        return xp.concat(
+            [x, zeros((*x.shape[:-2], length - size, x.shape[-1]), x, x.dtype)], axis=-2
+        )
+
+    def mask(x: Array | None, size: int) -> Array | None:
+        if x is None and size < length:
+            shape = (*(1,) * (data.q.ndim - 2), length, 1)
+            return constant((np.arange(length) < size).reshape(shape), data.q, xp.bool)
+        return grown(x, size)
+
+    shape = (*(1,) * (data.q.ndim - 2), length, 1)
+    counted = constant(np.arange(length).reshape(shape), data.q, index_dtype(data.q)) + data.start
+    return data._replace(
+        q=grown(data.q, n_q),
+        k=grown(data.k, n),
+        v=grown(data.v, n),
+        mask=mask(data.mask, n),
+        query_mask=mask(data.query_mask, n_q),
+        q_positions=counted if data.q_positions is None else grown(data.q_positions, n_q),
+        k_positions=counted if data.k_positions is None else grown(data.k_positions, n),
+    )
+
+
+def _fixed(plan: Plan, data: Data) -> tuple[Carry, int | None]:
+    """The carry, in JAX with room for all that will be near: its loop has arrays of one shape."""
+    slots = _slots(plan, data) if library(data.k) == "jax" else None
+    return _fitted(plan, data.carry, slots), slots
+
+
+def _fitted(plan: Plan, carry: Carry, slots: int | None) -> Carry:
+    if slots is None:
+        return carry
+    assert carry.near is not None
+    return carry._replace(near=resized(plan, carry.near, slots))
+
+
+def _slots(plan: Plan, data: Data) -> int:
+    """How many tokens of the window the state after a call holds at most."""
+    assert data.carry.near is not None
+    held = int(data.carry.near.k.shape[-2]) - plan.sinks
+    return max(min(plan.window - 1, held + int(data.k.shape[-2])), 0)
+
+
+def _cut(plan: Plan, carry: Carry, data: Data) -> Carry:
+    """The carry without the slots that stand for the padding of blocks."""
+    return _fitted(plan, carry, _slots(plan, data))
