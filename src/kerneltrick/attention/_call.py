@@ -263,7 +263,8 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
     def one(x: Array | None) -> Array | None:
         if x is None:
             return None
-        return zeros((*x.shape[:-2], 1, x.shape[-1]), x, x.dtype)
+        # Joined to what is empty, so that the result is a function of it to gradients.
+        return xp.concat([x, zeros((*x.shape[:-2], 1, x.shape[-1]), x, x.dtype)], axis=-2)
 
     hidden = zeros((*(1,) * (data.k.ndim - 2), 1, 1), data.k, xp.bool)
     if no_keys:

@@ -117,7 +117,7 @@ class Decoder:
         self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
         self._fingerprint = call.fingerprint
-        self._near = carry.near
+        self._near, self._plan = carry.near, call.plan
         self._steps = decoder(
             call.plan, call.data, self.dtype, self._sums, self._scales, self._total, bad
         )
@@ -217,7 +217,7 @@ class Decoder:
         scales = None if self._scales is None else self._scales.copy()
         bad = self._bad.astype(bool) if self._bad.any() else None
         carry = Carry(Wide(self._sums.copy(), None), scales, total, bad, self._near)
-        return state_of(carry, self._start, self._stop, self._fingerprint, False)
+        return state_of(carry, self._start, self._stop, self._fingerprint, self._plan, False)
 
     @property
     def nbytes(self) -> int:

@@ -268,4 +268,6 @@ def _check_rows(rows: Any, n_q: int) -> np.ndarray[Any, Any]:
 def _state_after(call: Call, carry: Carry, before: State | None) -> State:
     start = 0 if before is None else before.start
     stop = (0 if before is None else before.stop) + call.inputs.k.shape[-2]
-    return state_of(carry, start, stop, call.fingerprint, call.inputs.headless)
+    if call.padded[1]:  # the masked token that stood in for none is not to take a slot
+        carry = carry._replace(near=call.data.carry.near)
+    return state_of(carry, start, stop, call.fingerprint, call.plan, call.inputs.headless)

@@ -15,8 +15,10 @@ from kerneltrick._arrays import (
     Array,
     Wide,
     as_numpy,
+    astype,
     clean_blocks_only,
     constant,
+    index_dtype,
     library,
     namespace,
     register_pytree,
@@ -28,7 +30,18 @@ from kerneltrick._arrays import (
 from kerneltrick._files import write
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.attention._dial import Dial, check_window, combined, dial_text
-from kerneltrick.engines import UNBOUNDED, Carry, Near, Plan, empty_carry
+from kerneltrick.engines import (
+    UNBOUNDED,
+    Carry,
+    Near,
+    Plan,
+    Tokens,
+    empty_carry,
+    fold,
+    joined,
+    near_ranks,
+    settle,
+)
 
 FORMAT = "kerneltrick.State/1"
 LONGEST = 2**60  # tokens: int64 holds the position of each, and room to add to it
@@ -57,6 +70,8 @@ class State:
     stop: Any
     fingerprint: str  # the map, its window and scale and the shapes
     near: Near | None = None  # the tokens that are still near; None without window and sinks
+    window: int = 0
+    sinks: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.sums.hi, np.ndarray):
@@ -64,7 +79,7 @@ class State:
                 x.flags.writeable = False  # a value: nobody else holds these arrays
         if library(self.sums.hi) == "jax":
             fields = ("sums", "scale_log", "decay_log", "start", "stop", "near")
-            register_pytree(State, fields, ("fingerprint",))
+            register_pytree(State, fields, ("fingerprint", "window", "sinks"))
 
     @property
     def U(self) -> Array:
@@ -80,14 +95,16 @@ class State:
     def log_scale(self) -> Array:
         """What U and Z are relative to, (..., H); 0 for maps without a log-scale."""
         if self.scale_log is None:
-            return space(self.sums.hi).zeros_like(self.sums.hi[..., 0, 0])
+            xp = space(self.sums.hi)
+            return xp.zeros_like(xp.sum(self.sums.hi[..., 0], axis=-1))
         return self.scale_log[..., 0, 0]
 
     @property
     def log_decay(self) -> Array:
         """Σ log-decay from start to stop, (..., H, 1 or m); −inf if the state restarted between."""
         if self.decay_log is None:
-            return space(self.sums.hi).zeros_like(self.sums.hi[..., 0, :1])
+            xp = space(self.sums.hi)
+            return xp.zeros_like(xp.sum(self.sums.hi[..., :1], axis=-2))
         return wide_narrow(self.decay_log, self.decay_log.hi.dtype)[..., 0, :]
 
     @property
@@ -140,12 +157,20 @@ class State:
         slots = 0 if window == UNBOUNDED else max(window - 1, 0)
         carry = empty_carry(plan, inputs.k, inputs.v, decay_width, slots)
         print_ = fingerprint(plan, d, carry)
-        return state_of(carry, start, start, print_, inputs.headless)
+        return state_of(carry, start, start, print_, plan, inputs.headless)
 
-    def merge(self, right: State) -> State:
+    def merge(
+        self,
+        right: State,
+        feature_map: maps.MapLike | Dial | None = None,
+        *,
+        scale: float | None = None,
+    ) -> State:
         """The state after both stretches: `right` must start where this one stops.
 
-        exp(right.log_decay) ⊙ U + right.U, so halves of a sequence can be summed apart.
+        exp(right.log_decay) ⊙ U + right.U, so halves of a sequence can be summed apart. Beside a
+        window, tokens that are near at the end of a half and no longer at the end of the whole go
+        into the sums, by the `feature_map` and `scale` that both were made with.
         """
         if not isinstance(right, State):
             raise TypeError(f"merge needs a State, not {type(right).__name__}")
@@ -182,7 +207,31 @@ class State:
             decay_log = right.decay_log
             if self.decay_log is not None:
                 decay_log = wide_add(self.decay_log, decay_log.hi)
-        return State(sums, log_scale, decay_log, self.start, right.stop, self.fingerprint)
+        carry = Carry(sums, log_scale, decay_log, None)
+        plan = Plan(maps.Identity(), 1.0, True, True, math.nan, 1, 0)
+        if self.near is not None:
+            plan = self._plan(feature_map, scale)
+            carry = _with_near(plan, self, right, carry)
+        return state_of(carry, self.start, right.stop, self.fingerprint, plan, headless=False)
+
+    def _plan(self, feature_map: maps.MapLike | Dial | None, scale: float | None) -> Plan:
+        """What folds near tokens into the sums: the map that they were made with."""
+        assert self.near is not None
+        if feature_map is None and self.sums.hi.shape[-2]:
+            raise ValueError(
+                "merge of states with a window needs the feature map, for the tokens that are no "
+                f"longer near: left.merge(right, feature_map), with that of {self.fingerprint}"
+            )
+        chosen = maps.Softmax() if feature_map is None else Dial.get(feature_map).feature_map
+        if isinstance(chosen, maps.Custom) and self.sums.hi.ndim == 2:
+            chosen = maps.Custom(chosen.function, flat=True)
+        d = int(self.near.k.shape[-1])
+        scale = chosen.default_scale(d) if scale is None else check_scale("merge", scale)
+        plan = Plan(chosen, scale, True, True, math.nan, 1, 0, window=self.window, sinks=self.sinks)
+        print_ = fingerprint(plan, d, Carry(self.sums, None, None, None))
+        if print_ != self.fingerprint:
+            raise ValueError(f"the states are of {self.fingerprint}, but the map given is {print_}")
+        return plan
 
     def to(self, like: Array) -> State:
         """The same state as arrays of the library and on the device of `like`."""
@@ -206,7 +255,21 @@ class State:
             gap = np.where(finite, exact, 0.0) - np.where(finite, as_numpy(scale), 0.0)
             values = values * np.exp(gap)
         decay = None if self.decay_log is None else move(self.decay_log.numpy())
-        return State(move(values), scale, decay, self.start, self.stop, self.fingerprint)
+        near = None
+        if self.near is not None:
+            k, v, positions, keep, count = (as_numpy(x) for x in self.near)
+            whole = index_dtype(like)
+            kind = probe.hi.dtype if positions.dtype.kind == "f" else whole
+            near = Near(
+                constant(k, like, _nearest_dtype(k, like)),
+                constant(v, like, _nearest_dtype(v, like)),
+                constant(positions, like, kind),
+                constant(keep, like, xp.bool),
+                constant(count, like, whole),
+            )
+        return dataclasses.replace(
+            self, sums=move(values), scale_log=scale, decay_log=decay, near=near
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
@@ -218,11 +281,15 @@ class State:
             tensors["log_scale"] = as_numpy(self.scale_log)
         if self.decay_log is not None:
             tensors["log_decay"] = self.decay_log.numpy()
+        if self.near is not None:
+            tensors |= {f"near_{name}": as_numpy(x) for name, x in self.near._asdict().items()}
         metadata = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "start": str(int(self.start)),
             "stop": str(int(self.stop)),
+            "window": str(self.window),
+            "sinks": str(self.sinks),
         }
         tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
         write(path, safetensors.numpy.save(tensors, metadata))
@@ -256,7 +323,12 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
         U, Z = tensors["U"], tensors["Z"]
     except (KeyError, ValueError) as error:
         raise fail(f"missing or malformed entry {error}") from None
-    unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay"}
+    try:
+        window, sinks = (int(metadata.get(name, "0")) for name in ("window", "sinks"))
+    except ValueError as error:
+        raise fail(f"malformed window or sinks: {error}") from None
+    names = [f"near_{name}" for name in Near._fields] if window or sinks else []
+    unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay", *names}
     if unknown:
         raise fail(f"unexpected tensors {sorted(unknown)}")
     if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
@@ -274,9 +346,83 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
     lost = np.isnan(Z).any(axis=-1, keepdims=True) & ~np.isnan(U).any(axis=-2)
     if lost.any():
         raise fail("Z is NaN where U is a number")
+    near = None
+    if names:
+        near = Near._make([tensors.get(name) for name in names])
+        problem = _wrong_near(near, U, window, sinks)
+        if problem:
+            raise fail(problem)
     sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
     decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
-    return State(sums, scale, decay_log, start, stop, print_)
+    return State(sums, scale, decay_log, start, stop, print_, near, window, sinks)
+
+
+def _wrong_near(near: Near, U: Any, window: int, sinks: int) -> str:
+    """What is wrong with the near tokens of a file; nothing if they can be used."""
+    if any(x is None for x in near):
+        return "it has a window or sinks, but not all of their tokens"
+    k, v, positions, keep, count = near
+    lead, slots = U.shape[:-2], k.shape[-2] if k.ndim >= 2 else 0
+    shapes = {
+        "k": (k, (*lead, slots, k.shape[-1] if k.ndim else 0), "f"),
+        "v": (v, (*lead, slots, U.shape[-1]), "f"),
+        "positions": (positions, (*lead, slots, 1), "if"),
+        "keep": (keep, (*lead, slots, 1), "b"),
+        "count": (count, (*lead, 1, 1), "i"),
+    }
+    for name, (x, shape, kinds) in shapes.items():
+        if x.shape != shape or x.dtype.kind not in kinds:
+            return f"near_{name} is {x.dtype} {x.shape}"
+    if not 0 <= sinks <= slots <= sinks + max(window - 1, 0):
+        return f"it has {slots} near tokens with window={window} and sinks={sinks}"
+    if (count < 0).any() or (count >= LONGEST).any():
+        return f"it counts {count.min()} tokens"
+    return ""
+
+
+def _nearest_dtype(x: Any, like: Array) -> Any:
+    """The dtype of NumPy's x in the library of `like`, or the widest it has."""
+    xp = space(like)
+    if x.dtype == np.float64:
+        return wide(constant(np.zeros(1), like, xp.float32)).hi.dtype
+    return getattr(xp, str(x.dtype), xp.float32)
+
+
+def _with_near(plan: Plan, left: State, right: State, carry: Carry) -> Carry:
+    """The carry of merged sums with the near tokens of both: those that are still near."""
+    if left.near is None or right.near is None:
+        raise ValueError("merge needs both states with their near tokens")
+    xp = space(left.near.k)
+    headless = carry.sums.hi.ndim == 2
+
+    def lift(x: Array) -> Array:
+        return x[None, ...] if headless else x
+
+    first, second = (Near._make([lift(x) for x in near]) for near in (left.near, right.near))
+    base, held = first.count, first.keep
+    if carry.log_decay is not None and right.decay_log is not None:
+        restarted = lift(right.decay_log.hi) == -math.inf  # decays are refused beside a window
+        base = xp.where(restarted, xp.zeros_like(base), base)
+        held = held & ~restarted
+    tokens = joined(Tokens(*first[:3], keep=held), Tokens(*second[:4]))
+    own = near_ranks(plan, second) + base
+    rank = xp.concat([near_ranks(plan, first), own], axis=-2)
+    slots = tokens.k.shape[-2] - 2 * plan.sinks
+    room = max(min(plan.window - 1, slots), 0)
+    near, leaving = settle(plan, tokens, rank, base + second.count, room, mixed=True)
+    sums = Wide(*(None if x is None else lift(x) for x in carry.sums))
+    log_scale = None if carry.log_scale is None else lift(carry.log_scale)
+    made = fold(plan, Carry(sums, log_scale, None, None, near), leaving)
+    if not headless:
+        return made._replace(log_decay=carry.log_decay)
+
+    def strip(x: Array | None) -> Array | None:
+        return None if x is None else x[0, ...]
+
+    return Carry(
+        Wide(strip(made.sums.hi), strip(made.sums.lo)), strip(made.log_scale), carry.log_decay,
+        strip(made.bad), Near._make([strip(x) for x in near]),
+    )  # fmt: skip
 
 
 def fingerprint(plan: Plan, d: int, carry: Carry) -> str:
@@ -285,7 +431,7 @@ def fingerprint(plan: Plan, d: int, carry: Carry) -> str:
     return f"{text} (scale {plan.scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
 
 
-def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -> State:
+def state_of(carry: Carry, start: Any, stop: Any, print_: str, plan: Plan, headless: bool) -> State:
     """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
     xp = space(carry.sums.hi)
     hi, lo = carry.sums
@@ -302,7 +448,9 @@ def state_of(carry: Carry, start: Any, stop: Any, print_: str, headless: bool) -
     if near is not None:
         near = Near._make([strip(x) for x in near])
     sums = Wide(strip(hi), strip(lo))
-    return State(sums, strip(carry.log_scale), decay, start, stop, print_, near)
+    return State(
+        sums, strip(carry.log_scale), decay, start, stop, print_, near, plan.window, plan.sinks
+    )
 
 
 def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carry:
@@ -350,7 +498,16 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
         log_decay = Wide(*parts)
     near = state.near
     if near is not None:
+        assert expected.near is not None
         near = Near._make([lift(x) for x in near])
+        wanted = expected.near
+        for name, own, other in (("keys", near.k, wanted.k), ("values", near.v, wanted.v)):
+            if own.shape[:-2] != other.shape[:-2] or own.shape[-1] != other.shape[-1]:
+                raise ValueError(
+                    f"the state has {name} {tuple(own.shape)} in its window, but these inputs need "
+                    f"{(*other.shape[:-2], own.shape[-2], other.shape[-1])}"
+                )
+        near = near._replace(k=astype(near.k, wanted.k.dtype), v=astype(near.v, wanted.v.dtype))
     return Carry(sums, log_scale, log_decay, bad, near)
 
 

@@ -8,6 +8,7 @@ from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._native import core, decoder, native, supports
+from kerneltrick.engines._near import Tokens, fold, joined, near_ranks, settle
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -32,6 +33,7 @@ __all__ = [
     "Near",
     "Plan",
     "Result",
+    "Tokens",
     "chunked",
     "core",
     "decoder",
@@ -39,9 +41,13 @@ __all__ = [
     "dense_rows",
     "empty_carry",
     "finish",
+    "fold",
+    "joined",
     "native",
+    "near_ranks",
     "recurrent",
     "set_num_threads",
+    "settle",
     "show_config",
     "supports",
     "times",

@@ -21,7 +21,6 @@ from kerneltrick._arrays import (
 )
 from kerneltrick.engines._near import after, extended, is_near, near_weights, ranks, units
 from kerneltrick.engines._problem import (
-    UNBOUNDED,
     Carry,
     Data,
     Keys,
@@ -129,8 +128,9 @@ def dense_parts(plan: Plan, data: Data, rows: np.ndarray[Any, Any], view: View) 
     close = None
     if not plan.all_far:
         query_rank, key_rank = ranks(plan, data, view == "ahead")
-        if plan.window not in (0, UNBOUNDED):  # else there may be other queries than keys
-            query_rank = xp.take(query_rank, pick, axis=-2)
+        # Another number of queries than keys: no window, or one that is longer than everything.
+        aligned = n_q == data.k.shape[-2]
+        query_rank = xp.take(query_rank, pick, axis=-2) if aligned else None
         close = is_near(plan, query_rank, key_rank)
     sight = _look(seen, keys, rows, view, carried, close)
     low = xp.zeros_like(sight.entry[..., :1])

@@ -73,7 +73,7 @@ def _plain(data: Data) -> Data:
     carry = Carry._make(
         [Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in data.carry]
     )
-    return Data._make([*map(to_numpy, data[:9]), data.start, carry])
+    return Data._make([*map(to_numpy, data[:9]), data.start, carry, None])
 
 
 def attend(plan: Plan, data: Data, how: _native.Fused, scales: _native.Scales) -> Result:

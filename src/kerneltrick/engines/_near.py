@@ -125,13 +125,16 @@ def running_max(x: Array, xp: Any) -> Array:
     return x
 
 
-def is_near(plan: Plan, query: Array, key: Array) -> Array:
-    """Whether keys of rank (..., n, 1) are near queries of rank (..., r, 1): (..., r, n) bool."""
+def is_near(plan: Plan, query: Array | None, key: Array) -> Array:
+    """Whether keys of rank (..., n, 1) are near queries of rank (..., r, 1): (..., r or 1, n) bool.
+
+    Queries without ranks are within the window of every key, if there is one.
+    """
     xp = space(key)
+    if plan.window == UNBOUNDED or (plan.window and query is None):
+        return xp.ones_like(key.mT, dtype=xp.bool)
     close = key.mT < plan.sinks
-    if plan.window == UNBOUNDED:
-        close = xp.ones_like(close)
-    elif plan.window:
+    if plan.window and query is not None:
         close = close | (xp.abs(query - key.mT) < plan.window)
     return close
 
