@@ -1,0 +1,416 @@
+"""Near and far: exact weights near by, the map's beyond; the dial from linear to softmax attention.
+
+The truth is the loop over pairs in oracle.py. Every engine must equal it, in outputs and gradients.
+"""
+# ruff: noqa: E501  (one call and its message a line)
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import MAPS, near_far, same_bits
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+ENGINES = ["dense", "recurrent", "chunked"]
+SOME = ["elu", "relu", "exp", "cosformer:horizon=100000", "favor:features=16", "hedgehog"]
+
+
+def inputs(n, seed=0, heads=(4, 2), batch=(), d=4, width=3, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    shapes = ((heads[0], d), (heads[1], d), (heads[1], width))
+    return [rng.standard_normal((*batch, h, n, w)).astype(dtype) for h, w in shapes]
+
+
+def expected(q, k, v, text, **options):
+    """The oracle for every head of q (H·g, n, d), with a gain for each."""
+    feature_map = maps.get(text)
+    root = np.sqrt(feature_map.default_scale(q.shape[-1]))
+    groups = len(q) // len(k)
+    gain = np.broadcast_to(options.pop("gain", 0.0), len(q))
+    rows = []
+    for h in range(len(q)):
+        own_k = k[h // groups]
+        with np.errstate(all="ignore"):
+            phi_q = feature_map.phi(root * q[h], np.arange(q.shape[-2]))
+            phi_k = feature_map.phi(root * own_k, np.arange(k.shape[-2]))
+            rows.append(
+                near_far(q[h], own_k, v[h // groups], phi_q, phi_k, gain=gain[h], **options)
+            )
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", [*MAPS, "softmax"])
+def test_every_map_equals_the_loop_over_pairs(text, engine, causal, relative):
+    n = 23
+    q, k, v = inputs(n)
+    mask = np.random.default_rng(1).random(n) < 0.8
+    gain = np.array([-1.0, 0.5, 0.0, 1.0])
+    options = {"causal": causal, "mask": mask, "window": 5, "sinks": 2, "normalize": False}
+    out = kt.linear_attention(
+        q, k, v, text, far=kt.Far(gain, relative), engine=engine, chunk_size=4, **options
+    )
+    want = expected(q, k, v, text, gain=gain, relative=relative, **options)
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-9)
+
+
+@given(data=st.data())
+def test_engines_equal_the_loop_over_pairs(data):
+    """Windows and sinks around every edge, masks, segments, grouped queries, both units."""
+    engine = data.draw(st.sampled_from(ENGINES))
+    n = data.draw(st.sampled_from([1, 2, 9, 30]))
+    window = data.draw(st.sampled_from([0, 1, 2, 7, n - 1, n, n + 5]))
+    sinks = data.draw(st.sampled_from([0, 1, 4] if window else [1, 4]))
+    text = data.draw(st.sampled_from([*SOME, "softmax"]))
+    causal, relative, normalize = (data.draw(st.booleans()) for _ in range(3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    q, k, v = inputs(
+        n, seed=int(rng.integers(999)), heads=data.draw(st.sampled_from([(2, 2), (4, 2)]))
+    )
+    options = {"causal": causal, "normalize": normalize, "window": window, "sinks": sinks}
+    if data.draw(st.booleans()):
+        options["mask"] = rng.random(n) < 0.7
+    if causal and data.draw(st.booleans()):
+        options["segment_ids"] = np.sort(rng.integers(0, 3, n))
+    if not causal and data.draw(st.booleans()):
+        options["query_mask"] = rng.random(n) < 0.7
+    gain = rng.standard_normal(len(q))
+    out = kt.linear_attention(
+        q, k, v, text, far=kt.Far(gain, relative), engine=engine, on_zero="nan",
+        chunk_size=data.draw(st.sampled_from([1, 4, 64])), **options,
+    )  # fmt: skip
+    want = expected(q, k, v, text, gain=gain, relative=relative, **options)
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("window", [63, 64, 65])
+@pytest.mark.parametrize("engine", ["dense", "chunked"])
+def test_windows_around_the_length_of_a_chunk(engine, window):
+    q, k, v = inputs(150, heads=(1, 1))
+    for causal in (False, True):
+        options = {"causal": causal, "window": window, "sinks": 1}
+        out = kt.linear_attention(q, k, v, "elu", engine=engine, **options)
+        want = expected(q, k, v, "elu", relative=maps.get("elu").relative, **options)
+        np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "identity", "softmax"])
+def test_a_window_as_long_as_the_text_is_softmax_attention(text, engine, causal):
+    q, k, v = inputs(40)
+    softmax = kt.softmax_attention(q, k, v, causal=causal)
+    for window in (40, 45, 10**12):
+        out = kt.linear_attention(q, k, v, text, window=window, causal=causal, engine=engine)
+        np.testing.assert_allclose(out, softmax, rtol=1e-10, atol=1e-12)
+    if text == "softmax":
+        out = kt.linear_attention(q, k, v, text, causal=causal, engine=engine)
+        np.testing.assert_allclose(out, softmax, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "native"])
+@pytest.mark.parametrize("text", MAPS)
+def test_window_0_is_linear_attention_to_the_bit(text, engine):
+    q, k, v = inputs(80, dtype=np.float32)
+    for causal in (False, True):
+        options = {"causal": causal, "engine": engine, "on_zero": "nan"}
+        with_it = kt.linear_attention(q, k, v, text, window=0, sinks=0, far=None, **options)
+        assert same_bits(with_it, kt.linear_attention(q, k, v, text, **options))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_window_alone_is_softmax_attention_under_a_sliding_mask(engine):
+    n, window, sinks = 50, 6, 2
+    q, k, v = inputs(n, heads=(1, 1))
+    i, j = np.arange(n)[:, None], np.arange(n)
+    scores = q[0] @ k[0].T / 2
+    for causal in (False, True):
+        seen = (abs(i - j) < window) | (j < sinks)
+        seen &= (j <= i) | (not causal)
+        weights = np.where(seen, np.exp(scores), 0)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        options = {"causal": causal, "window": window, "sinks": sinks}
+        out = kt.linear_attention(q, k, v, "softmax", engine=engine, **options)
+        np.testing.assert_allclose(out[0], weights @ v[0], rtol=1e-10)
+        shown = kt.attention_weights(q, k, "softmax", **options)
+        np.testing.assert_allclose(shown[0], weights, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalised", "raw"])
+@pytest.mark.parametrize("text", ["elu", "favor:features=8"])
+def test_weights_times_values_are_the_output(text, normalize, relative):
+    q, k, v = inputs(30, heads=(2, 2))
+    for causal in (False, True):
+        options = {"causal": causal, "normalize": normalize, "window": 4, "sinks": 1}
+        options["far"] = kt.Far(-0.5, relative)
+        weights = kt.attention_weights(q, k, text, **options)
+        np.testing.assert_allclose(
+            weights @ v, kt.linear_attention(q, k, v, text, **options), rtol=1e-9, atol=1e-12
+        )
+        rows = kt.attention_weights(q, k, text, rows=[3, 29], **options)
+        np.testing.assert_allclose(rows, weights[:, [3, 29]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("change", [1e4, np.nan, np.inf])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "hedgehog", "softmax"])
+def test_past_is_bit_identical_when_the_future_changes(text, engine, change):
+    q, k, v = inputs(100, heads=(2, 2), dtype=np.float32)
+    options = {"causal": True, "on_zero": "nan", "engine": engine, "window": 9, "sinks": 2}
+    for relative in (False, True):
+        options["far"] = kt.Far(0.0, relative)
+        with np.errstate(all="ignore"):
+            before = kt.linear_attention(q, k, v, text, **options)
+            for cut in (1, 9, 64, 77):
+                future = [x.copy() for x in (q, k, v)]
+                for x in future:
+                    x[:, cut:] *= np.float32(change)
+                after = kt.linear_attention(*future, text, **options)
+                assert same_bits(before[:, :cut], after[:, :cut]), cut
+
+
+@pytest.mark.parametrize("window", [9, 10**6])
+def test_past_is_bit_identical_when_the_sequence_grows(window):
+    q, k, v = inputs(200, heads=(2, 2), dtype=np.float32)
+    options = {"causal": True, "engine": "chunked", "window": window, "sinks": 2}
+    whole = kt.linear_attention(q, k, v, "elu", **options)
+    for n in (1, 63, 64, 65, 130):
+        part = kt.linear_attention(q[:, :n], k[:, :n], v[:, :n], "elu", **options)
+        assert same_bits(part, whole[:, :n]), n
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_padding_changes_nothing(engine):
+    """Masked tokens, whatever they hold, are as though they were not there."""
+    n = 40
+    q, k, v = inputs(n)
+    keep = np.random.default_rng(2).random(n) < 0.6
+    dirty = [x.copy() for x in (q, k, v)]
+    for x in dirty:
+        x[:, ~keep] = np.nan
+    options = {"causal": True, "window": 5, "sinks": 2, "engine": engine, "chunk_size": 8}
+    out = kt.linear_attention(*dirty, "elu", mask=keep, **options)
+    short = kt.linear_attention(*(x[:, keep] for x in (q, k, v)), "elu", **options)
+    np.testing.assert_allclose(out[:, keep], short, rtol=1e-12)
+    assert not out[:, ~keep].any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_segments_are_sequences_of_their_own(engine):
+    """Window and sinks restart with the segment."""
+    q, k, v = inputs(40)
+    ids = np.repeat([3, 1, 4], [7, 20, 13])
+    options = {"causal": True, "window": 3, "sinks": 2, "engine": engine, "chunk_size": 8}
+    out, state = kt.linear_attention(q, k, v, "elu", segment_ids=ids, return_state=True, **options)
+    for first, last in ((0, 7), (7, 27), (27, 40)):
+        own, after = kt.linear_attention(
+            *(x[:, first:last] for x in (q, k, v)), "elu", return_state=True, **options
+        )
+        np.testing.assert_allclose(out[:, first:last], own, rtol=1e-10)
+    np.testing.assert_allclose(state.U, after.U, rtol=1e-10)
+    np.testing.assert_array_equal(state.near.k, after.near.k)
+    np.testing.assert_array_equal(state.near.count, after.near.count)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "softmax"])
+def test_exactly_the_dependent_outputs_become_nan(text, engine):
+    """A map without features forgets what has left the window, its NaN too."""
+    q, k, v = inputs(60, heads=(2, 2))
+    options = {"causal": True, "engine": engine, "window": 7, "chunk_size": 16}
+    clean = kt.linear_attention(q, k, v, text, **options)
+    until = 30 + 7 if text == "softmax" else 60
+    for name, where in (("q", (0, 30, 2)), ("k", (1, 30, 0)), ("v", (0, 30, 1))):
+        dirty = {"q": q.copy(), "k": k.copy(), "v": v.copy()}
+        dirty[name][where] = np.nan
+        out, state = kt.linear_attention(**dirty, feature_map=text, return_state=True, **options)
+        spoiled = np.zeros(out.shape, bool)
+        if name == "q":
+            spoiled[0, 30] = True
+        elif name == "k":
+            spoiled[1, 30:until] = True
+        else:
+            spoiled[0, 30:until, 1] = True
+        np.testing.assert_array_equal(np.isnan(out), spoiled)
+        assert same_bits(out[~spoiled], clean[~spoiled])
+        later = inputs(10, seed=5, heads=(2, 2))
+        after = kt.linear_attention(*later, text, state=state, **options)
+        np.testing.assert_array_equal(
+            np.isnan(after), np.broadcast_to(spoiled[:, -1:], after.shape)
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_nan_in_the_window_of_a_state_spoils_what_follows(engine):
+    q, k, v = inputs(20, heads=(1, 1))
+    k[0, 18] = np.nan
+    options = {"causal": True, "engine": engine, "window": 5, "on_zero": "nan"}
+    _, state = kt.linear_attention(q, k, v, "softmax", return_state=True, **options)
+    later = inputs(10, seed=3, heads=(1, 1))
+    out = kt.linear_attention(*later, "softmax", state=state, **options)
+    np.testing.assert_array_equal(np.isnan(out[0, :, 0]), np.arange(10) < 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_full_attention_takes_any_number_of_queries_where_all_keys_are_near_or_sinks(engine):
+    k, v = inputs(20)[1:]
+    for count in (1, 12, 33):
+        own = inputs(count, seed=4)[0]
+        out = kt.linear_attention(own, k, v, "softmax", engine=engine)
+        np.testing.assert_allclose(out, kt.softmax_attention(own, k, v), rtol=1e-10)
+        out = kt.linear_attention(own, k, v, "elu", window=60, engine=engine)
+        np.testing.assert_allclose(out, kt.softmax_attention(own, k, v), rtol=1e-10)
+        out = kt.linear_attention(own, k, v, "elu", sinks=3, engine=engine, far=kt.Far(0.3, False))
+        want = expected(own, k, v, "elu", sinks=3, gain=0.3)
+        np.testing.assert_allclose(out, want, rtol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_near_weights_survive_where_the_far_ones_are_zero(engine):
+    """ReLU features that are all 0 beside near scores of −600: the window decides, not 0/0."""
+    n = 30
+    q, k = np.full((2, 1, n, 4), 10.0, dtype=np.float32)
+    k[:] = -30
+    v = np.random.default_rng(0).standard_normal((1, n, 3)).astype(np.float32)
+    out = kt.linear_attention(
+        q, k, v, "relu", causal=True, window=4, far=kt.Far(0.0, False), engine=engine
+    )
+    np.testing.assert_allclose(out[0, 20], v[0, 17:21].mean(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 12.0])
+def test_one_reference_keeps_large_and_small_scores_finite(engine, size):
+    q, k, v = (x * size for x in inputs(40, heads=(2, 2)))
+    v /= size
+    for text in ("favor:features=16", "hedgehog:activation=exp", "elu"):
+        for relative in (False, True):
+            options = {"causal": True, "window": 5, "sinks": 1}
+            narrow = [x.astype(np.float32) for x in (q, k, v)]
+            far = kt.Far(0.0, relative)
+            out = kt.linear_attention(*narrow, text, far=far, engine=engine, **options)
+            want = expected(*(x.astype(float) for x in narrow), text, relative=relative, **options)
+            assert out.dtype == np.float32
+            np.testing.assert_allclose(out, want, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_narrow_types_come_back_in_kind(dtype):
+    q, k, v = inputs(70, dtype=dtype)
+    options = {"causal": True, "window": 9, "sinks": 1}
+    out, state = kt.linear_attention(q, k, v, "elu", return_state=True, **options)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    want = kt.linear_attention(*wide, "elu", engine="dense", **options)
+    assert out.dtype == q.dtype
+    assert state.near.k.dtype == q.dtype
+    np.testing.assert_allclose(out, want, atol=5e-3 if dtype == "float16" else 1e-5)
+
+
+def test_units_follow_the_map_unless_given():
+    q, k, v = inputs(30)
+    options = {"causal": True, "window": 3}
+    for text in ("hedgehog", "hedgehog:activation=exp", "favor:features=8", "elu"):
+        relative = maps.get(text).relative
+        given = kt.linear_attention(q, k, v, text, far=kt.Far(0.0, relative), **options)
+        assert same_bits(kt.linear_attention(q, k, v, text, **options), given)
+        other = kt.linear_attention(q, k, v, text, far=kt.Far(0.0, not relative), **options)
+        assert not np.allclose(other, given)
+
+
+class TestDial:
+    def test_text_and_keywords_mean_the_same(self):
+        q, k, v = inputs(30)
+        text = "elu@window=4,sinks=1,gain=-2,relative"
+        keywords = {"window": 4, "sinks": 1, "far": kt.Far(-2.0, relative=True)}
+        for causal in (False, True):
+            want = kt.linear_attention(q, k, v, "elu", causal=causal, **keywords)
+            assert same_bits(kt.linear_attention(q, k, v, text, causal=causal), want)
+            dial = kt.Dial.get(text)
+            assert same_bits(kt.linear_attention(q, k, v, dial, causal=causal), want)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "elu", "elu@window=16", "softmax@window=16,sinks=1", "elu@sinks=4",
+            "hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative",
+            "favor:features=8@window=2,absolute",
+        ],
+    )  # fmt: skip
+    def test_text_form_gives_the_dial_back(self, text):
+        assert str(kt.Dial.get(text)) == text
+
+    def test_softmax_alone_is_exact(self):
+        q, k, v = inputs(30)
+        out = kt.linear_attention(q, k, v, "softmax", causal=True)
+        np.testing.assert_allclose(out, kt.softmax_attention(q, k, v, causal=True), rtol=1e-10)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("elu@widnow=3", "did you mean 'window'"),
+            ("elu@window=3.5", "window to be a whole number, not '3.5'"),
+            ("elu@window=-1", "window to be a whole number ≥ 0"),
+            ("elu@window=3,gain=much", "gain to be a number, not 'much'"),
+            ("elu@window=3,relative,absolute", "twice"),
+            ("elu@gain=1", "give window or sinks"),
+            ("elo@window=3", "did you mean 'elu'"),
+        ],
+    )
+    def test_wrong_texts_are_refused_by_name(self, text, message):
+        with pytest.raises(ValueError, match=message):
+            kt.Dial.get(text)
+
+    def test_a_window_is_not_given_twice(self):
+        q, k, v = inputs(5)
+        with pytest.raises(ValueError, match="window twice"):
+            kt.linear_attention(q, k, v, "elu@window=3", window=3)
+
+    def test_a_map_alone_has_no_window(self):
+        with pytest.raises(ValueError, match="the map alone is 'elu'"):
+            maps.get("elu@window=3")
+
+
+x = np.ones((2, 10, 4))
+BAD_CALLS = {
+    "negative window": ({"window": -1}, ValueError, "window to be a whole number ≥ 0, not -1"),
+    "fractional window": ({"window": 2.5}, ValueError, "window to be a whole number ≥ 0, not 2.5"),
+    "window as truth": ({"window": True}, ValueError, "window to be a whole number"),
+    "negative sinks": ({"sinks": -2}, ValueError, "sinks to be a whole number ≥ 0, not -2"),
+    "fractional sinks": ({"sinks": 0.5}, ValueError, "sinks to be a whole number"),
+    "far without a window": ({"far": 1.0}, ValueError, "without window or sinks every"),
+    "decay beside a window": (
+        {"window": 2, "causal": True, "log_decay": -0.1}, ValueError, "log_decay cannot be combined",
+    ),
+    "gain of a wrong shape": (
+        {"window": 2, "far": np.zeros(3)}, ValueError, r"each of the 2 query heads, not an array \(3,\)",
+    ),
+    "gain that is whole": ({"window": 2, "far": np.zeros(2, int)}, TypeError, "floating-point gain"),
+    "infinite gain": ({"window": 2, "far": np.array([0, np.inf])}, ValueError, "finite gain"),
+    "gain as text": ({"window": 2, "far": "much"}, TypeError, "far must be a number, .* not str"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_calls_say_what_was_expected(case):
+    options, error, message = BAD_CALLS[case]
+    with pytest.raises(error, match=message):
+        kt.linear_attention(x, x, x, "elu", **options)
+    with pytest.raises(error, match=message):
+        kt.attention_weights(x, x, "elu", **options)
+
+
+def test_a_window_needs_queries_beside_keys():
+    with pytest.raises(ValueError, match=r"as many queries as keys, .*5 and 10"):
+        kt.linear_attention(x[:, :5], x, x, "elu", window=4)
+
+
+def test_units_are_checked():
+    with pytest.raises(TypeError, match="relative to be True, False or None"):
+        kt.Far(0.0, "yes")
+    with pytest.raises(TypeError, match="gain to be a number or an array"):
+        kt.Far("much")
