@@ -63,6 +63,7 @@ sanitize: $(VENV)/.backend ## the core's fuzzer under AddressSanitizer, UBSan an
 	cmake -S . -B build/tsan -G Ninja -DKT_SANITIZE=thread
 	cmake --build build/tsan
 	build/tsan/kt_fuzz --threads 8 --cases 2000
+	build/tsan/kt_fuzz --threads 3 --callers 4 --cases 2000
 
 test: $(VENV)/.test ## every test except the long sweeps
 	$(BIN)/python -m pytest -n auto -m "not slow"

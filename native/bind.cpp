@@ -2,12 +2,15 @@
 // engines/_native.py makes and answers for (it holds the arrays while the call runs).
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "blocks.h"
 #include "core.h"
+#include "cost.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -103,9 +106,28 @@ bool interrupted() {  // called on the thread of the Python caller, without the 
     return PyErr_CheckSignals() != 0;
 }
 
-template <class F> void run(F&& work) {
+// PyTorch's setting, which may change at any time; 0 where PyTorch is not loaded.
+int torch_threads() {
+    PyObject* name = PyUnicode_FromString("torch");
+    PyObject* torch = name ? PyImport_GetModule(name) : nullptr;
+    PyObject* count = torch ? PyObject_CallMethod(torch, "get_num_threads", nullptr) : nullptr;
+    const long found = count ? PyLong_AsLong(count) : 0;
+    Py_XDECREF(count);
+    Py_XDECREF(torch);
+    Py_XDECREF(name);
+    if (PyErr_Occurred()) PyErr_Clear();  // it is being imported, or is another's
+    return found > 0 ? int(found) : 0;
+}
+
+int threads() {
+    if (const int count = kt::asked_threads()) return count;
+    if (const int count = torch_threads()) return count;
+    return kt::default_threads();
+}
+
+template <class F> void run(double cost, F&& work) {
     kt::Control control;
-    control.threads = kt::get_threads();
+    control.threads = kt::worth(cost, threads());
     control.poll = interrupted;
     {
         nb::gil_scoped_release release;
@@ -129,7 +151,8 @@ struct Memory {
     char* data() const { return static_cast<char*>(buffer.buf); }
 };
 
-// A decoder's call, made once: only the addresses of q, k, v and output change from step to step.
+// A decoder's call, made once: what changes from step to step are the addresses of q, k, v and output,
+// and the state. Steps must not overlap; attention/_decode.py sees to that.
 class Decoder {
   public:
     explicit Decoder(const nb::dict& d) : p_(problem(d)) {
@@ -139,36 +162,41 @@ class Decoder {
         v_.resize(std::size_t(p_.rows));
         out_.resize(q_.size());
         decay_.resize(k_.size());
-        zero_.resize(q_.size());
         set(p_.q, q_, p_.features.inputs * size, size);
         set(p_.k, k_, p_.features.inputs * size, size);
         set(p_.v, v_, p_.width * size, size);
         set(p_.output, out_, p_.width * size, size);
         const int64_t wide = p_.type == kt::Type::f64 ? 8 : 4;
         set(p_.log_decay, decay_, p_.decay_width * wide, wide);
-        p_.zero = zero_.data();
     }
 
-    // False if a normaliser is exactly 0.
-    bool step(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::object decay) {
+    // The token at `position`; false if a normaliser is exactly 0.
+    bool step(int64_t position, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+              nb::object decay) const {
         Memory mq(q, bytes(p_.q, q_)), mk(k, bytes(p_.k, k_)), mv(v, bytes(p_.v, v_)),
             mo(out, bytes(p_.output, out_));
-        p_.q.data = mq.data();
-        p_.k.data = mk.data();
-        p_.v.data = mv.data();
-        p_.output.data = mo.data();
-        const int threads = kt::get_threads();
-        if (decay.is_none()) {
-            run(threads);
-        } else {
-            Memory md(decay, bytes(p_.log_decay, decay_));
-            p_.log_decay.data = md.data();
-            run(threads);
+        std::optional<Memory> md;
+        std::vector<uint8_t> zero(q_.size());
+        kt::Problem p = p_;
+        p.start = position;
+        p.q.data = mq.data();
+        p.k.data = mk.data();
+        p.v.data = mv.data();
+        p.output.data = mo.data();
+        p.zero = zero.data();
+        if (!decay.is_none()) {
+            md.emplace(decay, bytes(p.log_decay, decay_));
+            p.log_decay.data = md->data();
         }
-        ++p_.start;
-        for (uint8_t z : zero_)
-            if (z) return false;
-        return true;
+        const double cost = kt::step_cost(p);
+        if (cost < 2e4) {  // letting others have the interpreter would take as long
+            kt::kernels().step(p, 1);
+        } else {
+            const int count = kt::worth(cost, threads());
+            nb::gil_scoped_release release;
+            kt::kernels().step(p, count);
+        }
+        return std::all_of(zero.begin(), zero.end(), [](uint8_t z) { return z == 0; });
     }
 
   private:
@@ -181,15 +209,9 @@ class Decoder {
     static int64_t bytes(const kt::View& view, const std::vector<int64_t>& offsets) {
         return view.token * int64_t(offsets.size());
     }
-    void run(int threads) {
-        if (p_.rows * p_.features.count * p_.width < 4096) return kt::kernels().step(p_, 1);
-        nb::gil_scoped_release release;
-        kt::kernels().step(p_, threads);
-    }
 
     kt::Problem p_;
     std::vector<int64_t> q_, k_, v_, out_, decay_;
-    std::vector<uint8_t> zero_;
 };
 
 // A block of memory that Python sees as a writable buffer of bytes.
@@ -214,21 +236,23 @@ PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Block::bu
 }  // namespace
 
 NB_MODULE(_core, m) {
+    // What a program has not let go of when it ends, such as a graph of PyTorch's, is no leak of ours.
+    nb::set_leak_warnings(false);
     nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
     m.def("kept_bytes", [] { return kt::kept_bytes(); });
     m.def("forward", [](const nb::dict& d) {
         const kt::Problem p = problem(d);
-        run([&](kt::Control& control) { kt::kernels().forward(p, control); });
+        run(kt::forward_cost(p), [&](kt::Control& control) { kt::kernels().forward(p, control); });
     });
     m.def("backward", [](const nb::dict& d) {
         const kt::Problem p = problem(d);
         const kt::Gradient g = gradient(d);
-        run([&](kt::Control& control) { kt::kernels().backward(p, g, control); });
+        run(kt::backward_cost(p), [&](kt::Control& control) { kt::kernels().backward(p, g, control); });
     });
     nb::class_<Decoder>(m, "Decoder")
         .def(nb::init<const nb::dict&>())
-        .def("step", &Decoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
-             nb::arg("log_decay").none());
+        .def("step", &Decoder::step, nb::arg("position"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
+             nb::arg("out"), nb::arg("log_decay").none());
     m.def("isa", [] { return kt::kernels().name; });
     m.def("isas", [] {
         nb::list found;
@@ -236,7 +260,8 @@ NB_MODULE(_core, m) {
             if (kt::find(name)) found.append(name);
         return found;
     });
-    m.def("get_threads", [] { return kt::get_threads(); });
-    m.def("share_threads", [] { return kt::share_threads(); });
-    m.def("set_threads", [](int count) { kt::set_threads(count); });
+    m.def("get_threads", threads);
+    m.def("set_threads", kt::set_threads);
+    m.def("share_threads", kt::share_threads);
+    m.def("wake_always", kt::wake_always);
 }

@@ -8,6 +8,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 
 namespace kt {
 namespace {
@@ -22,6 +25,12 @@ struct Kept {
 std::deque<Kept> kept;  // the oldest first
 int64_t total = 0;
 std::mutex mutex;
+
+#if defined(__unix__) || defined(__APPLE__)
+// A child must not be born in the middle of another thread's change.
+const int registered =
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+#endif
 
 // Sizes in steps of a huge page, so that blocks of nearly one size serve each other.
 int64_t rounded(int64_t bytes) { return (bytes + HUGE - 1) / HUGE * HUGE; }

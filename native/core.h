@@ -46,7 +46,8 @@ struct Features {
     double root_scale = 1;  // q and k are multiplied by it
     double c0 = 0, c1 = 0, c2 = 0;  // quadratic
     double horizon = 0;             // cosformer
-    // Weights (weight_heads, d, columns) and bias (weight_heads, columns) in the type of arithmetic.
+    // Weights (weight_heads, d, columns) and bias (weight_heads, columns) in the type of arithmetic,
+    // which for a step with log-scales is float64.
     const void* weight = nullptr;
     const void* bias = nullptr;
     int64_t weight_heads = 1;

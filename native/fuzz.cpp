@@ -2,6 +2,8 @@
 // compared with a plain loop over tokens in long double. -DKT_SANITIZE=… builds it, `make sanitize`
 // runs it; after a failure it prints the options that repeat the case.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -12,9 +14,12 @@
 #include <limits>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "blocks.h"
 #include "core.h"
+#include "pool.h"
 
 namespace kt {
 extern bool poison;  // scratch memory begins as NaN
@@ -22,6 +27,7 @@ extern bool poison;  // scratch memory begins as NaN
 
 namespace {
 
+using kt::Features;
 using kt::Map;
 using kt::Problem;
 using kt::Type;
@@ -640,6 +646,13 @@ Result step_through(const Case& c, const kt::Kernels& kernels, int threads, Rand
     p.keys = p.queries = 1;
     p.zero = zero.data();
     p.normalizer = nullptr;
+    std::vector<double> wide;
+    const float* weight = static_cast<const float*>(p.features.weight);
+    if (weight && p.log_scale && c.single()) {
+        const Features& f = p.features;
+        wide.assign(weight, weight + f.weight_heads * f.inputs * f.columns);
+        p.features.weight = wide.data();
+    }
     for (int64_t t = 0; t < c.p.keys; ++t) {
         kernels.step(p, threads);
         for (int64_t q = 0; q < p.rows * p.groups && made.zero.exists; ++q)
@@ -1479,7 +1492,7 @@ uint64_t digest(Case& c) {
 struct Options {
     uint64_t seed = 1;
     int64_t cases = 10000, first = 0;
-    int threads = 3;
+    int threads = 3, callers = 1;
     const char* isa = nullptr;
 };
 
@@ -1544,10 +1557,91 @@ void run_case(const Options& options, int64_t number, std::string& story) {
     if (look && digest(c) != before) fail("the inputs were written");
 }
 
+// Blocks of memory that several callers take and give back are theirs alone.
+void check_blocks(Random& random) {
+    struct Taken {
+        char* memory;
+        int64_t bytes;
+        char mark;
+    };
+    std::vector<Taken> taken;
+    for (int i = 0; i < 200; ++i) {
+        if (taken.size() < 4) {
+            const int64_t bytes = random.between(1, 5) * random.pick<int64_t>({100, 1 << 20});
+            char* memory = static_cast<char*>(kt::take_block(bytes));
+            const char mark = char(random.next());
+            memory[0] = memory[bytes - 1] = mark;
+            taken.push_back({memory, bytes, mark});
+            continue;
+        }
+        const Taken one = taken[std::size_t(random.between(0, 3))];
+        taken.erase(std::find_if(taken.begin(), taken.end(),
+                                 [&](const Taken& t) { return t.memory == one.memory; }));
+        if (one.memory[0] != one.mark || one.memory[one.bytes - 1] != one.mark)
+            fail("a block of %lld bytes was given twice", (long long)one.bytes);
+        kt::give_block(one.memory, one.bytes);
+    }
+    for (const Taken& one : taken) kt::give_block(one.memory, one.bytes);
+    if (kt::kept_bytes() > kt::KEPT_BYTES) fail("%lld bytes are kept", (long long)kt::kept_bytes());
+}
+
+// Little work wakes nobody; threads that lose time are left alone for a while, but not for ever.
+void check_worth() {
+    using std::chrono::milliseconds;
+    if (kt::worth(1e4, 8) != 1) fail("small work is worth another thread");
+    if (kt::worth(1e12, 8) != 8) fail("large work is not worth eight threads");
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<bool> helped{false};
+    kt::parallel(2, 2, [&](int64_t) {
+        if (std::this_thread::get_id() != caller) {
+            helped = true;
+            std::this_thread::sleep_for(milliseconds(60));  // as though others had the processor
+        } else {
+            for (int i = 0; i < 1000 && !helped; ++i) std::this_thread::sleep_for(milliseconds(1));
+        }
+    });
+    if (!helped) fail("nobody came to help within a second");
+    if (kt::worth(1e8, 2) != 1) fail("a loss of 60 ms is no reason against 3 ms that might be won");
+    if (kt::worth(1e12, 2) != 2) fail("a loss of 60 ms is a reason against half a minute");
+    for (int i = 0; kt::worth(1e8, 2) != 2; ++i) {
+        if (i == 600) fail("a loss of 60 ms is not forgotten after a minute");
+        std::this_thread::sleep_for(milliseconds(100));
+    }
+}
+
 int usage() {
-    std::fputs("usage: kt_fuzz [--cases N] [--seed S] [--first I] [--threads T] [--isa NAME]\n",
+    std::fputs("usage: kt_fuzz [--cases N] [--seed S] [--first I] [--threads T] [--callers C] "
+               "[--isa NAME]\n",
                stderr);
     return 2;
+}
+
+// One of several callers at once, who take the cases between them.
+void work(const Options& options, std::atomic<int64_t>& next, std::atomic<int64_t>& passed,
+          std::atomic<bool>& failed) {
+    for (int64_t i; !failed && (i = next.fetch_add(1)) < options.cases;) {
+        const int64_t number = options.first + i;
+        std::string story;
+        try {
+            run_case(options, number, story);
+            if (options.callers > 1 && number % 16 == 0) {
+                Random random(options.seed, ~uint64_t(number));
+                check_blocks(random);
+            }
+        } catch (const Failure& failure) {
+            failed = true;
+            std::printf("case %lld: %s\n  %s\nrepeat: kt_fuzz --seed %llu --first %lld --cases 1 "
+                        "--threads %d%s%s\n",
+                        (long long)number, failure.what.c_str(), story.c_str(),
+                        (unsigned long long)options.seed, (long long)number, options.threads,
+                        options.isa ? " --isa " : "", options.isa ? options.isa : "");
+            return;
+        }
+        if (++passed % 10000 == 0) {
+            std::printf("%lld\n", (long long)passed);
+            std::fflush(stdout);
+        }
+    }
 }
 
 }  // namespace
@@ -1566,6 +1660,8 @@ int main(int argc, char** argv) {
             options.first = std::atoll(value);
         else if (name == "--threads")
             options.threads = std::max(2, std::atoi(value));
+        else if (name == "--callers")
+            options.callers = std::max(1, std::atoi(value));
         else if (name == "--isa")
             options.isa = value;
         else
@@ -1576,24 +1672,19 @@ int main(int argc, char** argv) {
         return 2;
     }
     kt::poison = true;
-    for (int64_t i = 0; i < options.cases; ++i) {
-        const int64_t number = options.first + i;
-        std::string story;
-        try {
-            run_case(options, number, story);
-        } catch (const Failure& failure) {
-            std::printf("case %lld: %s\n  %s\nrepeat: kt_fuzz --seed %llu --first %lld --cases 1 "
-                        "--threads %d%s%s\n%lld passed, 1 failed\n",
-                        (long long)number, failure.what.c_str(), story.c_str(),
-                        (unsigned long long)options.seed, (long long)number, options.threads,
-                        options.isa ? " --isa " : "", options.isa ? options.isa : "", (long long)i);
-            return 1;
-        }
-        if ((i + 1) % 10000 == 0) {
-            std::printf("%lld\n", (long long)(i + 1));
-            std::fflush(stdout);
-        }
+    std::atomic<int64_t> next{0}, passed{0};
+    std::atomic<bool> failed{false};
+    try {
+        check_worth();
+    } catch (const Failure& failure) {
+        failed = true;
+        std::printf("threads: %s\n", failure.what.c_str());
     }
-    std::printf("%lld passed, 0 failed\n", (long long)options.cases);
-    return 0;
+    std::vector<std::thread> callers;
+    for (int i = 1; i < options.callers; ++i)
+        callers.emplace_back([&] { work(options, next, passed, failed); });
+    work(options, next, passed, failed);
+    for (std::thread& caller : callers) caller.join();
+    std::printf("%lld passed, %d failed\n", (long long)passed, failed ? 1 : 0);
+    return failed ? 1 : 0;
 }

@@ -267,9 +267,8 @@ template <class T> void run_backward(const Problem& p, const Gradient& g, Contro
 
 template <class T> void run_step(const Problem& p, int threads) {
     if (p.rows == 0) return;
-    const int64_t bytes = p.rows * p.features.count * (p.width + 1) * int64_t(sizeof(double));
-    if (bytes < (1 << 20)) threads = 1;  // waking another thread takes longer
-    const int64_t part = round_up((p.rows + threads - 1) / threads, TILE_VECS * LANES<T>);
+    const int64_t parts = threads > 1 ? 4 * threads : 1;  // more than threads: one of them may come late
+    const int64_t part = round_up((p.rows + parts - 1) / parts, TILE_VECS * LANES<T>);
     parallel((p.rows + part - 1) / part, threads, [&](int64_t i) {
         Steps<T>(p).run(i * part, std::min(p.rows, (i + 1) * part));
     });
@@ -304,7 +303,7 @@ void backward(const Problem& p, const Gradient& g, Control& control) {
 }
 
 void step(const Problem& p, int threads) {
-    p.type == Type::f64 ? step_wide(p, threads) : run_step<float>(p, threads);
+    p.type == Type::f64 || p.log_scale ? step_wide(p, threads) : run_step<float>(p, threads);
 }
 
 }  // namespace

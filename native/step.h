@@ -1,5 +1,8 @@
 // One more token for every row: U ← a ⊙ U + φ(k)vᵀ and o = φ(q)ᵀU / φ(q)ᵀZ, in float64. The cost
 // is that of passing over the state once. Rows are taken several at a time, in lanes, for φ.
+//
+// Features with a log-scale are float64 too, whatever q and k are: sums in float64 keep weights of
+// 1e-300 beside the largest, but a feature that float32 has made 0 is lost to all of them.
 #pragma once
 
 #include "row.h"
@@ -117,7 +120,8 @@ template <class T> class Steps {
     }
 
     double decay(int64_t r, int64_t f) const {
-        return double(read<T>(p.log_decay.at(r, 0) + f * p.log_decay.element, type_of<T>));
+        const Type type = p.type == Type::f64 ? Type::f64 : Type::f32;
+        return double(read<T>(p.log_decay.at(r, 0) + f * p.log_decay.element, type));
     }
 
     // U ← keep·U + k·value and out = qᵀU, some rows of U at a time, so that `value` and `out` are read

@@ -83,14 +83,18 @@ def isa(request: Any, monkeypatch: Any) -> Any:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Two of the core's; one of PyTorch's, whose many wait for each other on a busy machine."""
+    """Two of the core's, at work however little there is; one of PyTorch's, whose many wait for
+    each other on a busy machine.
+    """
     compiled = core()
     if compiled is None:
         pytest.skip("kerneltrick was installed without its compiled core")
     torch = pytest.importorskip("torch")
-    before = compiled.get_threads(), torch.get_num_threads()
+    before = torch.get_num_threads()
     kt.set_num_threads(2)
     torch.set_num_threads(1)
+    compiled.wake_always(True)
     yield
-    kt.set_num_threads(before[0])
-    torch.set_num_threads(before[1])
+    compiled.wake_always(False)
+    kt.set_num_threads(None)
+    torch.set_num_threads(before)

@@ -1,5 +1,11 @@
 """A decoder makes the outputs of linear_attention a token at a time, and its state is a State."""
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -374,7 +380,7 @@ def test_a_stream_is_bit_equal_alone_and_in_a_batch_and_with_any_threads(isa):
     """400 rows of 64 × 65 numbers: enough for more than one thread."""
     if core() is None:
         pytest.skip("kerneltrick was installed without its compiled core")
-    before = core().get_threads()
+    core().wake_always(True)
     try:
         results = []
         q, k, v = tokens(3, (400,), d=64, width=64, dtype="float32")
@@ -388,7 +394,8 @@ def test_a_stream_is_bit_equal_alone_and_in_a_batch_and_with_any_threads(isa):
             here = slice(row, row + 1)
             assert same_bits(run(alone, q[:, here], k[:, here], v[:, here]), results[0][:, here])
     finally:
-        kt.set_num_threads(before)
+        core().wake_always(False)
+        kt.set_num_threads(None)
 
 
 def test_decoders_in_several_threads_do_not_meet():
@@ -406,6 +413,130 @@ def test_decoders_in_several_threads_do_not_meet():
         thread.join()
     assert len(results) == 4
     assert all(same_bits(x, expected) for x in results)
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "poly:degree=3"])
+def test_steps_of_one_decoder_exclude_each_other(text):
+    """Eight threads take the same step again and again: the state is that of as many in a row.
+
+    In a process of its own, as it was the heap that broke. poly:degree=3 is not compiled.
+    """
+    code = """
+        import sys, threading
+        import numpy as np
+        import kerneltrick as kt
+        text, each = sys.argv[1], int(sys.argv[2])
+        rng = np.random.default_rng(0)
+        q, k, v = rng.standard_normal((3, 8, 32), dtype=np.float32)
+        decoder, alone = (kt.Decoder(text, shape=(8,), d=32) for _ in range(2))
+        wrong = []
+        def work():
+            for _ in range(each):
+                out = decoder.step(q, k, v)
+                if not np.allclose(out, v, atol=1e-5):  # the only value there ever was
+                    wrong.append(out)
+                state = decoder.snapshot()
+                if not np.allclose(state.Z * v[:, :1], state.U[..., 0], rtol=1e-4):
+                    wrong.append(state)
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for _ in range(8 * each):
+            alone.step(q, k, v)
+        assert not wrong, len(wrong)
+        mine, theirs = decoder.snapshot(), alone.snapshot()
+        assert mine.stop == theirs.stop == 8 * each, (mine.stop, theirs.stop)
+        assert np.array_equal(mine.U, theirs.U) and np.array_equal(mine.Z, theirs.Z)
+    """
+    each = 20 if text == "poly:degree=3" else 300
+    command = [sys.executable, "-c", textwrap.dedent(code), text, str(each)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "poly:degree=3"])
+def test_copies_go_on_by_themselves(text, make, compiled):
+    q, k, v = tokens(9)
+    options = {"d": D, "value_width": WIDTH, "dtype": "float64", "decay": 1, "scale": 0.5}
+    one, whole_ = (kt.Decoder(text, shape=(2, 3), **options) for _ in range(2))
+    decays = -np.arange(9.0) / 9
+    expected = run(whole_, q, k, v, decays)
+    run(one, q[:4], k[:4], v[:4], decays[:4])
+    other = make(one)
+    np.testing.assert_allclose(
+        run(other, q[4:], k[4:], v[4:], decays[4:]), expected[4:], rtol=1e-12
+    )
+    assert (one.snapshot().stop, other.snapshot().stop) == (4, 9)
+    np.testing.assert_allclose(run(one, q[4:], k[4:], v[4:], decays[4:]), expected[4:], rtol=1e-12)
+
+
+def test_copies_keep_the_tokens_near_by():
+    q, k, v = tokens(9)
+    options = {"d": D, "value_width": WIDTH, "dtype": "float64", "window": 3, "sinks": 1}
+    one = kt.Decoder("elu", shape=(2, 3), far=-1.0, **options)
+    run(one, q[:5], k[:5], v[:5])
+    other = copy.deepcopy(one)
+    expected = whole(q, k, v, "elu", window=3, sinks=1, far=-1.0)
+    for decoder in (other, one):
+        np.testing.assert_allclose(run(decoder, q[5:], k[5:], v[5:]), expected[5:], rtol=1e-11)
+
+
+def test_a_decoder_is_not_pickled():
+    decoder = kt.Decoder("elu", shape=(2,), d=4)
+    with pytest.raises(TypeError, match=r"snapshot\(\)\.save\(path\).*State\.load"):
+        pickle.dumps(decoder)
+
+
+def test_a_decoder_shows_what_it_is():
+    decoder = kt.Decoder("favor:features=16", shape=(2, 3), d=4, value_width=5, groups=2)
+    q, k, v = tokens(1, (2, 3), 2, 4, 5, "float32")
+    decoder.step(q[0], k[0], v[0])
+    map_ = decoder.snapshot().fingerprint
+    assert repr(decoder) == f"<Decoder of {map_}, tokens 0:1, streams and heads (2, 3) float32>"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_goes_on_by_itself(compiled):
+    q, k, v = tokens(4)
+    decoder = kt.Decoder("elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64")
+    run(decoder, q[:2], k[:2], v[:2])
+    before = decoder.snapshot()
+    expected = run(copy.copy(decoder), q[2:], k[2:], v[2:])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same_bits(run(decoder, q[2:], k[2:], v[2:]), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert same_bits(decoder.snapshot().U, before.U)
+    assert decoder.snapshot().stop == 2
+
+
+class TestStabilisedSums:
+    """What float32 would make 0 before it is multiplied must not be missing from a sum."""
+
+    def test_a_key_far_above_the_others_keeps_its_weight(self):
+        """Keys (170, 0) and (0, 0), query (−60, 60): weights e¹¹⁰ + e⁶⁰ and e⁶⁰ + e⁻⁶⁰."""
+        decoder = kt.Decoder("exp", shape=(1,), d=2, value_width=1)
+        q = np.array([[[0, 0]], [[-60, 60]]], np.float32)
+        k = np.array([[[170, 0]], [[0, 0]]], np.float32)
+        v = np.array([[[1]], [[2]]], np.float32)
+        assert run(decoder, q, k, v).ravel().tolist() == [1, 1]
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    @pytest.mark.parametrize("text", ["exp", "favor:features=16", "hedgehog:activation=exp"])
+    def test_large_queries_and_keys(self, text, dtype, isa):
+        """Norms near 67: features span more than float32 does."""
+        rng = np.random.default_rng(0)
+        q, k, v = (rng.standard_normal((20, 2, 8)) for _ in range(3))
+        for x in (q, k):
+            x *= 67 / np.linalg.norm(x, axis=-1, keepdims=True)
+        arrays = [x.astype(dtype) for x in (q, k, v)]
+        expected = whole(*(x.astype("float64") for x in arrays), text, engine="dense", scale=1)
+        decoder = kt.Decoder(text, shape=(2,), d=8, dtype=dtype, scale=1)
+        limit = 1e-5 if dtype == "float32" else 2e-3
+        np.testing.assert_allclose(run(decoder, *arrays), expected, rtol=limit, atol=limit)
 
 
 class TestLibraries:
@@ -430,6 +561,14 @@ class TestLibraries:
     def test_jax(self, dtype):
         jnp = pytest.importorskip("jax").numpy
         self.check(jnp.asarray, np.asarray, dtype)
+
+    @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+    def test_dtypes_of_any_library(self, name):
+        torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+        for dtype in (name, np.dtype(name), *(getattr(x, name) for x in (np, torch, jax.numpy))):
+            assert kt.Decoder("elu", shape=(1,), d=2, dtype=dtype).dtype == name
+        with pytest.raises(ValueError, match=r"not torch\.bfloat16"):
+            kt.Decoder("elu", shape=(1,), d=2, dtype=torch.bfloat16)
 
     def test_bfloat16_tensors_are_stepped_in_float32(self):
         torch = pytest.importorskip("torch")
@@ -534,6 +673,8 @@ class TestRefusals:
             ({"groups": 0}, "groups to be a whole number ≥ 1"),
             ({"dtype": "int8"}, "float16, float32, float64, not 'int8'"),
             ({"dtype": "bfloat16"}, "float16, float32, float64, not 'bfloat16'"),
+            ({"dtype": None}, "float16, float32, float64, not None"),
+            ({"dtype": 7}, "float16, float32, float64, not 7"),
             ({"decay": 2}, r"decay to be 0, 1 or 4 \(one per feature\), not 2"),
             ({"decay": -1}, "decay to be 0, 1 or 4"),
             ({"decay": "1"}, "decay to be 0, 1 or 4"),

@@ -49,12 +49,14 @@ def test_pytorch_lends_its_threads_where_it_has_some():
         import kerneltrick as kt
         from kerneltrick.engines import core
         kt.set_num_threads(2)
+        core().wake_always(True)
         x = np.random.default_rng(0).standard_normal((3, 5, 3000, 16)).astype(np.float32)
         def digest():
             out = kt.linear_attention(*x, "elu", causal=True, engine="native")
             return hashlib.sha256(out.tobytes()).hexdigest()
         own = digest()
         import torch
+        torch.set_num_threads(2)
         torch.ones(1 << 20).add_(1)
         shared = core().share_threads()
         assert shared or sys.platform != "linux"
@@ -134,6 +136,7 @@ def test_a_fork_after_use_does_not_hang():
         import numpy as np, kerneltrick as kt
 
         kt.set_num_threads(4)
+        kt.engines.core().wake_always(True)
         x = np.random.default_rng(0).standard_normal((5, 700, 8))
 
         def work(_=None):
@@ -177,6 +180,7 @@ INTERRUPT = """
 
     what, threads = sys.argv[1], int(sys.argv[2])
     kt.set_num_threads(threads)
+    kt.engines.core().wake_always(True)
     rows = 1 if what == "shared" else 2
     name = {"shared": "elu", "full": "elu", "features": lambda x: abs(x) + 0.5}.get(
         what, "favor:features=64"

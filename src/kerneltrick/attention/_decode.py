@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,6 +29,9 @@ class Decoder:
     whatever came before; there are no gradients. `state` continues a prompt that
     `linear_attention(..., return_state=True)` has read; `snapshot()` gives the state back.
 
+    Steps that several threads take with one decoder come one after the other. Copies, and the child
+    of a fork between steps, go on by themselves; to send a decoder elsewhere, save its snapshot.
+
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 100, 16))  # 2 heads, 100 tokens
     >>> whole = kt.linear_attention(q, k, v, "elu", causal=True)
@@ -48,7 +53,7 @@ class Decoder:
         d: int,
         value_width: int | None = None,
         groups: int = 1,
-        dtype: str = "float32",
+        dtype: Any = "float32",
         scale: float | None = None,
         normalize: bool = True,
         on_zero: OnZero = "raise",
@@ -60,6 +65,7 @@ class Decoder:
     ) -> None:
         """`decay`: how many log-decays a step takes for each key head: 0, 1 or one per feature.
 
+        `dtype` is that of q, k and v: a name, or NumPy's, PyTorch's or JAX's own.
         `window`, `sinks` and `far` are those of `linear_attention`.
         """
         who = "Decoder"
@@ -70,9 +76,7 @@ class Decoder:
         width = self.d if value_width is None else value_width
         self.value_width = check_count(who, "value_width", width)
         self.groups = check_count(who, "groups", groups, least=1)
-        if dtype not in DTYPES:
-            raise ValueError(f"Decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
-        self.dtype = dtype
+        self.dtype = _dtype_name(dtype)
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
         self.feature_map, *near = combined(who, feature_map, window, sinks, far)
@@ -81,6 +85,7 @@ class Decoder:
             raise TypeError(f"state must be a State, not {type(state).__name__}")
         self._start = 0 if state is None else state.start
         self._stop = 0 if state is None else state.stop
+        self._lock = threading.Lock()  # held while the state changes, or is read
         self._compute = np.float64 if self.dtype == "float64" else np.float32
         m = self.feature_map.dim(self.d)
         if isinstance(decay, bool) or decay not in (0, 1, m):
@@ -140,17 +145,19 @@ class Decoder:
             )
         if log_decay is not None:
             log_decay = self._check_decay(log_decay)
-        self.feature_map.check_positions(self._start, self._stop)
-        if self._steps is None:
-            out, vanished = self._step_by_engine(arrays, log_decay)
-        else:
-            out = np.empty(self._out_shape, self.dtype)
-            flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
-            vanished = not self._steps.step(*flat, out, log_decay)
-        self._stop += 1
+        with self._lock:
+            position = self._stop
+            self.feature_map.check_positions(self._start, position)
+            if self._steps is None:
+                out, vanished = self._step_by_engine(arrays, log_decay)
+            else:
+                out = np.empty(self._out_shape, self.dtype)
+                flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
+                vanished = not self._steps.step(position, *flat, out, log_decay)
+            self._stop = position + 1
         if vanished and self.on_zero in ("raise", None):
             raise VanishingNormalizerError(
-                f"the weights of a query sum to exactly 0 at token {self._stop - 1} (which the "
+                f"the weights of a query sum to exactly 0 at token {position} (which the "
                 f"state now has): choose a positive map instead of {self.feature_map}, or "
                 f'on_zero="nan" or "zero"'
             )
@@ -182,7 +189,7 @@ class Decoder:
         def run(on_zero: OnZero) -> tuple[Any, State]:
             return linear_attention(
                 q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=token,
-                normalize=self.normalize, state=self.snapshot(), return_state=True,
+                normalize=self.normalize, state=self._state(), return_state=True,
                 window=self.window, sinks=self.sinks, far=self.far, on_zero=on_zero,
                 engine="recurrent",
             )  # fmt: skip
@@ -211,6 +218,10 @@ class Decoder:
 
     def snapshot(self) -> State:
         """The state after the last step, as a value of its own."""
+        with self._lock:
+            return self._state()
+
+    def _state(self) -> State:
         total = None
         if self._earlier is not None:  # with a decay there is one, of zeros if need be
             total = Wide(self._earlier + self._total if self.decay else self._earlier.copy(), None)
@@ -224,6 +235,44 @@ class Decoder:
         """The bytes a step reads and writes."""
         near = () if self._near is None else (self._near.k, self._near.v)
         return int(self._sums.nbytes) + sum(int(x.nbytes) for x in near)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Decoder of {self._fingerprint}, tokens {self._start}:{self._stop}, "
+            f"streams and heads {self.shape} {self.dtype}>"
+        )
+
+    def __copy__(self) -> Decoder:
+        return self._again(self.feature_map)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
+        return self._again(copy.deepcopy(self.feature_map, memo))
+
+    def _again(self, feature_map: maps.FeatureMap) -> Decoder:
+        """Another decoder that goes on from here."""
+        return Decoder(
+            feature_map, shape=self.shape, d=self.d, value_width=self.value_width,
+            groups=self.groups, dtype=self.dtype, scale=self.scale, normalize=self.normalize,
+            on_zero=self.on_zero, decay=self.decay, window=self.window, sinks=self.sinks,
+            far=self.far, state=self.snapshot(),
+        )  # fmt: skip
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Decoder is not pickled; save decoder.snapshot().save(path), and continue with "
+            "Decoder(..., state=State.load(path))"
+        )
+
+
+def _dtype_name(dtype: Any) -> str:
+    """The name of a dtype of any library."""
+    try:
+        name = "" if dtype is None else np.dtype(dtype).name
+    except TypeError:  # PyTorch's own, or no dtype
+        name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"Decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
+    return name
 
 
 def _in_lines(x: Any) -> Any:

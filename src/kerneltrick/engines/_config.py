@@ -10,21 +10,25 @@ from kerneltrick.engines._native import check_isa, core
 MOST_THREADS = 1024
 
 
-def set_num_threads(count: int) -> None:
-    """How many threads the compiled core uses; results do not depend on it.
+def set_num_threads(count: int | None) -> None:
+    """How many threads the compiled core may use; results do not depend on it.
 
-    Default: the cores this process may run on, or the environment variable KERNELTRICK_NUM_THREADS.
+    None, as at the beginning, is the first of these that is there: the environment variable
+    KERNELTRICK_NUM_THREADS; where PyTorch is loaded, `torch.get_num_threads()` at every call;
+    OMP_NUM_THREADS; the cores this process may run on. A call wakes as many of them as its work is
+    worth, and none while the machine is too busy for that to pay.
 
     >>> import kerneltrick as kt
-    >>> kt.set_num_threads(1)
+    >>> kt.set_num_threads(2)
+    >>> kt.set_num_threads(None)
     """
     try:
-        number = operator.index(count)
+        number = 0 if count is None else operator.index(count)
     except TypeError:
-        number = 0
-    if not 1 <= number <= MOST_THREADS or isinstance(count, bool):
+        number = -1
+    if not (count is None or 1 <= number <= MOST_THREADS) or isinstance(count, bool):
         raise ValueError(
-            f"set_num_threads needs a whole number from 1 to {MOST_THREADS}, not {count!r}"
+            f"set_num_threads needs a whole number from 1 to {MOST_THREADS}, or None, not {count!r}"
         )
     if core() is not None:
         core().set_threads(number)

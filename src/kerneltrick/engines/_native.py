@@ -274,6 +274,7 @@ def assemble(
     how: Fused,
     kind: int | None,
     scales: Scales = (None, None),
+    wide_weights: bool = False,
 ) -> Buffers:
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
     q, k, v = data.q, data.k, data.v
@@ -303,7 +304,9 @@ def assemble(
         decay_width=width,
     )
     if how.weight is not None:
-        weight = np.ascontiguousarray(as_numpy(how.weight), dtype=compute)
+        weight = np.ascontiguousarray(
+            as_numpy(how.weight), dtype=np.float64 if wide_weights else compute
+        )
         count = weight.shape[0] if weight.ndim == 3 else 1
         if how.bias is not None:
             bias = as_numpy(how.bias).astype(compute)
@@ -358,7 +361,7 @@ def decoder(
     if core() is None or how is None or sums.size == 0 or not plan.all_far:
         return None
     check_isa()
-    buffers = assemble(plan, data, how, TYPES[dtype])
+    buffers = assemble(plan, data, how, TYPES[dtype], wide_weights=log_scale is not None)
     for name in ("q", "k", "v", "log_decay"):
         buffers.call.pop(name, None)
     buffers.call["decay_width"] = total.shape[-1]
@@ -376,8 +379,8 @@ class _Steps(NamedTuple):
     core: Any
     buffers: Buffers
 
-    def step(self, *arrays: Any) -> bool:
-        return bool(self.core.step(*arrays))
+    def step(self, position: int, *arrays: Any) -> bool:
+        return bool(self.core.step(position, *arrays))
 
 
 def _by_stretches(plan: Plan, data: Data) -> Result:
