@@ -10,6 +10,7 @@ import pytest
 import kerneltrick as kt
 from kerneltrick.engines import core
 
+torch = pytest.importorskip("torch")
 AT_HAND = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 pytestmark = pytest.mark.skipif(core() is None, reason="installed without the compiled core")
 
@@ -77,9 +78,8 @@ def test_a_torch_that_is_not_there_yet_has_none(monkeypatch):
         assert threads() == 2
 
 
-def test_pytorchs_own_setting_is_followed():
-    torch = pytest.importorskip("torch")
-    sys.modules["torch"] = torch
+def test_pytorchs_own_setting_is_followed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch)
     before = torch.get_num_threads()
     try:
         for count in (1, 3, 2):
