@@ -168,7 +168,7 @@ def test_choosing_hovering_and_keys_read_out_the_right_numbers(open_report, comp
     check(0, 12)
 
     head = comparison["maps"][at]["heads"][1][3]
-    for key in ("output_error", "top1_agreement", "mse", "times_bound", "condition_number"):
+    for key in ("output_error", "top1_agreement", "mse", "times_limit", "condition_number"):
         assert close(tab.text(f"#stats [data-key={key}] dd"), number(head[key]), 0.02), key
     ribbon = page.locator("#ribbon-softmax span")
     assert ribbon.all_inner_texts() == comparison["data"]["tokens"]
@@ -211,9 +211,9 @@ def test_tables_hold_the_data_and_sort_by_mouse_and_by_key(open_report, comparis
     tab = open_report(odd)
     page = tab.page
     labels = page.evaluate("window.kerneltrick.labels")
-    found = dict(zip(labels, odd["maps"], strict=True))
+    found = {"uniform": odd["uniform"], **dict(zip(labels, odd["maps"], strict=True))}
 
-    for key in ("mse", "kl", "top1_agreement", "condition_number", "times_bound"):
+    for key in ("mse", "kl", "top1_agreement", "condition_number", "times_limit"):
         header = page.locator(f"#maps-table thead [data-key={key}]")
         header.click()
         assert header.locator("..").get_attribute("aria-sort") == "ascending"
@@ -279,21 +279,45 @@ def test_charts_show_every_map_every_family_and_the_crossover(open_report, compa
         page.locator(f"#pareto-x input[value={x}]").check(force=True)
         page.locator(f"#pareto-y input[value={y}]").check(force=True)
         assert page.locator("#pareto .dot").count() == len(comparison["maps"])
-    stems = sum(row["summary"]["bound_mse"] is not None for row in comparison["maps"])
+    stems = sum(row["summary"]["limit_mse"] is not None for row in comparison["maps"])
     assert page.locator("#pareto .bound-stem").count() == stems
     page.locator("#curves-y input[value=mse]").check(force=True)
     assert page.locator("#curves .line").count() == len(comparison["curves"])
     assert page.locator("#curves .limit").count() == 1
     assert page.locator("#timing .point").count() == 14
+    for chart in ("#pareto", "#curves"):
+        assert page.locator(f"{chart} .level").text_content() == "looking at nothing"
     assert tab.page.locator("#crossover").text_content() == "crossover n ≈ 849"
+
+
+def test_a_curve_far_above_looking_at_nothing_is_cut_off(open_report, comparison):
+    loud = copy.deepcopy(comparison)
+    for point in loud["curves"][2]["points"]:
+        point["output_error"] = 1e6
+    page = open_report(loud).page
+    assert page.locator("#curves path.point").count() >= 5
+    assert "triangle" in page.locator("#curves-reading").text_content()
+    ticks = [
+        float(text) for text in page.locator("#curves .tick[text-anchor=end]").all_text_contents()
+    ]
+    assert max(ticks) < 10
+
+
+def test_uniform_weights_are_a_row_that_cannot_be_chosen(open_report, comparison):
+    page = open_report(comparison).page
+    row = page.locator("#maps-table tbody tr", has_text="uniform")
+    assert row.locator("button").count() == 0
+    before = page.locator("#map").input_value()
+    row.click()
+    assert page.locator("#map").input_value() == before
 
 
 def test_an_estimate_of_the_limit_is_called_so(open_report, comparison):
     guessed = copy.deepcopy(comparison)
     for row in guessed["maps"]:
-        row["summary"]["bound_kind"] = "estimate"
+        row["summary"]["limit_kind"] = "estimate"
         for cell in (cell for line in row["heads"] for cell in line):
-            cell["bound_kind"] = "estimate"
+            cell["limit_kind"] = "estimate"
     for data, expected in [(guessed, True), (comparison, False)]:
         tab = open_report(data, fragment="#error=mse&curve=mse")
         for place in ("#pareto-reading", "#curves-legend", "#maps-section .reading", "#stats"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kerneltrick as kt
 from kerneltrick import analysis, maps
-from kerneltrick.analysis import _blocks, _curves, _sampled, _timing
+from kerneltrick.analysis import _blocks, _compare, _curves, _sampled, _timing
 from kerneltrick.analysis._limit import dyadic_blocks, weight_limit
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._types import FORMAT, HeadMetrics
@@ -75,7 +75,7 @@ def test_the_sample_agrees_with_an_independent_computation(sample_result, number
             assert found.entropy == pytest.approx(-(a * np.log(a)).sum(-1).mean(), **close)
         sigma = np.linalg.svd(s, compute_uv=False)
         bound = (sigma[report.features :] ** 2).sum() / 128**2
-        assert found.bound_mse == pytest.approx(bound, rel=1e-6, abs=1e-20)
+        assert found.limit_mse == pytest.approx(bound, rel=1e-6, abs=1e-20)
         look = sample_result.softmax.heads[i][j]
         assert look.entropy == pytest.approx(-(s * np.log(s)).sum(-1).mean(), rel=1e-9)
         assert look.top1_weight == pytest.approx(s.max(-1).mean(), rel=1e-12)
@@ -249,16 +249,100 @@ def test_curves_are_the_errors_of_their_maps():
         assert len(sizes) >= 2
 
 
+def test_uniform_weights_are_what_a_map_is_measured_against(sample_result):
+    data = analysis.sample()
+    v = data.v.astype(np.float64)
+    scores = data.q.astype(np.float64) @ data.k.mT.astype(np.float64) / math.sqrt(32)
+    truth = softmax(scores) @ v
+    lost = np.broadcast_to(v.mean(-2, keepdims=True), truth.shape) - truth
+    per_head = np.linalg.norm(lost, axis=(-2, -1)) / np.linalg.norm(truth, axis=(-2, -1))
+    found = sample_result.uniform
+    assert (found.map, found.features) == ("uniform", 1)
+    assert found.summary.output_error == pytest.approx(per_head.mean())
+    assert found.summary.whole_error == pytest.approx(np.linalg.norm(lost) / np.linalg.norm(truth))
+    assert "uniform" in sample_result._repr_html_()
+
+
+def test_the_error_of_all_heads_together_weighs_them_by_their_outputs(sample_result):
+    data = analysis.sample()
+    q, k, v = (x.astype(np.float64) for x in (data.q, data.k, data.v))
+    scale = {"scale": 1 / math.sqrt(32)}
+    truth = kt.softmax_attention(q, k, v, **scale)
+    for report in sample_result.maps[:2]:
+        ours = kt.linear_attention(q, k, v, report.map)
+        error = np.linalg.norm(ours - truth) / np.linalg.norm(truth)
+        assert report.summary.whole_error == pytest.approx(error, rel=1e-6)
+        assert report.summary.output_energy == pytest.approx(np.linalg.norm(truth) ** 2)
+        assert report.heads[0][0].whole_error == report.heads[0][0].output_error
+
+
+def of_error(report, error, **other):
+    """The report with one head, of that output error."""
+    head = dataclasses.replace(
+        report.summary, output_error=error, whole_error=error, times_limit=math.nan
+    )
+    return dataclasses.replace(report, summary=head, heads=((head,),), **other)
+
+
 def test_verdict_names_the_best_map_and_the_lost_heads(sample_result):
     text = sample_result.verdict
     errors = {r.map: r.summary.output_error for r in sample_result.maps}
     assert text.startswith(min(errors, key=errors.get))
-    peaked = dataclasses.replace(sample_result.maps[0].heads[0][0], output_error=0.9)
-    fine = dataclasses.replace(peaked, output_error=0.1)
-    report = dataclasses.replace(sample_result.maps[0], heads=((fine, peaked),), summary=fine)
-    words = verdict([report], [3], [6, 7], None)
-    assert "keeps 90 % of softmax's output" in words
-    assert "Head 3.7 (layer.head) is too peaked" in words
+    elu, uniform = sample_result.maps[0], of_error(sample_result.uniform, 0.8)
+    fine = of_error(elu, 0.1)
+    lost = of_error(elu, 0.9).heads[0][0]
+    mixed = dataclasses.replace(fine, heads=((*fine.heads[0], lost),))
+    words = verdict([mixed], uniform, [3], [6, 7], None)
+    assert "elu (m = 32) can stand in for softmax here: its output is off by 10 %" in words
+    assert "is off by 80 %, so elu goes 88 % of the way to softmax" in words
+    assert "In head 3.7 (layer.head) each map with m ≤ 256 is off by more than half" in words
+    assert "can stand in" not in verdict([of_error(elu, 0.2)], uniform, [3], [6], None)
+
+
+def test_a_map_that_is_no_better_than_looking_at_nothing_is_said_to_be_so(sample_result):
+    elu, uniform = sample_result.maps[0], sample_result.uniform
+    words = verdict([of_error(elu, 0.9)], of_error(uniform, 0.8), [3], [6], None)
+    assert "off by 80 %: no map here does better than that" in words
+    assert "of the way" not in words
+
+
+def test_verdict_speaks_of_measured_lengths_and_names_what_softmax_was(sample_result):
+    elu, uniform = of_error(sample_result.maps[0], 0.2), of_error(sample_result.uniform, 0.8)
+    timing = _timing.timing("elu", 12, [1.0, 2.0, 4.0, 8.0], [2.0, 8.0, 32.0, 128.0])
+
+    def words(crossover):
+        changed = dataclasses.replace(timing, crossover=crossover)
+        return verdict([elu], uniform, [3], [6], changed)
+
+    assert "softmax written in NumPy at every length measured, from n = 128 on" in words(50.0)
+    assert "16 times as fast at n = 1024, the longest measured" in words(50.0)
+    assert "from n ≈ 300 on" in words(300.0)
+    assert "extrapolated, it overtakes at n ≈ 5000" in words(5000.0)
+    assert "does not overtake softmax written in NumPy" in words(None)
+
+
+def test_a_noisy_timing_is_not_spoken_of(monkeypatch):
+    data = analysis.synthetic_attention("gaussian:n=16,d=2")
+    monkeypatch.setattr(_timing, "LENGTHS", (8, 16, 32))
+    monkeypatch.setattr(_timing, "SECONDS", 0.0)
+    used = iter([0.0, 1e6])
+    monkeypatch.setattr(_compare, "other_work", lambda: next(used))
+    result = analysis.compare(data, ["elu"])
+    assert "On this machine" not in result.verdict
+    assert any("it means little" in note for note in result.data.notes)
+    monkeypatch.setattr(_compare, "other_work", lambda: 0.0)
+    assert "On this machine" in analysis.compare(data, ["elu"]).verdict
+
+
+def test_values_of_zero_are_not_taken_for_weights_of_zero():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 16, 4))
+    data = analysis.AttentionData.from_arrays(q, k, 0 * v)
+    words = analysis.compare(data, ["elu"], measure=False).verdict
+    assert "Softmax's output is 0 in every head" in words
+    assert "sum to 0" not in words
+    data = analysis.AttentionData.from_arrays(-np.abs(q), np.abs(k), v)
+    words = analysis.compare(data, ["relu"], measure=False).verdict
+    assert "every row's weights sum to 0" in words
 
 
 def test_store_survives_torn_lines_and_other_runs(tmp_path):

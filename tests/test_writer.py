@@ -158,7 +158,7 @@ def test_a_reader_that_has_read_enough_gets_no_complaint():
 def test_json_on_standard_output_is_all_that_is_there(name, tmp_path):
     done = kerneltrick(*SMALL, "--json", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["format"] == "kerneltrick.compare/2"
+    assert json.loads(done.stdout)["format"] == "kerneltrick.compare/3"
     assert b"Feature maps against softmax" in done.stderr
     assert b"wrote" not in done.stderr
     assert not list(tmp_path.iterdir())
@@ -174,7 +174,7 @@ def test_standard_output_that_is_a_file_is_not_replaced(tmp_path):
     assert done.returncode == 0, done.stderr
     first, rest = target.read_text().split("\n", 1)
     assert first == "before"
-    assert json.loads(rest)["format"] == "kerneltrick.compare/2"
+    assert json.loads(rest)["format"] == "kerneltrick.compare/3"
 
 
 def test_two_options_do_not_write_the_same_file(run, tmp_path):

@@ -54,11 +54,6 @@ MAPS = (
 )
 
 
-def uniform(x: np.ndarray) -> np.ndarray:
-    """φ = 1: every key weighs the same, which is attention that looks at nothing."""
-    return np.ones_like(x[..., :1])
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One map on the sample and, by their names in SYNTHETIC, on made-up data."""
@@ -74,16 +69,15 @@ class Row:
 
 def measure(chosen: tuple[str, ...] = MAPS) -> list[Row]:
     """A row for each map, and one for uniform weights at the end."""
-    every = [*chosen, uniform]
-    sample = analysis.compare(analysis.sample(), every, measure=False)
+    sample = analysis.compare(analysis.sample(), chosen, measure=False)
     found = {
-        name: analysis.compare(analysis.synthetic_attention(text), every, measure=False)
+        name: analysis.compare(analysis.synthetic_attention(text), chosen, measure=False)
         for name, text in SYNTHETIC.items()
     }
     rows = []
-    for place, report in enumerate(sample.maps):
+    for place, report in enumerate((*sample.maps, sample.uniform)):
         heads = [head for layer in report.heads for head in layer if head is not None]
-        named = report.map in chosen
+        named = report is not sample.uniform
         rows.append(
             Row(
                 report.map if named else "*uniform weights*",
@@ -92,7 +86,10 @@ def measure(chosen: tuple[str, ...] = MAPS) -> list[Row]:
                 report.summary,
                 sum(head.output_error <= NEAR for head in heads),
                 len(heads),
-                {name: result.maps[place].summary for name, result in found.items()},
+                {
+                    name: (*result.maps, result.uniform)[place].summary
+                    for name, result in found.items()
+                },
             )
         )
     return rows

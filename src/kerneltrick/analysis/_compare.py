@@ -113,7 +113,7 @@ class _Run:
         self.progress = progress
         self.done = 0
         points = sum(map(len, self.families.values()))
-        self.pieces = len(self.heads) * (1 + len(chosen)) + points
+        self.pieces = len(self.heads) * (2 + len(chosen)) + points
         self.pieces += (1 + len(chosen)) if measure else 0
 
     def _usable(self) -> list[tuple[int, int]]:
@@ -143,9 +143,10 @@ class _Run:
 
     def result(self) -> Comparison:
         limits, softmax_heads = self._limits()
-        reports = [self._map(feature_map, limits) for feature_map in self.maps]
+        uniform = self._map(maps.get(_uniform), "uniform", limits)
+        reports = [self._map(feature_map, str(feature_map), limits) for feature_map in self.maps]
         found_curves = self._curves(limits)
-        softmax_ms, timings = self._timings()
+        softmax_ms, timings, noisy = self._timings()
         reports = [
             dataclasses.replace(
                 report,
@@ -165,10 +166,13 @@ class _Run:
                 cache_bytes=int(self.data.k[0].nbytes + self.data.v[0].nbytes),
                 heads=softmax_heads,
             ),
+            uniform=uniform,
             maps=tuple(reports),
             curves=found_curves,
             timing=shown,
-            verdict=verdict(reports, self.data.layers, self.data.heads, shown),
+            verdict=verdict(
+                reports, uniform, self.data.layers, self.data.heads, None if noisy else shown
+            ),
         )
         if self.progress is not None:
             self.progress("done", self.pieces, self.pieces)
@@ -201,7 +205,7 @@ class _Run:
             rows[head.layer][head.head] = SoftmaxHead(found["entropy"], rank, found["top1"])
         return limits, tuple(tuple(row) for row in rows)
 
-    def _map(self, feature_map: maps.FeatureMap, limits: Sequence[Limit]) -> MapReport:
+    def _map(self, feature_map: maps.FeatureMap, text: str, limits: Sequence[Limit]) -> MapReport:
         d = self.data.q.shape[-1]
         m = feature_map.dim(d)
         rows: list[list[HeadMetrics | None]] = [
@@ -217,12 +221,12 @@ class _Run:
                 return HeadMetrics.of(quality, limit, m).to_dict()
 
             name = self._name(head)
-            found = self._piece(f"{feature_map} on head {name}", f"{feature_map} {name}", work)
+            found = self._piece(f"{text} on head {name}", f"{text} {name}", work)
             rows[head.layer][head.head] = HeadMetrics.from_dict(found)
         kept = [metrics for row in rows for metrics in row if metrics is not None]
         one_layer = State.empty(feature_map, self.data.k[0], self.data.v[0])
         return MapReport(
-            map=str(feature_map),
+            map=text,
             features=m,
             sign=feature_map.sign,
             state_bytes=one_layer.nbytes,
@@ -250,9 +254,10 @@ class _Run:
             found.append(Curve(family, tuple(points)))
         return tuple(found)
 
-    def _timings(self) -> tuple[list[float] | None, list[Timing | None]]:
+    def _timings(self) -> tuple[list[float] | None, list[Timing | None], bool]:
+        """Times of softmax, those of each map, and whether others were at work meanwhile."""
         if not self.measure:
-            return None, [None] * len(self.maps)
+            return None, [None] * len(self.maps), False
         heads, d, width = self.data.q.shape[1], self.data.q.shape[-1], self.data.v.shape[-1]
         others, start = other_work(), time.perf_counter()
         work = functools.partial(measure_softmax, heads, d, width, self.causal)
@@ -266,9 +271,10 @@ class _Run:
             work = functools.partial(measure_linear, timed, heads, d, width, self.causal)
             linear = self._piece(f"time of {feature_map}", f"time {feature_map}", work)
             found.append(timing(str(feature_map), heads, linear, softmax))
-        if other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1:
+        noisy = other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1
+        if noisy:
             self.notes.append("other processes were at work during the timing: it means little")
-        return softmax, found
+        return softmax, found, noisy
 
     def _name(self, head: _Head) -> str:
         return f"{self.data.layers[head.layer]}.{self.data.heads[head.head]}"
@@ -317,6 +323,11 @@ def analyze_softmax(q: Floats, k: Floats, scale: float, causal: bool) -> tuple[f
         entropy += float(np.sum(np.log(total) - np.sum(weights * scores, axis=-1) / total))
         top += float(np.sum(1 / total))
     return entropy / len(q), top / len(q)
+
+
+def _uniform(x: Floats) -> Floats:
+    """φ = 1: every key weighs the same."""
+    return np.ones_like(x[..., :1])
 
 
 def _shown_timing(reports: Sequence[MapReport], timings: Sequence[Timing | None]) -> Timing | None:

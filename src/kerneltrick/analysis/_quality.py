@@ -32,6 +32,7 @@ class MapQuality(Result):
     weights: WeightComparison
     rank_correlation: float  # mean over rows of Spearman's ρ: does the map keep the order?
     output_relative_error: float  # ‖O − O_softmax‖ / ‖O_softmax‖ (Frobenius)
+    output_energy: float  # ‖O_softmax‖², of the rows that the error looks at
     output_cosine: float  # mean over rows of cos(o, o_softmax); rows of zeros have none
     smallest_normalizer: float  # min over rows of |Σ_j φ(q)·φ(k_j)|, in the map's own units
     condition_number: float  # max over rows of Σ_j |A_j| / |Σ_j A_j|; 1 if no weight is negative
@@ -88,6 +89,7 @@ def analyze_map(
         weights=weights.result(),
         rank_correlation=rank_correlation(problem, seed),
         output_relative_error=outputs.relative_error(),
+        output_energy=outputs.size,
         output_cosine=ratio(outputs.cosines, outputs.directed),
         smallest_normalizer=stability.smallest(),
         condition_number=stability.condition,

@@ -20,6 +20,7 @@ from kerneltrick.attention import linear_attention
 LARGEST_SCORES = 1 << 25  # numbers in the n×n scores of softmax, all heads: 128 MiB in float32
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 SECONDS = 0.05
+BASELINE = "softmax written in NumPy"  # as lean as NumPy allows, its weights formed
 
 
 def timing_lengths(heads: int) -> tuple[int, ...]:
@@ -93,6 +94,7 @@ def timing(
     softmax = fit(lengths, softmax_ms, 2)
     return Timing(
         map=name,
+        baseline=BASELINE,
         lengths=lengths,
         linear_ms=tuple(linear_ms),
         softmax_ms=tuple(softmax_ms),

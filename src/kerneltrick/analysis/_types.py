@@ -12,7 +12,7 @@ from kerneltrick.analysis._limit import Limit
 from kerneltrick.analysis._quality import MapQuality
 from kerneltrick.analysis._result import Result
 
-FORMAT = "kerneltrick.compare/2"
+FORMAT = "kerneltrick.compare/3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,9 @@ class HeadMetrics(Result):
     top8_agreement: float
     entropy: float
     rank_correlation: float
-    output_error: float
+    output_error: float  # ‖O − O_softmax‖ / ‖O_softmax‖; of many heads the mean
+    whole_error: float  # the same of all heads' outputs together, so that large ones count for more
+    output_energy: float  # ‖O_softmax‖²
     output_cosine: float
     smallest_normalizer: float
     condition_number: float
@@ -39,21 +41,21 @@ class HeadMetrics(Result):
     undefined_rows: int
     gradient_ratio: float
     dead_gradients: float
-    bound_mse: float  # the least MSE of any map with as many features
-    bound_kind: str  # "bound" or "estimate"
-    times_bound: float  # mse / bound_mse; NaN where the bound is 0
+    limit_mse: float  # the least MSE of any map with as many features
+    limit_kind: str  # "bound" or "estimate"
+    times_limit: float  # mse / limit_mse; NaN where the limit is 0
 
     @staticmethod
     def of(quality: MapQuality, limit: Limit, m: int) -> HeadMetrics:
         """The metrics of a head, with the limit for a map of m features."""
         values = {**vars(quality.weights), **vars(quality)}
-        values["output_error"] = quality.output_relative_error
+        values["output_error"] = values["whole_error"] = quality.output_relative_error
         values["undefined_rows"] = quality.weights.undefined_rows
         bound = limit.mse(m)
         values |= {
-            "bound_mse": bound,
-            "bound_kind": limit.kind,
-            "times_bound": quality.weights.mse / bound if bound > 0 else math.nan,
+            "limit_mse": bound,
+            "limit_kind": limit.kind,
+            "times_limit": quality.weights.mse / bound if bound > 0 else math.nan,
         }
         return HeadMetrics(**{f.name: values[f.name] for f in dataclasses.fields(HeadMetrics)})
 
@@ -64,12 +66,13 @@ class HeadMetrics(Result):
 
     @staticmethod
     def summary(heads: Iterable[HeadMetrics]) -> HeadMetrics:
-        """Means over heads; of normaliser, condition and difference the worst; counts in total."""
+        """Means over heads; of normaliser, condition and difference the worst; sums of counts."""
         found = list(heads)
         special: dict[str, Callable[[list[Any]], Any]] = {
             "max_diff": max,
             "condition_number": max,
             "smallest_normalizer": min,
+            "output_energy": sum,
             "overflows": sum,
             "underflows": sum,
             "undefined_rows": sum,
@@ -77,14 +80,18 @@ class HeadMetrics(Result):
         values: dict[str, Any] = {}
         for field in _FIELDS:
             column = [getattr(head, field.name) for head in found]
-            if field.name == "bound_kind":
+            if field.name == "limit_kind":
                 values[field.name] = "estimate" if "estimate" in column else "bound"
             elif field.name in special:
                 values[field.name] = special[field.name](column) if column else math.nan
             else:
                 values[field.name] = mean(column)
-        bound = values["bound_mse"]
-        values["times_bound"] = values["mse"] / bound if bound > 0 else math.nan
+        bound = values["limit_mse"]
+        judged = [head for head in found if not math.isnan(head.output_error)]
+        lost = sum(head.output_error**2 * head.output_energy for head in judged)
+        total = sum(head.output_energy for head in judged)
+        values["whole_error"] = math.sqrt(lost / total) if total > 0 else math.nan
+        values["times_limit"] = values["mse"] / bound if bound > 0 else math.nan
         return HeadMetrics(**values)
 
 
@@ -127,7 +134,7 @@ class CurvePoint(Result):
     features: int
     output_error: float
     mse: float
-    bound_mse: float
+    limit_mse: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +150,7 @@ class Timing(Result):
     """Measured times, their fits, and where they meet."""
 
     map: str
+    baseline: str  # what softmax attention was timed as
     lengths: tuple[int, ...]
     linear_ms: tuple[float, ...]
     softmax_ms: tuple[float, ...]
@@ -176,6 +184,7 @@ class Comparison(Result):
     version: str
     data: DataInfo
     softmax: SoftmaxReport
+    uniform: MapReport  # every token weighs the same: what looking at nothing costs
     maps: tuple[MapReport, ...]
     curves: tuple[Curve, ...]
     timing: Timing | None
@@ -183,13 +192,13 @@ class Comparison(Result):
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
-        names = ("correlation", "output_error", "mse", "times_bound")
+        names = ("output_error", "whole_error", "correlation", "mse", "times_limit")
         head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("map", "m", *names))
         rows = "".join(
             f"<tr><td>{html.escape(row.map)}</td><td>{row.features}</td>"
             + "".join(f"<td>{getattr(row.summary, name):.3g}</td>" for name in names)
             + "</tr>"
-            for row in self.maps
+            for row in (self.uniform, *self.maps)
         )
         return (
             f"<p>{html.escape(self.verdict)}</p>"

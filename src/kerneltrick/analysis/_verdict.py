@@ -8,44 +8,76 @@ from collections.abc import Sequence
 from kerneltrick.analysis._types import MapReport, Timing
 
 SMALL = 256  # features of a map that is still cheap
-LOST = 0.5  # a relative output error at which a head is not reproduced
+GOOD = 0.1  # a relative output error at which a map can stand in for softmax
+LOST = 0.5  # one at which a head is not reproduced
 FEW = 8  # heads named one by one
 
 
 def verdict(
-    reports: Sequence[MapReport], layers: Sequence[int], heads: Sequence[int], timing: Timing | None
+    reports: Sequence[MapReport],
+    uniform: MapReport,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    timing: Timing | None,
 ) -> str:
-    """Which map comes closest, which small one, where softmax should stay, and what it gains."""
+    """Which map comes closest, which cheap one, where softmax should stay, and what it gains."""
     judged = [r for r in reports if not math.isnan(r.summary.output_error)]
     if not judged:
-        return "No map has an output on this data: every row's weights sum to 0."
+        return _nothing_to_judge(reports)
     best = min(judged, key=lambda r: r.summary.output_error)
-    sentences = [f"{best.map} (m = {best.features}) {_keeps(best)}{_against_bound(best)}."]
+    sentences = [_closest(best), _against_uniform(best, uniform), _against_limit(best)]
     small = [r for r in judged if r.features <= SMALL]
     if best.features > SMALL and small:
-        runner_up = min(small, key=lambda r: r.summary.output_error)
-        sentences.append(
-            f"Among maps with m ≤ {SMALL}, {runner_up.map} is closest: it {_keeps(runner_up)}."
-        )
+        cheap = min(small, key=lambda r: r.summary.output_error)
+        error = _share(cheap.summary.output_error)
+        sentences.append(f"Among maps with m ≤ {SMALL}, {cheap.map} is closest: off by {error}.")
     sentences.append(_lost_heads(small, layers, heads))
     if timing is not None:
         sentences.append(_gain(timing))
     return " ".join(filter(None, sentences))
 
 
-def _keeps(report: MapReport) -> str:
-    error = report.summary.output_error
-    if error >= 1:
-        return f"is no nearer to softmax's output than zeros are (relative error {error:.2f})"
-    return f"keeps {100 * (1 - error):.0f} % of softmax's output (relative error {error:.2f})"
+def _nothing_to_judge(reports: Sequence[MapReport]) -> str:
+    if all(math.isnan(r.summary.mse) for r in reports):
+        return "No map has an output on this data: every row's weights sum to 0."
+    return (
+        "Softmax's output is 0 in every head, as it is where all values are 0: there is no size "
+        "that an error could be compared with. The weights are compared all the same."
+    )
 
 
-def _against_bound(report: MapReport) -> str:
-    times, kind = report.summary.times_bound, report.summary.bound_kind
+def _closest(best: MapReport) -> str:
+    error, whole = best.summary.output_error, best.summary.whole_error
+    means = "can stand in for softmax here" if error <= GOOD else "comes closest to softmax"
+    together = f"; {_share(whole)} of all heads together" if _share(whole) != _share(error) else ""
+    return (
+        f"{best.map} (m = {best.features}) {means}: its output is off by {_share(error)} of its "
+        f"size (mean over heads{together})."
+    )
+
+
+def _against_uniform(best: MapReport, uniform: MapReport) -> str:
+    """How far the map comes from attention that looks at nothing."""
+    error, nothing = best.summary.output_error, uniform.summary.output_error
+    if not nothing > 0:
+        return ""
+    reference = (
+        f"Looking at nothing, with the same weight for every token, is off by {_share(nothing)}"
+    )
+    if error >= nothing:
+        return f"{reference}: no map here does better than that."
+    return f"{reference}, so {best.map} goes {_share(1 - error / nothing)} of the way to softmax."
+
+
+def _against_limit(best: MapReport) -> str:
+    times, kind = best.summary.times_limit, best.summary.limit_kind
     if math.isnan(times) or math.isinf(times):
         return ""
-    least = "the least possible" if kind == "bound" else "the estimated least"
-    return f"; the error of its weights is {_round(times)} times {least} for that m"
+    limit = "limit" if kind == "bound" else "estimated limit"
+    return (
+        f"Its weights err {_round(times)} times as much as the {limit}, the least that any map "
+        "with as many features can."
+    )
 
 
 def _lost_heads(small: Sequence[MapReport], layers: Sequence[int], heads: Sequence[int]) -> str:
@@ -62,28 +94,45 @@ def _lost_heads(small: Sequence[MapReport], layers: Sequence[int], heads: Sequen
                 if min(errors) > LOST:
                     lost.append(f"{layer}.{head}")
     if not lost:
-        return f"Every head is within {100 * LOST:.0f} % by some map with m ≤ {SMALL}."
+        return f"In every head some map with m ≤ {SMALL} is off by less than half."
     if len(lost) == total:
-        return f"No head is within {100 * LOST:.0f} % by any map with m ≤ {SMALL}: keep softmax."
+        return f"In every head each map with m ≤ {SMALL} is off by more than half: keep softmax."
     named = ", ".join(lost[:FEW]) + (f" and {len(lost) - FEW} more" if len(lost) > FEW else "")
-    plural = "Heads" if len(lost) > 1 else "Head"
-    verb = "are" if len(lost) > 1 else "is"
     return (
-        f"{plural} {named} (layer.head) {verb} too peaked for any map here with m ≤ {SMALL}: "
-        f"keep softmax there."
+        f"In head{'s' * (len(lost) > 1)} {named} (layer.head) each map with m ≤ {SMALL} is off by "
+        "more than half: keep softmax there."
     )
 
 
 def _gain(timing: Timing) -> str:
+    """What was measured; beyond the longest length it is said to be extrapolated."""
+    first, last, softmax = timing.lengths[0], timing.lengths[-1], timing.baseline
     if timing.crossover is None:
-        return f"On this machine {timing.map} does not overtake softmax."
-    n = 16384
-    linear = timing.linear_fit[0] + timing.linear_fit[1] * n
-    softmax = sum(c * n**p for p, c in enumerate(timing.softmax_fit))
+        return f"On this machine {timing.map} does not overtake {softmax}."
+    if timing.crossover > last:
+        return (
+            f"On this machine {timing.map} is slower than {softmax} up to n = {last}, the longest "
+            f"measured; extrapolated, it overtakes at n ≈ {_round(timing.crossover)}."
+        )
+    since = f"from n ≈ {_round(timing.crossover)} on"
+    if timing.crossover <= first:
+        since = f"at every length measured, from n = {first} on"
+    times = timing.softmax_ms[-1] / timing.linear_ms[-1]
     return (
-        f"On this machine {timing.map} overtakes softmax at n ≈ {_round(timing.crossover)} and by "
-        f"the fits is {_round(softmax / linear)} times as fast at n = {n}."
+        f"On this machine {timing.map} is faster than {softmax} {since}, and {_round(times)} "
+        f"times as fast at n = {last}, the longest measured."
     )
+
+
+def _share(x: float) -> str:
+    """A part of something, or several times it.
+
+    >>> _share(0.754), _share(0.004), _share(3.21)
+    ('75 %', '0.4 %', '3.2 times')
+    """
+    if x >= 2:
+        return f"{_round(x)} times"
+    return f"{100 * x:.0f} %" if x >= 0.0095 else f"{100 * x:.1g} %"
 
 
 def _round(x: float) -> str:

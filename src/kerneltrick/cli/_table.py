@@ -9,9 +9,12 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick.analysis import Comparison, MapReport
+from kerneltrick.analysis._timing import BASELINE
 from kerneltrick.cli._output import console, plain
 
-_SIGNS = {"positive": "> 0", "non-negative": "≥ 0"}
+COLUMNS = (
+    "m", "error", "whole", "corr.", "top-1", "MSE", "× limit", "ms/1k", "from n", "state",
+)  # fmt: skip
 
 
 def show(result: Comparison, file: TextIO | None = None) -> None:
@@ -37,13 +40,14 @@ def _table(result: Comparison) -> Table:
         collapse_padding=True,
     )
     table.add_column("map", overflow="fold", min_width=12)
-    for name in ("m", "error", "corr.", "KL", "top-1", "MSE", "×bound", "ms/1k", "from n", "state"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     softmax = result.softmax
     table.add_row(
-        "softmax", "–", "0", "1.000", "0", "1.00", "0", "–", _short(softmax.ms_per_1000_tokens),
+        "softmax", "–", "0", "0", "1.000", "1.00", "0", "–", _short(softmax.ms_per_1000_tokens),
         "–", _bytes(softmax.cache_bytes), style="bold",
     )  # fmt: skip
+    table.add_row(*_cells(result.uniform), style="dim")
     for row in result.maps:
         table.add_row(*_cells(row))
     return table
@@ -55,11 +59,11 @@ def _cells(row: MapReport) -> list[str]:
         row.map,
         str(row.features),
         _fixed(summary.output_error),
+        _fixed(summary.whole_error),
         _fixed(summary.correlation),
-        _short(summary.kl),
         _fixed(summary.top1_agreement, 2),
         _scientific(summary.mse),
-        _short(summary.times_bound),
+        _short(summary.times_limit),
         _short(row.ms_per_1000_tokens),
         "–" if row.crossover is None else f"{row.crossover:.0f}",
         _bytes(row.state_bytes),
@@ -78,9 +82,11 @@ def _shape(result: Comparison) -> str:
 def _legend(result: Comparison) -> str:
     undefined = [row for row in result.maps if row.summary.undefined_rows]
     lines = [
-        "error: ‖O − O_softmax‖ / ‖O_softmax‖, outputs. corr., KL, top-1, MSE: weights.",
-        "×bound: MSE over the least possible for any map with that m (– where that is 0).",
-        "ms/1k: ms per 1000 tokens of a layer in NumPy, measured here. from n: beats softmax.",
+        "uniform: every token weighs the same, which is looking at nothing.",
+        "error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads; whole: of all heads together.",
+        "corr., top-1, MSE: of the weights. × limit: MSE over the least that any map with that m "
+        "can have (– where that is 0).",
+        f"ms/1k: ms per 1000 tokens of a layer, measured here. from n: faster than {BASELINE}.",
         "state: bytes of one layer (softmax: keys and values of all n tokens).",
     ]
     if undefined:

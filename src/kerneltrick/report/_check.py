@@ -7,10 +7,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FORMAT = "kerneltrick.compare/2"
+FORMAT = "kerneltrick.compare/3"
 
 _NEEDED: dict[str, tuple[str, ...]] = {
-    "": ("format", "version", "data", "softmax", "maps", "curves", "timing", "verdict"),
+    "": ("format", "version", "data", "softmax", "uniform", "maps", "curves", "timing", "verdict"),
     "data": (
         "source", "layers", "heads", "kv_heads", "n", "d", "causal", "scale", "dtype", "tokens",
         "seed",
@@ -19,9 +19,10 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _OF_MAP = ("map", "features", "state_bytes", "ms_per_1000_tokens", "summary", "heads")
 _OF_CURVE = ("family", "points")
-_OF_POINT = ("map", "features", "output_error", "mse", "bound_mse")
+_OF_POINT = ("map", "features", "output_error", "mse", "limit_mse")
 _OF_TIMING = (
-    "map", "lengths", "linear_ms", "softmax_ms", "linear_fit", "softmax_fit", "crossover",
+    "map", "baseline", "lengths", "linear_ms", "softmax_ms", "linear_fit", "softmax_fit",
+    "crossover",
 )  # fmt: skip
 _OF_PICTURE = ("tokens", "q", "k", "maps")
 _OF_DRAWN = ("map", "name", "parameters", "scale", "projection")

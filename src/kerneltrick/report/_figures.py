@@ -113,7 +113,7 @@ def pareto_figure(comparison: Mapping[str, Any], error: str = "output_error") ->
     for row in comparison["maps"]:
         cost, value = _number(row["ms_per_1000_tokens"]), _number(row["summary"][error])
         if 0 < cost < math.inf and 0 < value < math.inf:
-            rows.append((cost, value, row["map"], _number(row["summary"].get("bound_mse"))))
+            rows.append((cost, value, row["map"], _number(row["summary"].get("limit_mse"))))
     rows.sort()
     reference = _number(comparison["softmax"]["ms_per_1000_tokens"])
     with picture_style():
@@ -156,9 +156,15 @@ def _name_dots(axes: Axes, rows: Sequence[tuple[float, float, str]]) -> None:
 
 
 def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
-    """Error against the number of features m, one line a family; for "mse" with the limit."""
+    """Error against the number of features m, one line a family; for "mse" with the limit.
+
+    Errors above twice that of uniform weights are triangles at the upper edge.
+    """
     check_comparison(comparison)
     limit: dict[int, float] = {}
+    uniform = comparison["uniform"]["summary"]
+    nothing = _number(uniform["mse" if error == "mse" else "whole_error"])
+    ceiling = 2 * nothing if nothing > 0 else math.inf
     with picture_style():
         figure, axes = _axes("features m", _label(error), 6.2)
         for at, curve in enumerate(comparison["curves"]):
@@ -166,16 +172,21 @@ def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
             points = [(m, value) for m, value in points if 0 < value < math.inf]
             if points:
                 colour = COLOURS[at % len(COLOURS)]
-                axes.plot(
-                    *zip(*points, strict=True), "o-", ms=4, color=colour, label=curve["family"]
-                )
+                m, values = (np.array(x) for x in zip(*points, strict=True))
+                above, shown = values > ceiling, np.minimum(values, ceiling)
+                axes.plot(m, shown, color=colour, lw=1.2)
+                axes.plot(m[above], shown[above], "^", ms=5, color=colour)
+                axes.plot(m[~above], shown[~above], "o", ms=4, color=colour)
+                axes.plot([], [], "o-", ms=4, lw=1.2, color=colour, label=curve["family"])
             for point in curve["points"]:
-                bound = _number(point["bound_mse"])
+                bound = _number(point["limit_mse"])
                 if 0 < bound < math.inf:
                     limit[point["features"]] = min(bound, limit.get(point["features"], math.inf))
         if error == "mse" and limit:
             x, y = zip(*sorted(limit.items()), strict=True)
             axes.plot(x, y, "--", color=FAINT, label="limit for any map")
+        if nothing > 0:
+            axes.axhline(nothing, color=FAINT, lw=0.8, ls=":", label="looking at nothing")
         if axes.has_data():
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
@@ -193,7 +204,7 @@ def timing_figure(comparison: Mapping[str, Any]) -> Figure:
     with picture_style():
         figure, axes = _axes("length n, tokens", "milliseconds")
         for name, key, colour in (
-            ("softmax", "softmax", FAINT),
+            (timing["baseline"], "softmax", FAINT),
             (timing["map"], "linear", COLOURS[0]),
         ):
             fit = sum(c * n**power for power, c in enumerate(timing[f"{key}_fit"]))
@@ -216,9 +227,10 @@ def _axes(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.4) -> 
     axes.margins(0.12)
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     return figure, axes
 
 

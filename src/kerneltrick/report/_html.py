@@ -33,7 +33,7 @@ def save_html(result: Comparison, data: AttentionData, path: str | os.PathLike[s
 
 
 def render_html(comparison: Mapping[str, Any]) -> str:
-    """The report of a comparison (format "kerneltrick.compare/2" with its `picture`) as HTML.
+    """The report of a comparison (format "kerneltrick.compare/3" with its `picture`) as HTML.
 
     The file asks for nothing: style, script and data are inside, and its content security policy
     allows only these, by their hashes. Texts of the data (tokens, names, the source) are put into

@@ -84,6 +84,7 @@ function shorten(text) {
 }
 
 const maps = comparison.maps;
+const uniform = comparison.uniform; // every token weighs the same: looking at nothing
 const labels = (() => {
   const shorts = maps.map((map) => shorten(map.map));
   const unique = shorts.map((label, i) => (shorts.indexOf(label) === shorts.lastIndexOf(label) ? label : maps[i].map));
@@ -91,7 +92,7 @@ const labels = (() => {
 })();
 
 // Above some length the limit is a randomised estimate, and everything that shows it says so.
-const ESTIMATED = maps.some((map) => map.summary.bound_kind === "estimate");
+const ESTIMATED = maps.some((map) => map.summary.limit_kind === "estimate");
 
 // A group of radio buttons that looks like one control.
 function segmented(fieldset, options, chosen, choose) {

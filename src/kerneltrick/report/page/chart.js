@@ -64,6 +64,18 @@ function frame(host, { height, xs, ys, xLabel, yLabel, xTicks = null, xFormat = 
   return { svg, x, y, width, height, left, right: width - right, top, bottom };
 }
 
+// A horizontal line with its name, for what every curve is measured against.
+function drawLevel(plot, value, name, atLeft = false) {
+  const y = plot.y(value);
+  if (!(y >= plot.top && y <= plot.bottom)) return;
+  plot.svg.append(
+    draw("line", { class: "reference", x1: plot.left, x2: plot.right, y1: y, y2: y }),
+    draw("text", { class: "note level", x: atLeft ? plot.left + 4 : plot.right, y: atLeft ? y + 14 : y - 5, "text-anchor": atLeft ? "start" : "end" }, name),
+  );
+}
+
+const triangle = (x, y) => `M${x - 6} ${y + 4}L${x + 6} ${y + 4}L${x} ${y - 6}Z`;
+
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
 const overlap = (a, b) => a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;

@@ -4,7 +4,7 @@ const swatch = (series, dashed = false) => make("i", { class: `swatch s${series}
 
 function drawCurves() {
   const families = comparison.curves
-    .map(({ family, points }, series) => ({ family, series, points: points.map((p) => ({ map: p.map, m: number(p.features), error: number(state.curve === "mse" ? p.mse : p.output_error), bound: number(p.bound_mse) })) }))
+    .map(({ family, points }, series) => ({ family, series, points: points.map((p) => ({ map: p.map, m: number(p.features), error: number(state.curve === "mse" ? p.mse : p.output_error), bound: number(p.limit_mse) })) }))
     .map((family) => ({ ...family, points: family.points.filter((p) => p.m > 0 && p.error > 0 && Number.isFinite(p.error)) }))
     .filter((family) => family.points.length);
   const section = byId("curves-section");
@@ -12,29 +12,36 @@ function drawCurves() {
   section.parentElement.classList.toggle("single", section.hidden);
   if (section.hidden) return;
   const points = families.flatMap((family) => family.points);
+  // Far above what looking at nothing costs, how far does not matter: a triangle at the upper edge.
+  const nothing = number(state.curve === "mse" ? uniform.summary.mse : uniform.summary.whole_error);
+  const ceiling = nothing > 0 ? 2 * nothing : Infinity;
   const limit = state.curve === "mse" ? limitLine(comparison.curves.flatMap((c) => c.points)) : [];
   const low = Math.min(...points.map((p) => p.error)) / 1e3;
   const plot = frame(byId("curves"), {
     height: 380,
     xs: range(points.map((p) => p.m), 1.2, 1.2),
-    ys: range([...points.map((p) => p.error), ...limit.map(([, bound]) => bound).filter((bound) => bound > low)], 1.5, 1.5),
+    ys: range([...points.map((p) => Math.min(p.error, ceiling)), nothing, ...limit.map(([, bound]) => bound).filter((bound) => bound > low)], 1.5, 1.5),
     xLabel: "features m",
     yLabel: ERRORS[state.curve].label,
     title: "error against the number of features",
   });
   drawLimit(plot, limit.filter(([, bound]) => bound > low));
+  drawLevel(plot, nothing, "looking at nothing", true);
+  const height = (p) => (p.error > ceiling ? plot.top + 4 : plot.y(p.error));
   for (const { family, series, points } of families) {
-    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(p.m), plot.y(p.error)])) }));
+    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(p.m), height(p)])) }));
     for (const p of points) {
       const words = `${family}, m = ${p.m}: ${short(p.error)}`;
-      plot.svg.append(draw("circle", { class: `point s${series % 6}`, cx: plot.x(p.m), cy: plot.y(p.error), r: 4 }, draw("title", {}, words)));
+      const shape = p.error > ceiling ? ["path", { d: triangle(plot.x(p.m), height(p)) }] : ["circle", { cx: plot.x(p.m), cy: height(p), r: 4 }];
+      plot.svg.append(draw(shape[0], { class: `point s${series % 6}`, ...shape[1] }, draw("title", {}, words)));
     }
   }
   const keys = families.map(({ family, series }) => make("span", {}, swatch(series % 6), family));
   if (limit.length) keys.push(make("span", {}, swatch("limit", true), ESTIMATED ? "limit for any map, estimated" : "limit for any map"));
   byId("curves-legend").replaceChildren(...keys);
   byId("curves-reading").textContent =
-    "More features cost more and should err less: a line that falls steeply repays its features." +
+    "More features cost more and should err less: a line that falls steeply repays its features. Above the dotted line a map does worse than giving every token the same weight." +
+    (points.some((p) => p.error > ceiling) ? " A triangle marks an error that lies above the picture." : "") +
     (state.curve === "mse" ? " The dashed line is the least error that any map with m features can have; where it ends it is zero or below the picture." : "");
 }
 
@@ -42,7 +49,7 @@ function drawCurves() {
 function limitLine(points) {
   const least = new Map();
   for (const p of points) {
-    const bound = number(p.bound_mse);
+    const bound = number(p.limit_mse);
     if (bound > 0 && Number.isFinite(bound)) least.set(p.features, Math.min(bound, least.get(p.features) ?? Infinity));
   }
   return [...least].sort((a, b) => a[0] - b[0]);
@@ -73,7 +80,7 @@ function drawTiming() {
   const ys = range([...times, Number.isFinite(crossover) ? linearFit(crossover) : NaN], 1.5, 1.6);
   const plot = frame(byId("timing"), { height: 380, xs, ys, xLabel: "length n, tokens", yLabel: "milliseconds", title: "time against length" });
   const inside = ([, ms]) => ms >= ys[0] && ms <= ys[1];
-  const series = [["softmax", softmaxFit, timing.softmax_ms, "soft"], [shorten(timing.map), linearFit, timing.linear_ms, 0]];
+  const series = [[timing.baseline, softmaxFit, timing.softmax_ms, "soft"], [shorten(timing.map), linearFit, timing.linear_ms, 0]];
   if (Number.isFinite(crossover)) drawCrossover(plot, crossover, linearFit(crossover));
   for (const [name, fit, ms, colour] of series) {
     plot.svg.append(draw("path", { class: `line thin s${colour}`, d: path(sampled(fit).filter(inside).map(([n, t]) => [plot.x(n), plot.y(t)])) }));
@@ -104,7 +111,7 @@ function timingReading(timing, crossover) {
   const linear = sum([short(a, 2)], [short(b, 2), "·n"]);
   const softmax = sum([short(c, 2)], [short(e, 2), "·n"], [short(f, 2), "·n²"]);
   const meeting = Number.isFinite(crossover)
-    ? `To the right of n ≈ ${whole(crossover)} the map is faster than softmax on this machine.`
+    ? `To the right of n ≈ ${whole(crossover)} the map is faster than ${timing.baseline} on this machine.`
     : "The two fits do not meet up to n = 10⁶.";
   return `Dots are measured, lines are fits in milliseconds: ${shorten(timing.map)} ${linear}, softmax ${softmax}. ${meeting}`;
 }

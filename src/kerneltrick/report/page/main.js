@@ -73,7 +73,7 @@ function drawStats() {
     ["output_error", "output error", short(number(metrics.output_error))],
     ["top1_agreement", "top-1 agreement", percent(number(metrics.top1_agreement))],
     ["mse", "MSE of the weights", short(number(metrics.mse))],
-    ["times_bound", metrics.bound_kind === "estimate" ? "× limit (estimate)" : "× limit", times(number(metrics.times_bound))],
+    ["times_limit", metrics.limit_kind === "estimate" ? "× limit (estimate)" : "× limit", times(number(metrics.times_limit))],
     ["entropy", "entropy, map / softmax", `${short(number(metrics.entropy), 2)} / ${short(number(own.entropy), 2)}`],
     ["condition_number", "condition number", short(number(metrics.condition_number))],
   ];

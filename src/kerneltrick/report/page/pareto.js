@@ -25,7 +25,7 @@ function drawPareto() {
   const error = ERRORS[state.error];
   const host = byId("pareto");
   const focused = host.contains(document.activeElement) ? document.activeElement.dataset.map : null;
-  const all = maps.map((map, at) => ({ at, map, cost: cost.of(map), error: error.of(map.summary), bound: number(map.summary.bound_mse), kind: map.summary.bound_kind }));
+  const all = maps.map((map, at) => ({ at, map, cost: cost.of(map), error: error.of(map.summary), bound: number(map.summary.limit_mse), kind: map.summary.limit_kind }));
   const good = all.filter((dot) => dot.cost > 0 && dot.error > 0 && Number.isFinite(dot.cost + dot.error));
   const withBounds = state.error === "mse";
   const ceiling = middle(good.map((dot) => dot.error)) * (withBounds ? 30 : 4);
@@ -34,7 +34,7 @@ function drawPareto() {
   const plot = frame(host, {
     height: roomOf(host) < 500 ? 400 : 460,
     xs,
-    ys: range([...good.map((dot) => Math.min(dot.error, ceiling)), ...bounds], withBounds ? 2 : 1.4, 1.4),
+    ys: range([...good.map((dot) => Math.min(dot.error, ceiling)), error.of(uniform.summary), ...bounds], withBounds ? 2 : 1.4, 1.4),
     xLabel: cost.label,
     yLabel: error.label,
     xFormat: state.cost === "memory" ? bytes : tick,
@@ -42,6 +42,7 @@ function drawPareto() {
     title: `${error.label} against ${cost.label}`,
   });
   drawSoftmaxCost(plot, cost);
+  drawLevel(plot, error.of(uniform.summary), "looking at nothing");
   const best = front(good);
   const line = drawFront(plot, best);
   for (const dot of good) {
@@ -117,7 +118,7 @@ function drawDot(plot, dot, place, best, cost, error) {
     draw("title", {}, words),
     draw("circle", { class: "target", cx: dot.x, cy: dot.y, r: 14 }),
     dot.above
-      ? draw("path", { class: "mark", d: `M${dot.x - 6} ${dot.y + 4}L${dot.x + 6} ${dot.y + 4}L${dot.x} ${dot.y - 6}Z` })
+      ? draw("path", { class: "mark", d: triangle(dot.x, dot.y) })
       : draw("circle", { class: "mark", cx: dot.x, cy: dot.y, r: chosen ? 7 : 5 }),
     draw("text", { x: place.x + place.w / 2, y: place.y + 12, "text-anchor": "middle" }, dot.text),
   );

@@ -1,10 +1,11 @@
 // Tables that sort: all maps, and every head of the chosen map.
 
 const METRICS = [
-  ["output_error", "output error", short, "‖O − O_softmax‖ / ‖O_softmax‖"],
+  ["output_error", "output error", short, "‖O − O_softmax‖ / ‖O_softmax‖; of many heads the mean"],
+  ["whole_error", "whole", short, "the same of all heads' outputs together, so that large ones count for more"],
   ["output_cosine", "cosine", short, "mean cosine of the outputs with those of softmax"],
   ["mse", "MSE", short, "mean squared error of the weights"],
-  ["times_bound", "× limit", times, "the MSE over the least that any map with as many features can have"],
+  ["times_limit", "× limit", times, "the MSE over the least that any map with as many features can have"],
   ["kl", "KL", short, "KL(softmax ‖ map); – with negative weights, ∞ at a zero weight"],
   ["total_variation", "TV", short, "total variation between the rows"],
   ["top1_agreement", "top-1", percent, "how often both put the most weight on the same token"],
@@ -22,7 +23,7 @@ const METRICS = [
 const metricColumns = METRICS.map(([key, label, write, help]) => ({ key, label, write, help, of: (row) => number((row.metrics || {})[key]) }));
 
 const MAP_COLUMNS = [
-  { key: "map", label: "map", text: (row) => labels[row.at], of: (row) => row.at },
+  { key: "map", label: "map", text: (row) => (row.map === uniform ? "uniform" : labels[row.at]), of: (row) => row.at },
   { key: "features", label: "m", write: whole, help: "features", of: (row) => number(row.map.features) },
   { key: "ms_per_1000_tokens", label: "ms / 1000", write: short, help: "milliseconds for 1000 tokens, one layer, all heads", of: (row) => number(row.map.ms_per_1000_tokens) },
   { key: "state_bytes", label: "state", write: bytes, help: "memory of one layer, all heads", of: (row) => number(row.map.state_bytes) },
@@ -62,6 +63,7 @@ function headerCell(column, name, redraw) {
 }
 
 function bodyCell(column, row, bars) {
+  if (column.text && row.map === uniform) return make("th", { scope: "row", title: "every token weighs the same" }, column.text(row));
   if (column.text) return make("th", { scope: "row" }, make("button", { type: "button" }, column.text(row)));
   const value = column.of(row);
   const cell = make("td", { "data-key": column.key, title: Number.isFinite(value) ? String(value) : null }, column.write(value));
@@ -81,7 +83,7 @@ function drawTable(name, columns, rows, isChosen, choose, redraw) {
   const body = make("tbody");
   for (const row of sorted(rows, column, sorting[name].direction)) {
     const line = make("tr", { "aria-current": isChosen(row) ? "true" : null }, ...columns.map((c) => bodyCell(c, row, bars)));
-    line.addEventListener("click", () => choose(row));
+    if (row.map !== uniform) line.addEventListener("click", () => choose(row));
     body.append(line);
   }
   const focused = table.contains(document.activeElement) && document.activeElement.closest("tbody");
@@ -90,7 +92,7 @@ function drawTable(name, columns, rows, isChosen, choose, redraw) {
 }
 
 function drawMapsTable() {
-  const rows = maps.map((map, at) => ({ at, map, metrics: map.summary }));
+  const rows = [uniform, ...maps].map((map, at) => ({ at: at - 1, map, metrics: map.summary }));
   drawTable("maps", MAP_COLUMNS, rows, (row) => row.at === state.map, (row) => select({ map: row.at }), drawMapsTable);
 }
 
