@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,9 @@ from answers import ROOT
 from grading import LAB, RIGHT, changed, only_wrong
 
 from kerneltrick.labs import grader
+
+LIMITS = grader.Limits(call=5, root=True)
+OPEN = replace(LIMITS, filter=False, namespaces=False)
 
 
 def _sleepers():
@@ -117,28 +123,31 @@ class TestWalls:
         )
         assert only_wrong(found, "elu_feature_map").startswith("takes too much memory (line ")
 
-    def test_memory_taken_bit_by_bit(self, hurried):
-        found, _ = changed(
-            """
-            def elu_feature_map(x):
-                kept = []
-                while True:
-                    kept.append(b"x" * 2**20)
-            """,
-            hurried,
-        )
+    def test_memory_taken_bit_by_bit(self):
+        with grader.Server(grader.Limits(memory=2**26)) as server:
+            found, _ = changed(
+                """
+                def elu_feature_map(x):
+                    kept = []
+                    while True:
+                        kept.append(b"x" * 2**20)
+                """,
+                server,
+            )
         assert "takes too much memory" in only_wrong(found, "elu_feature_map")
 
     @pytest.mark.parametrize("namespaces", [True, False])
     def test_processes_left_behind_are_ended(self, namespaces, tmp_path):
-        with grader.Server(grader.Limits(call=2, namespaces=namespaces)) as server:
+        """Where no filter keeps code from starting them."""
+        with grader.Server(replace(OPEN, namespaces=namespaces)) as server:
             found, _ = changed(
                 """
                 def simple_feature_map(x):
-                    import os, time
-                    if os.fork() == 0:
+                    import ctypes, os, time
+                    fork = ctypes.CDLL(None).fork
+                    if fork() == 0:
                         os.setsid()
-                        if os.fork() == 0:
+                        if fork() == 0:
                             for number in range(256):
                                 try:
                                     os.close(number)
@@ -153,33 +162,128 @@ class TestWalls:
             assert found["simple_feature_map"].right
             assert _sleepers() == []
 
-    def test_a_fork_bomb(self, hurried):
-        found, _ = changed(
-            """
-            def elu_feature_map(x):
-                import os
-                for _ in range(100):
-                    if os.fork() == 0:
-                        while True:
-                            pass
-            """,
-            hurried,
-        )
-        only_wrong(found, "elu_feature_map")
-
-    @pytest.mark.parametrize("namespaces", [True, False])
-    def test_there_is_no_network(self, namespaces):
-        listener = __import__("socket").create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        with grader.Server(grader.Limits(call=5, namespaces=namespaces)) as server, listener:
+    @pytest.mark.parametrize("filtered", [True, False])
+    def test_a_fork_bomb(self, filtered):
+        with grader.Server(replace(OPEN, call=0.6, filter=filtered, namespaces=True)) as server:
             found, _ = changed(
-                f"""
+                """
                 def elu_feature_map(x):
-                    import socket
-                    socket.create_connection(("127.0.0.1", {port}), 2).send(b"hello")
+                    import ctypes
+                    for _ in range(100):
+                        if ctypes.CDLL(None).fork() == 0:
+                            while True:
+                                pass
+                    return x
                 """,
                 server,
             )
+        only_wrong(found, "elu_feature_map")
+
+    @pytest.mark.parametrize(
+        "start",
+        [
+            "import os; os.fork()",
+            "import subprocess; subprocess.run(['true'])",
+            "import os; os.system('true')",
+            "import os; os.posix_spawn('/bin/true', ['true'], {})",
+            "import multiprocessing; multiprocessing.Process().start()",
+        ],
+    )
+    def test_no_other_process_can_be_started(self, start, server):
+        found, _ = changed(f"def elu_feature_map(x):\n    {start}\n    return x\n", server)
+        hint = only_wrong(found, "elu_feature_map")
+        assert hint.startswith("PermissionError: no other process can be started in a lab (line ")
+
+    REACHING_OUT = (
+        "libc.fork()",
+        "libc.vfork()",
+        "libc.memfd_create(b'x', 0)",
+        "libc.shmget(0, 2**20, 0o1600)",
+        "libc.unshare(0x10000000)",
+        "libc.socket(1, 1, 0)",
+        "libc.socketpair(1, 1, 0, ctypes.create_string_buffer(8))",
+        "libc.syscall(425, 8, ctypes.create_string_buffer(256))",  # io_uring_setup
+        "libc.kill(PARENT, 0)",
+        "libc.prlimit(PARENT, 0, None, ctypes.create_string_buffer(16))",
+        "libc.fcntl(0, 8, PARENT)",
+        "libc.syscall(0x40000000 + 39)",  # getpid of x32
+    )
+
+    @pytest.mark.parametrize("namespaces", [True, False])
+    def test_what_reaches_out_of_the_process_is_refused_by_linux(self, namespaces):
+        """By way of libc, which asks no Python; or memory and time would not be those of one."""
+        calls = [call.replace("PARENT", str(os.getpid())) for call in self.REACHING_OUT]
+        with grader.Server(replace(LIMITS, namespaces=namespaces)) as server:
+            found, _ = changed(
+                f"""
+                def simple_feature_map(x):
+                    import ctypes
+                    libc = ctypes.CDLL(None)
+                    for call in {calls}:
+                        assert eval(call) == -1, call
+                    return x
+                """,
+                server,
+            )
+            if "processes" not in server.walls:
+                pytest.skip("no filter for system calls here")
+        assert found["simple_feature_map"].right, found["simple_feature_map"].hint
+
+    def test_threads_and_signals_to_itself_are_allowed(self, server):
+        _, report = changed(
+            """
+            def simple_feature_map(x):
+                import concurrent.futures, os, signal
+                signal.signal(signal.SIGUSR2, lambda *a: None)
+                os.kill(os.getpid(), signal.SIGUSR2)
+                signal.raise_signal(signal.SIGUSR2)
+                with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                    return np.array(list(pool.map(np.array, x)))
+            """,
+            server,
+        )
+        assert report.right
+
+    def test_an_answer_takes_no_memory_from_the_next_call(self, hurried):
+        found, _ = changed("def elu_feature_map(x):\n    return np.ones(2**24)\n", hurried)
+        assert only_wrong(found, "elu_feature_map").startswith("returns ")
+
+    @pytest.mark.parametrize("namespaces", [True, False])
+    @pytest.mark.parametrize("how", ["network", "file", "file, without Python"])
+    def test_no_socket_outside_is_reached(self, how, namespaces, tmp_path):
+        path = f"{tmp_path}/socket"
+        if how == "network":
+            listener = socket.create_server(("127.0.0.1", 0))
+            address = listener.getsockname()
+        else:
+            address = path
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+            for folder in (tmp_path, *tmp_path.parents):
+                with contextlib.suppress(OSError):
+                    folder.chmod(folder.stat().st_mode | 0o011)
+            os.chmod(path, 0o777)
+        body = (
+            f"""
+                    import ctypes
+                    libc = ctypes.CDLL(None, use_errno=True)
+                    name = b"\\x01\\x00" + {path.encode()!r} + b"\\x00"
+                    connected = libc.connect(libc.socket(1, 1, 0), name, len(name))
+                    raise ConnectionError(f"network: {{connected}}, {{ctypes.get_errno()}}")
+            """
+            if "without" in how
+            else f"""
+                    import socket
+                    family = socket.AF_{"INET" if how == "network" else "UNIX"}
+                    socket.socket(family).connect({address!r})
+            """
+        )
+        limits = replace(LIMITS, namespaces=namespaces)
+        with grader.Server(limits) as server, contextlib.closing(listener):
+            found, _ = changed(f"\ndef elu_feature_map(x):{textwrap.indent(body, '')}", server)
+            if "network" not in server.walls and "without" in how:
+                pytest.skip("no filter for system calls here")
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.accept()
@@ -246,7 +350,7 @@ class TestWalls:
     def test_other_processes_cannot_be_signalled(self, namespaces):
         bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         try:
-            with grader.Server(grader.Limits(call=2, namespaces=namespaces)) as server:
+            with grader.Server(replace(LIMITS, namespaces=namespaces)) as server:
                 found, _ = changed(
                     f"""
                     def elu_feature_map(x):
@@ -279,3 +383,14 @@ class TestWalls:
 
     def test_the_grader_still_works_afterwards(self, hurried):
         assert changed("", hurried)[1].right
+
+    def test_root_without_walls_around_the_files_is_refused(self, monkeypatch):
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        limits = replace(OPEN, root=False)
+        with grader.Server(limits) as server, pytest.raises(grader.Refused, match="as root"):
+            changed("", server)
+        with grader.Server(OPEN) as server:
+            assert changed("", server)[1].right
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        with grader.Server(limits) as server:
+            assert changed("", server)[1].right

@@ -9,7 +9,7 @@ import pkgutil
 from kerneltrick.labs.grader._find import Submission, find_lab, recognise, submissions
 from kerneltrick.labs.grader._grade import LARGEST_FILE, NOT_THERE, grade
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
-from kerneltrick.labs.grader._process import Limits, Server
+from kerneltrick.labs.grader._process import Limits, Refused, Server
 from kerneltrick.labs.grader._report import Problem, Report, Result
 from kerneltrick.labs.grader._start import folder, start
 
@@ -24,6 +24,7 @@ __all__ = [
     "Limits",
     "Mistake",
     "Problem",
+    "Refused",
     "Report",
     "Result",
     "Server",

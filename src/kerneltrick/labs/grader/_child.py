@@ -274,6 +274,7 @@ def work(requests: int, answers: int) -> None:
             student, fields["name"], values["arguments"], values["options"], fields["trace"]
         )
         reply(result, fields["ticket"], value)
+        del values, value  # the next call has all the memory again
 
 
 def start_worker(order: dict[str, Any], descriptors: list[int]) -> None:
@@ -289,6 +290,8 @@ def start_worker(order: dict[str, Any], descriptors: list[int]) -> None:
     for first, last in zip([3, *(k + 1 for k in kept)], [*kept, 4096], strict=True):
         os.closerange(first, last)
     _walls.limit(order["memory"], order["seconds"])
+    if order["filter"]:
+        _walls.filter_calls()
     _walls.refuse(order["package"])
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # where does it loop?
     work(requests, answers)
@@ -298,7 +301,9 @@ def keep(order: dict[str, Any], descriptors: list[int], report: int) -> int:
     """Build the walls, start the worker, and outlive it to end what it leaves behind."""
     _walls.die_with_parent()
     _walls.leave_root(order["readable"])
-    walls = _walls.separate(order["folder"], order["package"]) if order["namespaces"] else []
+    walls = ["network", "processes"] if order["filter"] else []
+    if order["namespaces"] and _walls.separate(order["folder"], order["package"]):
+        walls.append("files")
     _walls.adopt_orphans()
     worker = os.fork()
     if worker == 0:
@@ -321,7 +326,7 @@ def keep(order: dict[str, Any], descriptors: list[int], report: int) -> int:
 def serve(descriptor: int) -> None:
     """Start and stop workers as the grader says; when it goes away, end."""
     control = socket.socket(fileno=descriptor)
-    possible: bool | None = None
+    possible: dict[str, bool] = {}
     keeper = worker = 0
     folder = ""
     while True:
@@ -341,10 +346,13 @@ def serve(descriptor: int) -> None:
             control.sendall(json.dumps({"code": code}).encode())
             continue
         folder = order["folder"]
-        if order["namespaces"]:
-            if possible is None:
-                possible = _walls.try_namespaces(folder, order["package"])
-            order["namespaces"] = possible
+        if not possible:
+            possible = {
+                "namespaces": _walls.works(_walls.separate, folder, order["package"]),
+                "filter": _walls.works(_walls.filter_calls),
+            }
+        for wall, works in possible.items():
+            order[wall] = order[wall] and works
         order["readable"] = [str(np.__file__), str(os.__file__)]
         reading, writing = os.pipe()
         keeper = os.fork()

@@ -56,6 +56,8 @@ class Limits:
     total: float = 60.0
     memory: int = 2**30  # bytes, beyond what Python and NumPy take
     namespaces: bool = True  # use Linux namespaces where they are allowed
+    filter: bool = True  # refuse system calls where Linux can
+    root: bool = False  # run the code although we are root and its files have no walls
 
 
 class Slow(Exception):
@@ -70,6 +72,10 @@ class Died(Exception):
 
     def __init__(self, code: int, line: int | None = None) -> None:
         self.code, self.line = code, line
+
+
+class Refused(Exception):
+    """The code is not run: it could change every file of the machine."""
 
 
 class Server:
@@ -131,10 +137,17 @@ class Server:
     def worker(self) -> Worker:
         """A new worker, behind its walls, with nothing loaded."""
         try:
-            return self._worker()
+            found = self._worker()
         except OSError:  # the server is gone: student code may have ended it
             self._end()
-            return self._worker()
+            found = self._worker()
+        if os.geteuid() == 0 and "files" not in self.walls and not self.limits.root:
+            found.stop()
+            raise Refused(
+                "there are no Linux namespaces here, and run as root student code could change "
+                "every file: grade as another user"
+            )
+        return found
 
     def _worker(self) -> Worker:
         if self.process is None:
@@ -150,6 +163,7 @@ class Server:
             "memory": self.limits.memory,
             "seconds": 2 * self.limits.total,
             "namespaces": self.limits.namespaces,
+            "filter": self.limits.filter,
             "package": str(Path(kerneltrick.__file__).parent),
         }
         try:

@@ -11,8 +11,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from . import _filter
 
 with contextlib.suppress(ImportError):  # Windows has no such limits, and no grader
     import resource
@@ -62,19 +65,18 @@ def leave_root(readable: list[str]) -> None:
         _prctl(_PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root, and so do its id maps
 
 
-def separate(folder: str, hidden: str) -> list[str]:
+def separate(folder: str, hidden: str) -> bool:
     """New namespaces: no network, processes that die together, and files that cannot be changed.
 
     The next child is the first process of the new namespace; all others die with it. `folder`
     becomes a small file system of its own, in memory, and the folder `hidden` an empty one.
-    Returns the walls that stand.
+    Whether the files are behind a wall.
     """
     user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEW_NAMESPACES)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    walls = ["network", "processes"]
     try:
         private, nosuid_nodev = 0x40000 | 0x4000, 0x2 | 0x4
         _call("mount", None, b"/", None, ctypes.c_ulong(private), None)
@@ -86,19 +88,24 @@ def separate(folder: str, hidden: str) -> list[str]:
         for where, flags in ((hidden, nosuid_nodev | 0x1), (folder, nosuid_nodev)):  # 1: read only
             options = f"size={LARGEST_FILE},mode=700".encode()
             _call("mount", b"tmpfs", where.encode(), b"tmpfs", ctypes.c_ulong(flags), options)
-        walls.append("files")
     except OSError:
-        pass  # the wall is not in the list, and `lab check` says so
-    return walls
+        return False
+    return True
 
 
-def try_namespaces(folder: str, hidden: str) -> bool:
-    """Whether `separate` works here, tried in a process of its own."""
+def filter_calls() -> None:
+    """No sockets, no other processes, nor memory outside of this one; see `_filter`."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _filter.install(os.getpid())
+
+
+def works(wall: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether a wall can be built here, tried in a process of its own."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            separate(folder, hidden)
+            wall(*arguments)
             code = 0
         except OSError:
             pass
@@ -166,7 +173,8 @@ def _address_space() -> int:
 
 
 def refuse(package: str) -> None:
-    """From now on this process opens nothing below `package`, connects to nowhere, kills no other.
+    """From now on this process opens nothing below `package`, connects to nowhere, kills no other,
+    and starts none.
 
     An audit hook cannot be taken away again, but code that does not go through Python's functions
     does not meet it.
@@ -174,8 +182,9 @@ def refuse(package: str) -> None:
     own = os.getpid()
     realpath = os.path.realpath
     below = os.path.join(realpath(package), "")
-    refused = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
-               "socket.getaddrinfo", "socket.gethostbyname"}  # fmt: skip
+    sockets = {"socket.__new__", "socket.connect", "socket.bind", "socket.sendto",
+               "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"}  # fmt: skip
+    processes = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "import" and arguments[0].partition(".")[0] == "kerneltrick":
@@ -186,7 +195,9 @@ def refuse(package: str) -> None:
                 raise PermissionError("the reference solution cannot be read in a lab")
         if event == "os.killpg" or (event == "os.kill" and arguments[0] != own):
             raise PermissionError("other processes cannot be signalled in a lab")
-        if event in refused:
+        if event in processes:
+            raise PermissionError("no other process can be started in a lab")
+        if event in sockets:
             raise PermissionError("there is no network in a lab")
 
     sys.addaudithook(hook)
