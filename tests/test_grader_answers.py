@@ -74,6 +74,9 @@ class TestAnswers:
             for mistake in exercise.mistakes:
                 outcomes = (_same(exercise, right, mistake, case) for case in exercise.cases)
                 assert not all(outcomes), (exercise.name, mistake.hint)
+                answers = [of_mistake(mistake, case) for case in exercise.cases]
+                broken = all(isinstance(answer, Exception) for answer in answers)
+                assert not broken, (exercise.name, mistake.hint, answers[0])
 
 
 def _same(exercise, reference, mistake, case):

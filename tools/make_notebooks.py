@@ -102,6 +102,10 @@ except ZeroDivisionError:
 else:
     raise AssertionError("a row that adds up to 0 must raise ZeroDivisionError")
 """,
+        "show_attention": """\
+show_attention(np.eye(4))
+show_attention(np.array([[1.5, -0.5, 0.0], [0.2, 0.3, 0.5]]))
+""",
         "compare_to_softmax": """\
 Q, K = np.random.default_rng(0).standard_normal((2, 20, 4))
 found = compare_to_softmax(Q, K, np.exp)

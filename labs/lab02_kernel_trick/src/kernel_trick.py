@@ -88,8 +88,9 @@ def linear_attention_order(
     """φ(Q)(φ(K)ᵀV), without the n×n matrix: O(nmM) for m features.
 
     With `normalize`, row i is divided by φ(qᵢ)·Z, Z = Σⱼφ(kⱼ), which makes it an average of the
-    values. Q (n, d), K (n, d), V (n, M) → output (n, M), in the dtype of the inputs, added up in
-    float64. `feature_map` turns arrays (..., n, d) into (..., n, m).
+    values; nothing is added to φ(qᵢ)·Z, however small it is. Q (n, d), K (n, d), V (n, M) → output
+    (n, M), in the dtype of the inputs, added up in float64. `feature_map` turns arrays (..., n, d)
+    into (..., n, m).
 
     >>> Q, K, V = random_tensors(seq_len=100, d_model=64)
     >>> out1, attn_matrix = standard_attention_order(Q, K, V)

@@ -146,6 +146,11 @@ class TestLinearOrder:
         output = lab.linear_attention_order(Q, K, V, feature_map, normalize=True)
         assert_near(output, weighted_values(Q, K, V, feature_map, normalize=True))
 
+    def test_nothing_is_added_to_the_normaliser(self):
+        Q, K, V = tensors(6, 3, 3)
+        output = lab.linear_attention_order(Q, K, V, lambda x: 1e-8 * np.exp(x), normalize=True)
+        assert_near(output, weighted_values(Q, K, V, np.exp, normalize=True))
+
     def test_the_n_by_n_matrix_is_never_formed(self):
         n = 4000
         Q, K, V = tensors(n, 4, 4, dtype=np.float32)

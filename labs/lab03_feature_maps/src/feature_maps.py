@@ -97,6 +97,22 @@ def compute_implicit_attention(Q: Array, K: Array, feature_map: FeatureMap) -> A
     raise NotImplementedError("compute_implicit_attention")
 
 
+def show_attention(A: Array) -> None:
+    """Make the weights A (queries, keys) visible: a line for each query, a mark for each key.
+
+    How is yours to choose: print characters, darker for larger weights, as here, or draw them with
+    matplotlib, `plt.imshow(A)`. It is graded only for running, whatever weights come: negative
+    ones, zeros, more keys than queries.
+
+    >>> show_attention(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]))
+    █··
+    ▒▒·
+    ░░▒
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError("show_attention")
+
+
 def compare_to_softmax(
     Q: Array, K: Array, feature_map: FeatureMap, scale: float | None = None
 ) -> dict[str, float]:

@@ -167,10 +167,25 @@ class TestImplicitAttention:
         with pytest.raises((ArithmeticError, ValueError)):
             lab.compute_implicit_attention(Q, K, lambda x: np.maximum(x, 0))
 
+    def test_a_negative_sum_is_no_error(self):
+        Q, K = np.array([[1.0, 2.0], [-1.0, 3.0]]), np.array([[1.0, 0.0], [4.0, -1.0]])
+        found = lab.compute_implicit_attention(Q, K, lambda x: x)
+        assert_map(found, [[1 / 3, 2 / 3], [0.125, 0.875]])
+
     def test_tiny_weights_are_not_swallowed(self):
         Q, K, _ = data(12, 5)
         found = lab.compute_implicit_attention(Q, K, lambda x: 1e-8 * np.exp(x))
         np.testing.assert_allclose(found, implied(Q, K, np.exp), rtol=1e-3)
+
+
+class TestShowAttention:
+    @pytest.mark.parametrize(
+        "A", [np.eye(3), np.ones((1, 1)), np.full((2, 5), 0.2), np.array([[1.5, -0.5], [0.0, 1.0]])]
+    )
+    @pytest.mark.filterwarnings("ignore")  # matplotlib's, of a picture without a screen
+    def test_runs(self, A, monkeypatch):
+        monkeypatch.setenv("MPLBACKEND", "agg")
+        lab.show_attention(A)
 
 
 class TestCompareToSoftmax:

@@ -42,3 +42,12 @@ def analyze_feature_map_quality(feature_map, Q, K, V):
         "condition_number": np.max(np.abs(B).sum(axis=1) / np.abs(B.sum(axis=1))),
         "negative_fraction": np.mean(A < 0),
     }
+
+
+def show_attention(A):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    axes.imshow(A)
+    figure.canvas.draw()
+    plt.close(figure)

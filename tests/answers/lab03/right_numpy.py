@@ -33,6 +33,12 @@ def compute_implicit_attention(Q, K, feature_map):
     return weights / total
 
 
+def show_attention(A):
+    shades = np.array(list("·░▒▓█"))
+    steps = np.rint(4 * np.clip(A / A.max(), 0, 1)).astype(int)
+    print("\n".join(map("".join, shades[steps])))
+
+
 def softmax_weights(Q, K, scale):
     scale = 1 / np.sqrt(Q.shape[1]) if scale is None else scale
     scores = scale * (Q @ K.T)

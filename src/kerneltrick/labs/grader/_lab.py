@@ -58,6 +58,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...] = ()
     tolerance: float = 1e-4  # of the largest entry: float32 arithmetic passes
     memory: Growth | None = None
+    returns: bool = True  # else it is graded only for running
     judge: Callable[[Case, Any], str | None] | None = None
     """In place of the comparison with the reference, where several answers are right: None, or what
     is wrong with the answer to a case."""

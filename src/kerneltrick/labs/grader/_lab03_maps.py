@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -62,6 +63,14 @@ EXP = Exercise(
             "the largest entry of each row is subtracted: eˣ alone is asked for",
             lambda x: np.exp(x - x.max(axis=-1, keepdims=True)),
         ),
+        *(
+            Mistake(
+                "the largest entry of the whole sequence is subtracted: the features of a token "
+                "then depend on the tokens after it; eˣ alone is asked for",
+                lambda x, axis=axis: np.exp(x - x.max(axis=axis, keepdims=True)),
+            )
+            for axis in (None, -2, (-1, -2))
+        ),
     ),
 )
 
@@ -82,12 +91,19 @@ def _random(
     return answer
 
 
-def _cos_sin(x: Array, projection_matrix: Array) -> Array:
-    y = x * x.shape[-1] ** -0.25
-    angle = y @ projection_matrix.T
-    both = np.concatenate([np.cos(angle), np.sin(angle)], axis=-1)
-    length = np.exp(np.sum(y**2, axis=-1, keepdims=True) / 2)
-    return np.asarray(length * both / np.sqrt(len(projection_matrix)))
+def _cos_sin(power: float, length: bool, factor: float, sin_first: bool) -> Callable[..., Array]:
+    """[cos, sin] of the projections, as the hint that goes around has it."""
+
+    def answer(x: Array, projection_matrix: Array) -> Array:
+        y = x * x.shape[-1] ** power
+        angle = y @ projection_matrix.T
+        parts = [np.cos(angle), np.sin(angle)]
+        both = np.concatenate(parts[::-1] if sin_first else parts, axis=-1)
+        size = np.exp(np.sum(y**2, axis=-1, keepdims=True) / 2) if length else 1.0
+        m = len(projection_matrix)
+        return np.asarray(size * both * (factor / np.sqrt(m) if factor else 1.0))
+
+    return answer
 
 
 def _exponents(x: Array, projection_matrix: Array) -> Array:
@@ -95,13 +111,28 @@ def _exponents(x: Array, projection_matrix: Array) -> Array:
     return np.asarray(y @ projection_matrix.T - np.sum(y**2, axis=-1, keepdims=True) / 2)
 
 
-def _without_maximum(axis: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+def _without_maximum(
+    axis: tuple[int, ...] | None, of_products: bool = False
+) -> Callable[[Array, Array], Array]:
+    """The maximum of the exponents, or of the products ω·x′ alone, subtracted."""
+
     def answer(x: Array, projection_matrix: Array) -> Array:
         e = _exponents(x, projection_matrix)
-        e = e - e.max(axis=axis, keepdims=True)
+        products = x * x.shape[-1] ** -0.25 @ projection_matrix.T
+        e = e - (products if of_products else e).max(axis=axis, keepdims=True)
         return np.asarray(np.exp(e) / np.sqrt(len(projection_matrix)))
 
     return answer
+
+
+LEAKS = (
+    "the largest exponent of the whole sequence is subtracted: the features of a token then depend "
+    "on the tokens after it"
+)
+SHRINKS = (
+    "the largest exponent of each row is subtracted: the features are no longer those of "
+    "exp(q·k/√d)"
+)
 
 
 def _plain_cos(x: Array, projection_matrix: Array) -> Array:
@@ -151,16 +182,19 @@ RANDOM = Exercise(
             "divided by m: the factor is 1/√m, since q and k both carry it", _random(root=float)
         ),
         Mistake("cos in place of exp: the features must be positive", _plain_cos),
-        Mistake("cos and sin features: they can be negative; exp is asked for", _cos_sin),
-        Mistake(
-            "the largest exponent of the whole sequence is subtracted: the features of a token "
-            "then depend on the tokens after it",
-            _without_maximum((-1, -2)),
+        *(
+            Mistake("cos and sin features: they can be negative; exp is asked for", _cos_sin(*how))
+            for how in itertools.product(
+                (-0.25, 0.0, -0.5),
+                (True, False),
+                (1.0, 0.0, np.sqrt(2), np.sqrt(0.5)),
+                (True, False),
+            )
         ),
-        Mistake(
-            "the largest exponent of each row is subtracted: the features are no longer those of "
-            "exp(q·k/√d)",
-            _without_maximum((-1,)),
+        *(
+            Mistake(SHRINKS if axis == (-1,) else LEAKS, _without_maximum(axis, of_products))
+            for of_products in (False, True)
+            for axis in ((-1, -2), (-2,), None, (-1,))
         ),
         Mistake(
             "the exponent is returned: exp is missing", _random(of=lambda x: x, root=lambda m: 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Mistake
-from kerneltrick.labs.grader._pieces import Array, FeatureMap, softmax
+from kerneltrick.labs.grader._pieces import EPSILONS, Array, FeatureMap, softmax
 
 _rng = np.random.default_rng([3, 3])
 
@@ -28,6 +28,19 @@ def _implied(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
     if np.any(total == 0):
         raise ZeroDivisionError
     return np.asarray(weights / total)
+
+
+def _refusing(zero: Callable[[Array], Array]) -> Callable[..., Array]:
+    """The weights, with more sums than that of exactly 0 taken for it."""
+
+    def answer(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+        weights = _weights(Q, K, feature_map)
+        total = weights.sum(axis=1, keepdims=True)
+        if np.any(zero(total)):
+            raise ZeroDivisionError
+        return np.asarray(weights / total)
+
+    return answer
 
 
 def _with_epsilon(epsilon: float) -> Callable[..., Array]:
@@ -64,7 +77,7 @@ _WEIGHT_CASES = (
     Case((*_pairs(5, 5), Given("elu")), about="for n = d"),
     Case((_rng.standard_normal((4, 3)), _rng.standard_normal((9, 3)), Given("elu")),
          about="for more keys than queries"),
-    Case((*(1e-6 * np.abs(x) for x in _pairs(5, 3)), Given("relu")), about="for tiny weights"),
+    Case((*(1e-9 * np.abs(x) for x in _pairs(5, 3)), Given("relu")), about="for tiny weights"),
 )  # fmt: skip
 _BOTH_SIGNS = (np.array([[1.0, 2], [-1, 3], [2, -1]]), np.array([[1.0, 0], [0, 1], [3, -1]]))
 
@@ -99,7 +112,22 @@ IMPLIED = Exercise(
                 "changes small weights: raise ZeroDivisionError",
                 _with_epsilon(float(name)),
             )
-            for name in ("1e-6", "1e-8", "1e-9", "1e-10", "1e-12", "1e-5", "1e-4", "1e-3")
+            for name in EPSILONS
+        ),
+        Mistake(
+            "a row whose sum is negative is taken for one whose sum is 0: its weights exist, only "
+            "exactly 0 has none",
+            _refusing(lambda total: total <= 0),
+        ),
+        Mistake(
+            "a row whose sum is small is taken for one whose sum is 0: only exactly 0 has no "
+            "weights",
+            _refusing(lambda total: np.abs(total) < 1e-12),
+        ),
+        Mistake(
+            "a row whose sum is negative or small is taken for one whose sum is 0: only exactly 0 "
+            "has no weights",
+            _refusing(lambda total: total < 1e-12),
         ),
         Mistake(
             "φ is not applied",
@@ -114,6 +142,19 @@ IMPLIED = Exercise(
             lambda Q, K, feature_map: _implied(feature_map(Q @ K.T), np.eye(len(K)), lambda x: x),
         ),
     ),
+)
+
+
+SHOW = Exercise(
+    "show_attention",
+    cases=(
+        Case((_implied(*_pairs(6, 4), np.exp),)),
+        Case((np.eye(3),), about="where weights are 0"),
+        Case((_implied(*_BOTH_SIGNS, lambda x: x),), about="where weights are negative"),
+        Case((_implied(*_pairs(9, 4), np.exp)[:4],), about="for more keys than queries"),
+        Case((np.ones((1, 1)),), about="for one token"),
+    ),
+    returns=False,
 )
 
 
@@ -142,6 +183,10 @@ def _compared(
     return answer
 
 
+def _by_row(A: Array, S: Array) -> Any:
+    return np.mean([np.corrcoef(a, s)[0, 1] for a, s in zip(A, S, strict=True)])
+
+
 _COMPARE_MISTAKES = (
     Mistake(
         "the softmax has no scale: s is 1/√d unless `scale` gives it",
@@ -155,6 +200,10 @@ _COMPARE_MISTAKES = (
     Mistake(
         "the scores are divided by d: s is 1/√d",
         _compared(scale=lambda Q, s: 1 / Q.shape[1] if s is None else s),
+    ),
+    Mistake(
+        "the scores are divided by √n, the number of tokens: s is 1/√d, with the width of q and k",
+        _compared(scale=lambda Q, s: len(Q) ** -0.5 if s is None else s),
     ),
     Mistake(
         "the softmax runs over the columns: its rows must add up to 1",
@@ -189,6 +238,11 @@ _COMPARE_MISTAKES = (
         _compared(lambda A, S: {"correlation": np.corrcoef(A, S)[0, 1]}),
     ),
     Mistake(
+        "'correlation' is the mean of the correlations of the rows: flatten both matrices with "
+        ".ravel() and take one",
+        _compared(lambda A, S: {"correlation": _by_row(A, S)}),
+    ),
+    Mistake(
         "'correlation' is the cosine: subtract the means first",
         _compared(lambda A, S: {
             "correlation": np.sum(A * S) / np.linalg.norm(A) / np.linalg.norm(S)
@@ -221,17 +275,17 @@ COMPARE = Exercise(
 
 def _quality(
     of: Callable[..., dict[str, Any]] | None = None,
-    s: Callable[[int], float] = lambda d: d**-0.5,
+    s: Callable[[Array], float] = lambda Q: Q.shape[1] ** -0.5,
 ) -> Callable[..., dict[str, float]]:
     """The quality with one thing changed."""
 
     def answer(feature_map: FeatureMap, Q: Array, K: Array, V: Array) -> dict[str, float]:
         A, B = _implied(Q, K, feature_map), _weights(Q, K, feature_map)
-        S = softmax(s(Q.shape[1]) * (Q @ K.T))
+        S = softmax(s(Q) * (Q @ K.T))
         ours, theirs = A @ V, S @ V
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         found: dict[str, Any] = {
-            **_compared(scale=lambda Q, _: s(Q.shape[1]))(Q, K, feature_map),
+            **_compared(scale=lambda Q, _: s(Q))(Q, K, feature_map),
             "output_relative_error": np.linalg.norm(ours - theirs) / np.linalg.norm(theirs),
             "output_cosine": np.mean(np.sum(ours * theirs, axis=1) / norms),
             "smallest_normalizer": np.min(np.abs(B.sum(axis=1))),
@@ -263,7 +317,17 @@ QUALITY = Exercise(
         ),
     ),
     mistakes=(
-        Mistake("the softmax has no scale: s is 1/√d here", _quality(s=lambda d: 1.0)),
+        Mistake("the softmax has no scale: s is 1/√d here", _quality(s=lambda Q: 1.0)),
+        Mistake(
+            "the scores are divided by √n, the number of tokens: s is 1/√d, with the width of q "
+            "and k",
+            _quality(s=lambda Q: len(Q) ** -0.5),
+        ),
+        Mistake(
+            "'correlation' is the mean of the correlations of the rows: flatten both matrices with "
+            ".ravel() and take one",
+            _quality(lambda A, B, S, o, t: {"correlation": _by_row(A, S)}),
+        ),
         Mistake(
             "'output_relative_error' is not relative: divide by ‖SV‖",
             _quality(lambda A, B, S, o, t: {"output_relative_error": np.linalg.norm(o - t)}),

@@ -51,6 +51,19 @@ MOMENTS = Exercise(
             _with_variance(lambda d, mq, sq, mk, sk: d * sq**2 * sk**2),
         ),
         Mistake(
+            "your moments leave out the means: E[q·k] = d·μ_q·μ_k, and the variance has "
+            "μ_q²·σ_k² + μ_k²·σ_q² beside σ_q²·σ_k²",
+            lambda d, mq, sq, mk, sk: (0.0, d * sq**2 * sk**2, 1 / math.sqrt(d * sq**2 * sk**2)),
+        ),
+        Mistake(
+            "your mean is 0: that of q·k is d·μ_q·μ_k",
+            lambda *law: (0.0, *_moments(*law)[1:]),
+        ),
+        Mistake(
+            "your moments are those of μ = 0 and σ = 1 whatever the law is",
+            lambda d, mq, sq, mk, sk: (0.0, float(d), 1 / math.sqrt(d)),
+        ),
+        Mistake(
             "your variance is that of one coordinate: the variances of d independent terms add up",
             _with_variance(lambda d, *law: _moments(1, *law)[1]),
         ),

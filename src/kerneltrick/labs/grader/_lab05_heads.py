@@ -153,6 +153,12 @@ MULTI_HEAD = Exercise(
             )(X, W_q, W_k, W_v, W_o, heads, causal),
         ),
         Mistake(
+            "your scale is 1/√d, with the width of the layer: each head scales by its own width k",
+            lambda X, W_q, W_k, W_v, W_o, heads, causal=False: _heads(
+                attend=_scaled_by(lambda Q, V: X.shape[-1])
+            )(X, W_q, W_k, W_v, W_o, heads, causal),
+        ),
+        Mistake(
             "your scale is 1/√v, with the width of the values: it is the width k of queries and "
             "keys that counts",
             _heads(attend=_scaled_by(lambda Q, V: V.shape[-1])),

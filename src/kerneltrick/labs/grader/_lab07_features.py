@@ -193,6 +193,13 @@ WEIGHTS = Exercise(
             "first",
             lambda x, W_q, W_k: np.tril(_based(causal=False)(x, W_q, W_k)),
         ),
+        Mistake(
+            "the future has the weight 1: you mask t with 0 before the series, and 1 + 0 + 0 is 1. "
+            "Take 1 + t + t²/2 first, then mask",
+            lambda x, W_q, W_k: normalised(
+                taylor(np.tril((x @ W_q) @ (x @ W_k).T / np.sqrt(W_q.shape[1])))
+            ),
+        ),
         Mistake("your weights are not normalised: each row must add up to 1", _raw_based),
         Mistake(
             "your columns add up to 1: a query is a row, so divide by the sum of its row",

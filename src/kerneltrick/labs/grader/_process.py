@@ -126,6 +126,9 @@ class Server:
             env={
                 "PATH": os.defpath,
                 "HOME": "/",
+                "TMPDIR": str(self.folder),
+                "MPLCONFIGDIR": str(self.folder),
+                "MPLBACKEND": "agg",  # pictures of an exercise go nowhere
                 **{f"{k}_NUM_THREADS": v for k, v in one.items()},
             },
             start_new_session=True,  # Ctrl-C is ours to handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from kerneltrick.labs import kernel_trick
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
-from kerneltrick.labs.grader._pieces import Array, FeatureMap, softmax
+from kerneltrick.labs.grader._pieces import EPSILONS, Array, FeatureMap, elu, softmax
 
 _rng = np.random.default_rng(202)
 
@@ -23,8 +24,10 @@ _ROWS = _rng.uniform(-3, 3, (6, 4))
 _BATCH = _rng.uniform(-3, 3, (2, 3, 4))
 
 
-def _elu(x: Array) -> Array:
-    return np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+def _two_loops(x: Array) -> Array:
+    n, d = x.shape  # ValueError for a batch
+    return np.array([[x[i, j] + 1 if x[i, j] > 0 else np.exp(x[i, j]) for j in range(d)]
+                     for i in range(n)])  # fmt: skip
 
 
 ELU_CASES = (
@@ -39,9 +42,30 @@ ELU_CASES = (
 ELU_MISTAKES = (
     Mistake(
         "ELU computed as (eˣ − 1) + 1: that is 0 below −17.3 in float32; the branch is just eˣ",
-        lambda x: _elu(x) + x.dtype.type(1),
+        lambda x: elu(x) + x.dtype.type(1),
     ),
-    Mistake("your output matches ELU without the + 1: it is negative below 0", _elu),
+    Mistake("your output matches ELU without the + 1: it is negative below 0", elu),
+    Mistake(
+        "the + 1 is missing above 0: it is x + 1 there, so that the branches meet at 1",
+        lambda x: np.where(x > 0, x, np.exp(x)),
+    ),
+    Mistake(
+        "your output matches softplus, log(1 + eˣ): ELU + 1 is x + 1 above 0, and eˣ below",
+        lambda x: np.logaddexp(0, x),
+    ),
+    Mistake(
+        "your output matches softplus, log(1 + eˣ), which overflows for large x: ELU + 1 is x + 1 "
+        "above 0, and eˣ below",
+        lambda x: np.log(1 + np.exp(x)),
+    ),
+    Mistake(
+        "the branch below 0 is e⁻ˣ, which grows: it must be eˣ",
+        lambda x: np.where(x > 0, x + 1, np.exp(-x)),
+    ),
+    Mistake(
+        "your output matches e⁻ˣ everywhere: it must be x + 1 above 0, and eˣ below",
+        lambda x: np.exp(-x),
+    ),
     Mistake("your output matches ReLU + 1: below 0 it must be eˣ", lambda x: np.maximum(x, 0) + 1),
     Mistake("your output matches eˣ everywhere: above 0 it must be x + 1", np.exp),
     Mistake("your output matches ReLU(x)", lambda x: np.maximum(x, 0)),
@@ -54,6 +78,11 @@ ELU_MISTAKES = (
     Mistake(
         "NaN for large x: multiplying the overflowing eˣ by a mask gives inf·0; use np.where",
         lambda x: (x > 0) * (x + 1) + (x <= 0) * np.exp(x),
+    ),
+    Mistake(
+        "your loops run over two axes: x may have batch dimensions in front, (..., n, d); "
+        "np.where takes any shape",
+        _two_loops,
     ),
 )
 
@@ -176,16 +205,41 @@ def _with(**fixed: Any) -> Callable[..., Array]:
     def answer(
         Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
     ) -> Array:
-        return _linear(Q, K, V, feature_map, **{"normalize": normalize, **fixed})
+        return _linear(Q, K, V, **{"feature_map": feature_map, "normalize": normalize, **fixed})
 
     return answer
 
 
-def _no_zero(
-    Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
-) -> Array:
-    q, k = feature_map(Q), feature_map(K)
-    return np.asarray(q @ (k.T @ V) / ((q @ k.sum(axis=0))[:, None] + 1.0 if normalize else 1))
+def _separately(
+    of_q: Callable[[Array], Array], of_k: Callable[[Array], Array]
+) -> Callable[..., Array]:
+    """φ(Q) and φ(K) each divided by something of its own."""
+
+    def answer(
+        Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
+    ) -> Array:
+        q, k = feature_map(Q), feature_map(K)
+        if normalize:
+            q, k = q / of_q(q), k / of_k(k)
+        return np.asarray(q @ (k.T @ V))
+
+    return answer
+
+
+def _row_sums(x: Array) -> Array:
+    return np.asarray(x.sum(axis=1, keepdims=True))
+
+
+def _column_sums(x: Array) -> Array:
+    return np.asarray(x.sum(axis=0, keepdims=True))
+
+
+def _row_norms(x: Array) -> Array:
+    return np.asarray(np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def _plus(epsilon: float) -> Callable[[Array, Array], Array]:
+    return lambda q, k: np.asarray(q @ k.sum(axis=0) + epsilon)
 
 
 def _large(n: int) -> Case:
@@ -206,6 +260,15 @@ _LINEAR = Exercise(
             about="with normalize=True and values of another width",
         ),
         Case((*_tensors(40, 16, 16, np.float32), Given("identity")), about="in float32"),
+        Case(
+            (
+                *(1e-8 * np.abs(x) for x in _tensors(6, 3, 3)[:2]),
+                _tensors(6, 3, 3)[2],
+                Given("relu"),
+                True,
+            ),
+            about="with normalize=True, for tiny weights",
+        ),
     ),
     mistakes=(
         Mistake("your output matches attention without the normaliser", _with(normalize=False)),
@@ -241,7 +304,40 @@ _LINEAR = Exercise(
             "the output is divided by the norm of φ(qᵢ): the normaliser is φ(qᵢ)·Z",
             _with(total=lambda q, k: np.linalg.norm(q, axis=1)),
         ),
-        Mistake("1 is added to the normaliser φ(qᵢ)·Z", _no_zero),
+        Mistake(
+            "1 is added to the normaliser φ(qᵢ)·Z",
+            _with(total=_plus(1.0)),
+        ),
+        *(
+            Mistake(
+                f"a small number ({name}) in the normaliser changes the output where weights are "
+                "small: divide by φ(qᵢ)·Z alone",
+                _with(total=_plus(float(name))),
+            )
+            for name in EPSILONS
+        ),
+        Mistake(
+            "the output is divided by the sum of all entries of φ(K), one number: the normaliser "
+            "of row i is φ(qᵢ)·Z, Z = Σⱼφ(kⱼ) added up over the tokens only",
+            _with(total=lambda q, k: np.full(len(q), np.sum(k))),
+        ),
+        *(
+            Mistake(
+                "φ(Q) and φ(K) are normalised each alone: the weights of a row then do not add up "
+                "to 1. Divide the output of row i by φ(qᵢ)·Z",
+                _separately(of_q, of_k),
+            )
+            for of_q, of_k in (
+                (_row_sums, _row_sums),
+                (_row_norms, _row_norms),
+                (_row_sums, _column_sums),
+                (_column_sums, _column_sums),
+            )
+        ),
+        Mistake(
+            "φ is ELU + 1 whatever feature_map is: call feature_map(Q) and feature_map(K)",
+            _with(feature_map=lambda x: elu(x) + 1),
+        ),
     ),
     memory=Growth(_large),
 )
@@ -254,6 +350,27 @@ def _near_zero() -> tuple[Array, Array, Array]:
     return q, k, v
 
 
+def _asserting(answer: bool | None, wide: bool, tolerance: Any) -> Callable[..., bool | None]:
+    """np.testing.assert_allclose with the sums in float64, or in the dtype that came."""
+
+    def verify(Q: Array, K: Array, V: Array) -> bool | None:
+        Q, K, V = (x.astype(np.float64) if wide else x for x in (Q, K, V))
+        np.testing.assert_allclose((Q @ K.T) @ V, Q @ (K.T @ V), **tolerance)
+        return answer
+
+    return verify
+
+
+_TOLERANCES: tuple[dict[str, float], ...] = (
+    {},
+    {"rtol": 1e-5},
+    {"atol": 1e-5},
+    {"rtol": 1e-5, "atol": 1e-5},
+    {"rtol": 1e-4},
+)
+_ASSERTING = tuple(
+    itertools.starmap(_asserting, itertools.product((True, None), (True, False), _TOLERANCES))
+)
 _OVERFLOW = (np.full((3, 3), 1e200), np.full((3, 3), 1e200), np.full((3, 3), 1e-300))
 
 _VERIFY = Exercise(
@@ -295,6 +412,14 @@ _VERIFY = Exercise(
         Mistake(
             "the second order has no brackets: Q @ K.T @ V is (QKᵀ)V again",
             lambda Q, K, V: bool(np.allclose((Q @ K.T) @ V, Q @ K.T @ V)),
+        ),
+        *(
+            Mistake(
+                "np.testing.assert_allclose raises AssertionError where the two differ: the answer "
+                "is True or False, as that of np.allclose",
+                verify,
+            )
+            for verify in _ASSERTING
         ),
     ),
 )

@@ -277,6 +277,12 @@ def _before(S: Array) -> Array:
     return np.tril(S, -1)
 
 
+def _nothing_at_first(
+    attend: Callable[[Array, Array, Array], Array],
+) -> Callable[[Array, Array, Array], Array]:
+    return lambda Q, K, V: np.concatenate([np.zeros((1, V.shape[1])), attend(Q, K, V)[1:]])
+
+
 CAUSAL = Exercise(
     "causal_attention_by_features",
     cases=(
@@ -295,6 +301,21 @@ CAUSAL = Exercise(
             "your output matches sums over j < i: the state is read before the token is added to "
             "it. Token i sees itself: add first, then read",
             _seen(_before, _before),
+        ),
+        Mistake(
+            "your output matches sums over j < i, with 0 for the first token: the state is read "
+            "before the token is added to it. Token i sees itself: add first, then read",
+            _nothing_at_first(_seen(_before, _before)),
+        ),
+        Mistake(
+            "your output matches a U that is read before the token is added to it, and a Z that is "
+            "read after: token i sees itself in both, add first, then read",
+            _seen(_before, np.tril),
+        ),
+        Mistake(
+            "your output matches a Z that is read before the token is added to it, and a U that is "
+            "read after: token i sees itself in both, add first, then read",
+            _seen(np.tril, _before),
         ),
         Mistake(
             "your output matches a causal U with the Z of all keys: the normaliser grows token by "
@@ -330,7 +351,7 @@ CAUSAL = Exercise(
 # --- costs ------------------------------------------------------------------------------------
 
 
-def _count(m: Callable[[int], int]) -> Callable[[int, int, int], int]:
+def _count(m: Callable[[int], float]) -> Callable[[int, int, int], float]:
     return lambda n, D, M: 2 * n * m(D) * M
 
 
@@ -350,6 +371,17 @@ COUNT = Exercise(
         Mistake(
             "your count has m = D² + D + 1, with every cross term twice: m = (D+1)(D+2)/2",
             _count(lambda D: D * D + D + 1),
+        ),
+        *(
+            Mistake(
+                "your count has m = D²/2, the leading term alone: m = (D+1)(D+2)/2 is exact",
+                _count(m),
+            )
+            for m in (lambda D: D * D / 2, lambda D: D * D // 2)
+        ),
+        Mistake(
+            "your count has m = D(D+1)/2 + D, without the constant feature 1: m = (D+1)(D+2)/2",
+            _count(lambda D: D * (D + 1) // 2 + D),
         ),
         Mistake(
             "your count has m = D(D+1)/2, the features of (q·k)²: (q·k + 1)² has (D+1)(D+2)/2",
@@ -416,6 +448,14 @@ CROSSOVER = Exercise(
         Mistake(
             "your length is D²/2: that is the rule of thumb for M = D, not the count",
             lambda D, M: D * D // 2,
+        ),
+        Mistake(
+            "your length has m = D²: (q·k + 1)² needs m = (D+1)(D+2)/2",
+            lambda D, M: 2 * D * D * M // (D + M) + 1,
+        ),
+        Mistake(
+            "your length has m = D²/2, the leading term alone: m = (D+1)(D+2)/2 is exact",
+            lambda D, M: D * D * M // (D + M) + 1,
         ),
         Mistake(
             "your length compares with one product of the two, n·m·M",

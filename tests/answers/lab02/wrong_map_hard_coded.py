@@ -1,0 +1,7 @@
+"""linear_attention_order: φ is ELU + 1 whatever feature_map is"""
+
+
+def linear_attention_order(Q, K, V, feature_map, normalize=False):
+    q, k = elu_feature_map(Q), elu_feature_map(K)
+    output = q @ (k.T @ V)
+    return output / (q @ k.sum(axis=0))[:, None] if normalize else output
