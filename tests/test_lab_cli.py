@@ -1,7 +1,13 @@
-"""`kerneltrick lab`: list, start and check, and the page about them."""
+"""`kerneltrick lab`: list, read, start and check, and the page about them."""
 
+import contextlib
+import csv
+import functools
+import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,15 +16,25 @@ from pathlib import Path
 
 import pytest
 from answers import LABS, ROOT, right_answers, skeleton
-from grading import LAB, RIGHT
+from grading import LAB, QUICK, RIGHT
 from pages import run_blocks
 
 from kerneltrick.labs import grader
+from kerneltrick.labs.grader import _start
 
 
 def test_the_page_about_the_labs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_blocks(ROOT / "docs" / "labs.md") >= 6
+
+
+def check_links(folder, pattern):
+    """Every link of the files has something at its end."""
+    files = list(folder.rglob(pattern))
+    assert files
+    for path in files:
+        for link in re.findall(r"\]\((?!\w+:|#)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).exists(), (path, link)
 
 
 class TestStart:
@@ -51,14 +67,14 @@ class TestStart:
         assert not (tmp_path / "nowhere").exists()
 
     def test_an_interrupted_copy_leaves_nothing(self, tmp_path, monkeypatch):
-        real = Path.read_text
+        real = Path.read_bytes
 
-        def read_text(self, *arguments, **options):
+        def read_bytes(self, *arguments, **options):
             if self.name == "kernel_trick.py":
                 raise KeyboardInterrupt
             return real(self, *arguments, **options)
 
-        monkeypatch.setattr(Path, "read_text", read_text)
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
         with pytest.raises(KeyboardInterrupt):
             grader.start(LAB, tmp_path / "a" / "b")
         assert list(tmp_path.iterdir()) == []
@@ -82,10 +98,54 @@ class TestStart:
         assert (tmp_path / "notes.txt").read_text() == "mine"
 
     @pytest.mark.parametrize("number", LABS)
-    def test_every_lab_starts(self, number, tmp_path, run):
-        code, _, err = run("lab", "start", number, tmp_path / "x")
+    def test_every_lab_starts_with_its_theory_and_links_that_lead_somewhere(
+        self, number, tmp_path, run
+    ):
+        code, out, err = run("lab", "start", number, tmp_path / "x")
         assert code == 0, err
         assert (tmp_path / "x" / LABS[number].file).exists()
+        theory = tmp_path / "x" / "docs" / grader.page(LABS[number]).name
+        assert str(theory) in out
+        assert theory.exists()
+        check_links(tmp_path / "x", "*.md")
+
+    @pytest.mark.parametrize("number", ["02", "03"])
+    def test_a_notebook_takes_the_place_of_the_file(self, number, tmp_path, run):
+        lab = LABS[number]
+        code, out, err = run("lab", "start", number, tmp_path / "x", "--notebook")
+        assert code == 0, err
+        assert f"{lab.folder}.ipynb" in out
+        assert not (tmp_path / "x" / "src").exists()
+        check_links(tmp_path / "x", "*.ipynb")
+        code, out, _ = run("lab", "check", tmp_path / "x")
+        assert code == 1
+        assert out.count("not written yet") == len(lab.exercises)
+
+    def test_a_lab_without_a_notebook_says_which_have_one(self, tmp_path, run):
+        code, _, err = run("lab", "start", "04", tmp_path / "x", "--notebook")
+        assert code == 2
+        assert "labs 02 and 03 have" in err
+        assert not (tmp_path / "x").exists()
+
+    @pytest.mark.parametrize("number", LABS)
+    def test_the_theory_can_be_read(self, number, run):
+        code, out, _ = run("lab", "read", number)
+        assert code == 0
+        assert out.startswith("# ")
+        assert out == grader.page(LABS[number]).read_text(encoding="utf-8")
+        assert grader.page(LABS[number]).name.startswith(number)
+
+    def test_what_uv_left_in_the_folder_is_not_copied(self, tmp_path, monkeypatch):
+        home = tmp_path / "home"
+        shutil.copytree(ROOT / "docs", home / "docs")
+        shutil.copytree(ROOT / "labs" / LAB.folder, home / "labs" / LAB.folder)
+        (home / "labs" / LAB.folder / ".venv").mkdir()
+        (home / "labs" / LAB.folder / ".venv" / "pyvenv.cfg").touch()
+        (home / "labs" / LAB.folder / "uv.lock").touch()
+        monkeypatch.setattr(_start, "_home", lambda lab: home)
+        names = {path.name for path in grader.start(LAB, tmp_path / "mine")}
+        assert "pyproject.toml" in names
+        assert not names & {"pyvenv.cfg", "uv.lock"}
 
     @pytest.mark.parametrize("typo", ["22", "0", "kernel_tric", "lab2x", ""])
     def test_typos_are_answered_with_what_exists(self, typo, tmp_path, monkeypatch, run):
@@ -133,7 +193,7 @@ class TestCheck:
             "hint": "the function is missing", "line": None,
         }  # fmt: skip
 
-    def test_a_folder_of_submissions_of_several_labs(self, tmp_path, run):
+    def test_a_class_has_one_row_a_student(self, tmp_path, run):
         other = LABS["03"]
         (tmp_path / "ada.py").write_text(RIGHT, encoding="utf-8")
         (tmp_path / "bob.py").write_text("def elu_feature_map(x): return x\n", encoding="utf-8")
@@ -141,21 +201,89 @@ class TestCheck:
         (tmp_path / "dora" / "work").mkdir(parents=True)
         solution = right_answers(other)["right_numpy"]
         (tmp_path / "dora" / "work" / "feature_maps.py").write_text(solution, encoding="utf-8")
+        (tmp_path / "dora" / "lab02").mkdir()
+        (tmp_path / "dora" / "lab02" / "mine.ipynb").write_text(notebook_of(RIGHT))
+        (tmp_path / "erik").mkdir()
         (tmp_path / "notes.py").write_text("x = 1\n")
         (tmp_path / "notes.txt").write_text("x")
-        code, out, err = run("lab", "check", tmp_path)
+        code, out, err = run("lab", "check", tmp_path, "--jobs", "2")
         assert code == 1
-        rows = [line.split() for line in out.splitlines() if ".py" in line]
-        assert [(row[0], row[1], row[2]) for row in rows] == [
-            ("ada.py", "02", "100%"),
-            ("bob.py", "02", rows[1][2]),
-            ("carl/src/kernel_trick.py", "02", "0%"),
-            ("dora/work/feature_maps.py", "03", "100%"),
+        assert "5 students, lab 02, lab 03" in out
+        names = {"ada", "bob", "carl", "dora", "erik"}
+        rows = [line.split() for line in out.splitlines() if line.split()[:1] and
+                line.split()[0] in names]  # fmt: skip
+        assert [row[:3] for row in rows] == [
+            ["ada", "100%", "–"],
+            ["bob", "0%", "–"],
+            ["carl", "0%", "–"],
+            ["dora", "100%", "100%"],
+            ["erik", "–", "–"],
         ]
-        assert "2 of 4 are right" in out
+        assert out.count("nothing to grade") == 1
+        assert "2 of 5 are right" in out
         assert "notes.py" in err
         found = json.loads(run("lab", "check", tmp_path, "--json")[1])
-        assert [s["file"] for s in found["submissions"]] == [row[0] for row in rows]
+        assert [(s["student"], s["file"]) for s in found["submissions"]] == [
+            ("ada", "ada.py"),
+            ("bob", "bob.py"),
+            ("carl", "carl/src/kernel_trick.py"),
+            ("dora", "dora/lab02/mine.ipynb"),
+            ("dora", "dora/work/feature_maps.py"),
+        ]
+        assert found["nothing_to_grade"] == ["erik"]
+
+    def test_csv_has_one_row_a_student_and_no_formula(self, tmp_path, run):
+        (tmp_path / "=1+1").mkdir()
+        (tmp_path / "=1+1" / "kernel_trick.py").write_text(RIGHT, encoding="utf-8")
+        (tmp_path / 'zoe, "the" second').mkdir()
+        code, out, _ = run("lab", "check", tmp_path, "--csv")
+        assert code == 1
+        assert list(csv.DictReader(io.StringIO(out))) == [
+            {"student": "'=1+1", "lab02_file": "'=1+1/kernel_trick.py", "lab02_score": "1.0",
+             "lab02_right": "5", "lab02_functions": "5", "lab02_hint": ""},
+            {"student": 'zoe, "the" second', "lab02_file": "", "lab02_score": "",
+             "lab02_right": "", "lab02_functions": "", "lab02_hint": "nothing to grade"},
+        ]  # fmt: skip
+        assert run("lab", "check", tmp_path, "--csv", "--json")[0] == 2
+
+    @pytest.mark.parametrize(
+        ("files", "students"),
+        [
+            ({"kernel_trick.py": "02"}, {"class": 1}),
+            ({"lab02/src/kernel_trick.py": "02", "lab03/src/feature_maps.py": "03"}, {"class": 2}),
+            ({"lab02/ada.py": "02", "lab03/ada.py": "03", "lab03/bob.py": "03"},
+             {"ada": 2, "bob": 1}),
+            ({"ada.py": "02", "ada.ipynb": "02"}, {"ada.py": 1, "ada.ipynb": 1}),
+            ({"1/kernel_trick.py": "02", "2/kernel_trick.py": "02"}, {"1": 1, "2": 1}),
+            ({"blue/ada.py": "02", "blue/bob/x.py": "02", "red/x.py": "02"},
+             {"blue/ada": 1, "blue/bob": 1, "red": 1}),
+            ({"ada/old.py": "02", "ada/new.py": "02"}, {"ada/old": 1, "ada/new": 1}),
+        ],
+    )  # fmt: skip
+    def test_whose_file_it_is(self, files, students, tmp_path):
+        function = {"02": "verify_associativity", "03": "compare_to_softmax"}
+        for name, number in files.items():
+            path = tmp_path / "class" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = f"def {function[number]}(): pass\n"
+            path.write_text(notebook_of(text) if path.suffix == ".ipynb" else text)
+        found = grader.find_submissions(tmp_path / "class", LABS)
+        assert {name: len(own) for name, own in found.students.items()} == students
+        assert len(found.submissions) == len(files)
+
+    def test_folders_beside_those_of_students_have_nothing_to_grade(self, tmp_path):
+        for name in ("blue/ada", "blue/bob", "blue/empty", "empty", ".git", "tests"):
+            (tmp_path / name).mkdir(parents=True)
+        for name in ("ada", "bob"):
+            (tmp_path / "blue" / name / "kernel_trick.py").touch()
+        found = grader.find_submissions(tmp_path, LABS)
+        assert [name for name, own in found.students.items() if not own] == ["blue/empty", "empty"]
+        assert [name for name, own in found.students.items() if own] == ["blue/ada", "blue/bob"]
+
+    def test_a_folder_beside_ones_own_file_is_no_student(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        (tmp_path / "kernel_trick.py").touch()
+        assert len(grader.find_submissions(tmp_path, LABS).students) == 1
 
     def test_what_cannot_be_read_is_left_out(self, tmp_path, run):
         (tmp_path / "Zoë Müller" / "sub folder").mkdir(parents=True)
@@ -163,13 +291,33 @@ class TestCheck:
         (tmp_path / "nowhere.py").symlink_to("/nowhere")
         (tmp_path / "circle").symlink_to(tmp_path)
         os.mkfifo(tmp_path / "pipe.py")
+        (tmp_path / "broken.ipynb").write_text("{")
         (tmp_path / "wide.py").write_bytes(RIGHT.encode("utf-16"))
-        found, unknown = grader.submissions(tmp_path, LABS)
-        assert [s.name for s in found] == ["Zoë Müller/sub folder/kernel_trick.py", "wide.py"]
-        assert [path.name for path in unknown] == ["nowhere.py", "pipe.py"]
+        found = grader.find_submissions(tmp_path, LABS)
+        assert [s.name for s in found.submissions] == [
+            "Zoë Müller/sub folder/kernel_trick.py", "wide.py"
+        ]  # fmt: skip
+        assert [path.name for path in found.unknown] == ["broken.ipynb", "nowhere.py", "pipe.py"]
         code, _, err = run("lab", "check", tmp_path / "pipe.py", "--lab", "02")
         assert code == 2
         assert "no Python file" in err
+
+    def test_one_file_that_cannot_be_read_does_not_stop_the_class(self, tmp_path, server):
+        report = grader.grade_file(LAB, tmp_path / "gone.py", "gone.py", server)
+        assert report.score == 0
+        assert report.problems[0].hint == "the file cannot be read: No such file or directory"
+
+    def test_root_without_walls_is_refused_unless_told_otherwise(self, tmp_path, run, monkeypatch):
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        open_limits = functools.partial(grader.Limits, namespaces=False)
+        monkeypatch.setattr(grader, "Limits", open_limits)
+        (tmp_path / "kernel_trick.py").write_text(RIGHT, encoding="utf-8")
+        code, out, err = run("lab", "check", tmp_path)
+        assert (code, out) == (2, "")
+        assert "grade as another user, or add --as-root" in err
+        code, out, err = run("lab", "check", tmp_path, "--as-root")
+        assert code == 0
+        assert "note: on this system student code can change the files" in err
 
     def test_a_pipe_that_closes_early(self, tmp_path, run):
         (tmp_path / "kernel_trick.py").write_text("x = 1\n")
@@ -193,17 +341,111 @@ class TestCheck:
         assert run("lab", "check", tmp_path, "--lab", "99")[0] == 2
         assert run("lab", "check", tmp_path, "--seconds", "-1")[0] == 2
 
-    def test_ctrl_c(self, tmp_path):
-        path = tmp_path / "kernel_trick.py"
-        path.write_text("while True: pass\n")
+    @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
+    @pytest.mark.parametrize("option", [(), ("--csv",)])
+    def test_ctrl_c_says_what_was_graded(self, option, tmp_path):
+        (tmp_path / "ada.py").write_text("def verify_associativity(Q, K, V): return True\n")
+        (tmp_path / "bob.py").write_text(
+            "def verify_associativity(Q, K, V):\n    while True: pass\n"
+        )
         process = subprocess.Popen(
-            [sys.executable, "-m", "kerneltrick", "lab", "check", str(path), "--seconds", "600"],
+            [sys.executable, "-m", "kerneltrick", "lab", "check", str(tmp_path),
+             "--seconds", "600", "--jobs", "1", *option],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
-        time.sleep(3)
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not looping(process.pid):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert "stopped" in err
+        assert "stopped; 1 of 2 files were graded, and nothing is kept" in err
+        assert ("ada" in out) == (not option)
+        assert "bob" not in out
+
+
+def looping(pid):
+    """Whether a process below this one has used a second of CPU time."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                busy = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") > 1
+                name = Path(f"/proc/{child}/cmdline").read_bytes()
+                if (busy and b"_child.serve" in name) or looping(child):
+                    return True
+    return False
+
+
+class TestNotebooks:
+    @pytest.mark.parametrize("number", ["02", "03"])
+    def test_a_notebook_that_was_filled_in_is_right(self, number, tmp_path, run):
+        lab = LABS[number]
+        run("lab", "start", number, tmp_path, "--notebook")
+        path = tmp_path / f"{lab.folder}.ipynb"
+        book = json.loads(path.read_text(encoding="utf-8"))
+        answers = (ROOT / f"tests/answers/lab{number}/right_numpy.py").read_text("utf-8")
+        book["cells"].append({"cell_type": "code", "source": answers.splitlines(keepends=True)})
+        path.write_text(json.dumps(book))
+        code, out, err = run("lab", "check", tmp_path)
+        assert (code, err) == (0, ""), out
+
+    def test_a_hint_names_the_cell(self, tmp_path, run):
+        cells = [
+            "%matplotlib inline\nimport numpy as np",
+            "# φ\ndef elu_feature_map(x):\n    return y",
+        ]
+        (tmp_path / "lab02.ipynb").write_text(notebook_of(*cells))
+        _, out, _ = run("lab", "check", tmp_path, "--json")
+        result = json.loads(out)["functions"][1]
+        assert result["hint"] == "NameError: name 'y' is not defined (cell 2, line 3: return y)"
+        assert (result["cell"], result["line"]) == (2, 3)
+
+    def test_code_between_the_functions_is_not_run(self, server):
+        report = grade_notebook(RIGHT, "assert False\nwhile True: pass", server=server)
+        assert report.right
+
+    @pytest.mark.parametrize(
+        "cell",
+        [
+            "!rm -rf x\n%timeit 1\nx = 1",
+            "%%bash\necho a b",
+            "%%time\nx = 1",
+            "?np.exp",
+            "",
+            "%%html\n<p>",
+        ],
+    )
+    def test_what_is_no_python_is_left_out(self, cell, server):
+        report = grade_notebook(cell, RIGHT, server=server)
+        assert report.right, report.problems
+
+    def test_a_syntax_error_is_held_against_its_function(self, server):
+        report = grade_notebook(
+            RIGHT, "x = 1\ndef elu_feature_map(x):\n    return x x", server=server
+        )
+        assert report.functions[1].hint.endswith("(cell 2, line 3: return x x)")
+        assert sum(f.right for f in report.functions) == 4
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"{}", b"[]", b'{"cells": 3}', b'{"cells": [1]}', b"[" * 10**5, b"\xff\xfe",
+         b'{"cells": []}', b'{"cells": [{"cell_type": "code", "source": 5}]}'],
+    )  # fmt: skip
+    def test_what_is_no_notebook(self, content, server):
+        report = grader.grade(LAB, content, server=server, notebook=True)
+        assert report.score == 0
+        assert "notebook" in report.problems[0].hint
+
+
+def notebook_of(*cells):
+    book = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": "# Lab"}, *book]})
+
+
+def grade_notebook(*cells, server):
+    return grader.grade(QUICK, notebook_of(*cells).encode(), server=server, notebook=True)

@@ -1,6 +1,6 @@
-"""Write the student files of the labs from their reference solutions.
+"""Write the student files of the labs from their reference solutions, and what uv needs to know.
 
-    python tools/make_labs.py           write labs/*/src/*.py
+    python tools/make_labs.py           write labs/*/src/*.py and labs/*/pyproject.toml
     python tools/make_labs.py --check   exit 1 if one of them is not up to date
 
 Exercises keep their signature and docstring and lose their body. Other public functions are given
@@ -18,6 +18,19 @@ from pathlib import Path
 from generated import ROOT, update
 
 from kerneltrick.labs import grader
+
+
+PROJECT = """\
+# What the lab needs, for uv: `uv run pytest tests/`.
+[project]
+name = "{name}"
+version = "0"
+requires-python = ">=3.10"
+dependencies = ["numpy>=2.0", "pytest>=8.3"]
+
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+"""
 
 
 def skeleton(source: str, exercises: tuple[str, ...]) -> str:
@@ -58,7 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     for lab in grader.labs().values():
         source = Path(str(lab.reference.__file__)).read_text(encoding="utf-8")
         names = tuple(exercise.name for exercise in lab.exercises)
-        wanted[arguments.to / lab.folder / lab.file] = skeleton(source, names)
+        folder = arguments.to / lab.folder
+        wanted[folder / lab.file] = skeleton(source, names)
+        wanted[folder / "pyproject.toml"] = PROJECT.format(name=lab.folder.replace("_", "-"))
     return update(wanted, arguments.check, "labs")
 
 

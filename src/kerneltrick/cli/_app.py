@@ -20,6 +20,7 @@ from kerneltrick._version import __version__
 from kerneltrick.analysis import compare, save_attention
 from kerneltrick.cli._arguments import (
     DataError,
+    Stopped,
     UsageError,
     read_data,
     read_maps,
@@ -37,8 +38,6 @@ from kerneltrick.cli._output import (
 from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
-
-STOPPED = "stopped; with --html or --json, the same command goes on where this one was"
 
 # click's UsageError, wherever this version of typer keeps click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
@@ -66,7 +65,7 @@ def _run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="kerneltrick", standalone_mode=False) or 0)
         sys.stdout.flush()
-        return _fail(STOPPED, code) if code == 130 else code  # typer's answer to Ctrl-C
+        return _fail("stopped", code) if code == 130 else code  # typer's answer to Ctrl-C
     except UsageError as error:
         return _fail(str(error), 2)
     except _ClickUsageError as error:
@@ -83,8 +82,10 @@ def _run(arguments: list[str]) -> int:
         return _fail(where + (error.strerror or str(error)), 1)
     except MemoryError:
         return _fail("not enough memory for data of this size", 1)
+    except Stopped as error:
+        return _fail(str(error), 130)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail(STOPPED, 130)
+        return _fail("stopped", 130)
 
 
 def _fail(message: str, code: int) -> int:
@@ -217,10 +218,14 @@ def _compare(
     data = read_data(file, synthetic, seed, chosen_layers, chosen_heads, axes)
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
-    with progress_bar(quiet) as progress:
-        result = compare(
-            data, chosen, causal=causal, scale=scale, seed=seed, progress=progress, resume=resume
-        )
+    try:
+        with progress_bar(quiet) as progress:
+            result = compare(data, chosen, causal=causal, scale=scale, seed=seed,
+                             progress=progress, resume=resume)  # fmt: skip
+    except KeyboardInterrupt:
+        would = "would go on where it was" if resume is None else "goes on where this one was"
+        condition = "with --html or --json " if resume is None else ""
+        raise Stopped(f"stopped; {condition}the same command {would}") from None
     if html_path is not None:
         report.save_html(result, data, html_path)
     if json_path is not None:

@@ -22,6 +22,10 @@ class DataError(Exception):
     """The data or the run failed: one line on stderr, exit code 1."""
 
 
+class Stopped(Exception):
+    """Ctrl-C: one line on stderr that says what is kept, exit code 130."""
+
+
 def default_maps(n: int) -> list[str]:
     """A spread of maps: cheap ones, ones with position, random ones, exact polynomials."""
     return [

@@ -6,18 +6,19 @@ import functools
 import importlib
 import pkgutil
 
-from kerneltrick.labs.grader._find import Submission, find_lab, recognise, submissions
-from kerneltrick.labs.grader._grade import LARGEST_FILE, NOT_THERE, grade
+from kerneltrick.labs.grader._find import Found, Submission, find_lab, find_submissions, recognise
+from kerneltrick.labs.grader._grade import NOT_THERE, grade, grade_file
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab, Mistake
-from kerneltrick.labs.grader._process import Limits, Refused, Server
+from kerneltrick.labs.grader._process import Cancelled, Limits, Refused, Server
 from kerneltrick.labs.grader._report import Problem, Report, Result
-from kerneltrick.labs.grader._start import folder, start
+from kerneltrick.labs.grader._start import folder, has_notebook, page, start
 
 __all__ = [
-    "LARGEST_FILE",
     "NOT_THERE",
+    "Cancelled",
     "Case",
     "Exercise",
+    "Found",
     "Given",
     "Growth",
     "Lab",
@@ -30,12 +31,15 @@ __all__ = [
     "Server",
     "Submission",
     "find_lab",
+    "find_submissions",
     "folder",
     "grade",
+    "grade_file",
+    "has_notebook",
     "labs",
+    "page",
     "recognise",
     "start",
-    "submissions",
 ]
 
 

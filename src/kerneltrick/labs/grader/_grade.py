@@ -6,17 +6,16 @@ import difflib
 import functools
 import inspect
 import re
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from kerneltrick.labs.grader import _compare
 from kerneltrick.labs.grader._child import arrays
-from kerneltrick.labs.grader._hints import Outcome, call, hint
+from kerneltrick.labs.grader._hints import Outcome, call, hint, quietly
 from kerneltrick.labs.grader._lab import Case, Exercise, Lab
+from kerneltrick.labs.grader._notebook import LARGEST_NOTEBOOK, Code, read_notebook
 from kerneltrick.labs.grader._process import (
     Died,
     Limits,
@@ -33,6 +32,8 @@ from kerneltrick.labs.grader._wire import Unreadable
 LARGEST_FILE = 2**20
 MOST_TRIES = 4  # to load a file, each time without the statement that ended the last one
 NOT_THERE = ("the function is missing", "not written yet")
+Progress = Callable[[str, int, int], None]
+Placed = TypeVar("Placed", Result, Problem)
 
 
 @dataclass
@@ -41,6 +42,7 @@ class _Grading:
     source: bytes
     filename: str
     server: Server
+    notebook: Code | None = None
     without: list[int] | None = None
     worker: Worker | None = None
     used: float = 0.0
@@ -76,18 +78,27 @@ class _Grading:
 
     def at(self, line: int | None) -> str:
         """Where, with the source line."""
-        return _at(self.source, line)
+        if line is None:
+            return ""
+        lines = re.split("\r\n|\r|\n", self.source.decode(errors="replace"))
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        cell, line = self.place(line)
+        where = f"line {line}" if cell is None else f"cell {cell}, line {line}"
+        return f" ({where}: {text[:80]})" if text else f" ({where})"
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """The cell of a notebook, and the line in it or in the file."""
+        return (None, line) if self.notebook is None else self.notebook.place(line)
+
+    def placed(self, what: Placed) -> Placed:
+        """A result or a problem, with its line as a student counts."""
+        if what.line is None:
+            return what
+        cell, line = self.place(what.line)
+        return replace(what, cell=cell, line=line)
 
     def spent(self) -> float:
         return self.used + (self.worker.used if self.worker else 0.0)
-
-
-def _at(source: bytes, line: int | None) -> str:
-    if line is None:
-        return ""
-    lines = re.split("\r\n|\r|\n", source.decode(errors="replace"))
-    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return f" (line {line}: {text[:80]})" if text else f" (line {line})"
 
 
 def _ending(error: BaseException) -> str:
@@ -107,9 +118,12 @@ def grade(
     name: str | None = None,
     server: Server | None = None,
     limits: Limits | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
+    notebook: bool = False,
 ) -> Report:
-    """Grade a student's file, given as its bytes.
+    """Grade a student's file, given as its bytes: Python, or a Jupyter notebook.
+
+    Of a notebook only definitions, imports and assignments are executed, in the order of its cells.
 
     >>> from kerneltrick.labs import grader
     >>> report = grader.grade(grader.labs()["02"], b"def simple_feature_map(x):\\n    return x\\n")
@@ -118,20 +132,27 @@ def grade(
     """
     if server is None:
         with Server(limits) as own:
-            return grade(lab, source, name, own, progress=progress)
+            return grade(lab, source, name, own, progress=progress, notebook=notebook)
     filename = lab.file.rpartition("/")[2]
     label = name or filename
+    code = None
+    if notebook:
+        try:
+            code = read_notebook(source)
+        except ValueError as error:
+            return _nothing(lab, label, Problem(str(error)))
+        source = code.source
     if len(source) > LARGEST_FILE:
         problem = Problem(
             f"the file has {len(source):,} bytes; more than {LARGEST_FILE:,} are not read"
         )
         return _nothing(lab, label, problem)
-    grading = _Grading(lab, source, filename, server)
+    grading = _Grading(lab, source, filename, server, code, [] if code else None)
     try:
         try:
             grading.start()
         except (Slow, Died, Unreadable):
-            return _nothing(lab, label, *grading.problems)
+            return _nothing(lab, label, *map(grading.placed, grading.problems))
         broken, whole = _sort_problems(grading)
         results = []
         for at, exercise in enumerate(lab.exercises):
@@ -142,14 +163,26 @@ def grade(
     finally:
         grading.end()
     results = [_blame(result, results, grading.loaded.uses) for result in results]
-    walls = tuple(server.walls)
-    return Report(lab.number, label, tuple(results), (*grading.problems, *whole), walls)
+    problems = map(grading.placed, (*grading.problems, *whole))
+    return Report(lab.number, label, tuple(map(grading.placed, results)), tuple(problems))
+
+
+def grade_file(
+    lab: Lab, path: Path, name: str, server: Server, progress: Progress | None = None
+) -> Report:
+    """Grade a file, a notebook if its name ends so; one that cannot be read is told so."""
+    notebook = path.suffix == ".ipynb"
+    try:
+        with path.open("rb") as file:
+            source = file.read((LARGEST_NOTEBOOK if notebook else LARGEST_FILE) + 1)
+    except OSError as error:
+        return _nothing(lab, name, Problem(f"the file cannot be read: {error.strerror}"))
+    return grade(lab, source, name, server, progress=progress, notebook=notebook)
 
 
 def _nothing(lab: Lab, label: str, *problems: Problem) -> Report:
     hint = problems[0].hint if problems else "the file cannot be loaded"
-    line = problems[0].line if problems else None
-    found = (Result(e.name, 0, _count(e), hint, line) for e in lab.exercises)
+    found = (Result(e.name, 0, _count(e), hint) for e in lab.exercises)
     return Report(lab.number, label, tuple(found), problems)
 
 
@@ -274,8 +307,7 @@ def _ask_judge(exercise: Exercise, case: Case, where: str, answer: Any) -> str |
     if answer is None:
         return "returns None: is a `return` missing?"
     try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             return exercise.judge(case, answer)
     except Exception:  # the answer has not the form that the judge looks for
         return f"{where}: returns {_compare.kind(answer)}, which is not the form asked"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +32,20 @@ class Outcome:
     error: str | None = None  # the type of the exception
 
 
+_one_at_a_time = threading.Lock()  # filters of warnings are those of all threads
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings, while several files are graded at once."""
+    with _one_at_a_time, np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def call(function: Callable[..., Any], case: Case) -> Any:
     arguments, options = (resolve(by_name(x)) for x in (_copy(case.arguments), _copy(case.options)))
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         return function(*arguments, **options)
 
 

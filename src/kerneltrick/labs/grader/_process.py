@@ -78,6 +78,10 @@ class Refused(Exception):
     """The code is not run: it could change every file of the machine."""
 
 
+class Cancelled(BaseException):
+    """The grading was called off."""
+
+
 class Server:
     """A process that has NumPy loaded and makes a new worker for every file; a context manager."""
 
@@ -87,6 +91,7 @@ class Server:
         self.limits = limits or Limits()
         self.folder = Path(tempfile.mkdtemp(prefix="kerneltrick-lab-"))
         self.process: subprocess.Popen[bytes] | None = None
+        self.cancelled = False
         self.walls: list[str] = []
 
     def __enter__(self) -> Server:
@@ -98,8 +103,16 @@ class Server:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and what it started."""
         self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cancel(self) -> None:
+        """Have whoever grades with it, in another thread, end with `Cancelled`."""
+        self.cancelled = True
 
     def _end(self) -> None:
         if self.process is not None:
@@ -327,6 +340,8 @@ class Worker:
                         self._read_output()
                     elif not self._receive():
                         raise Died(self.stop())
+                if self.server.cancelled:
+                    raise Cancelled
                 if clock.over():
                     line = self._where()
                     self.stop()

@@ -10,12 +10,8 @@ from kerneltrick._text import printable
 LONGEST_HINT = 600
 
 
-def plain(text: str) -> str:
-    """A hint, which may quote the student's code, without what a terminal would obey.
-
-    >>> plain("ValueError: \\x1b[31mred\\n")
-    'ValueError: �[31mred�'
-    """
+def _hint(text: str) -> str:
+    """A hint, which may quote the student's code: short, and without what a terminal would obey."""
     text = text if len(text) <= LONGEST_HINT else text[: LONGEST_HINT - 1] + "…"
     return printable(text)
 
@@ -29,10 +25,11 @@ class Result:
     cases: int
     hint: str | None = None
     line: int | None = None
+    cell: int | None = None  # of a notebook
 
     def __post_init__(self) -> None:
         if self.hint is not None:
-            object.__setattr__(self, "hint", plain(self.hint))
+            object.__setattr__(self, "hint", _hint(self.hint))
 
     @property
     def right(self) -> bool:
@@ -45,9 +42,10 @@ class Problem:
 
     hint: str
     line: int | None = None
+    cell: int | None = None  # of a notebook
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hint", plain(self.hint))
+        object.__setattr__(self, "hint", _hint(self.hint))
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class Report:
     file: str
     functions: tuple[Result, ...]
     problems: tuple[Problem, ...] = ()
-    walls: tuple[str, ...] = ()
 
     @property
     def score(self) -> float:
@@ -76,9 +73,13 @@ class Report:
             "file": self.file,
             "score": round(self.score, 4),
             "functions": [
-                {"name": f.name, "passed": f.passed, "cases": f.cases, "hint": f.hint,
-                 "line": f.line}
+                {"name": f.name, "passed": f.passed, "cases": f.cases, "hint": f.hint, **_where(f)}
                 for f in self.functions
             ],
-            "problems": [{"hint": p.hint, "line": p.line} for p in self.problems],
-        }  # fmt: skip
+            "problems": [{"hint": p.hint, **_where(p)} for p in self.problems],
+        }
+
+
+def _where(what: Result | Problem) -> dict[str, int | None]:
+    cell = {} if what.cell is None else {"cell": what.cell}
+    return {**cell, "line": what.line}

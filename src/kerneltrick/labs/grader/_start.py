@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import os.path
+import posixpath
 import re
 from pathlib import Path
 
 from kerneltrick.labs.grader._lab import Lab
 
-_LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache"}
-_OUTWARD = re.compile(
-    r"\[([^]]+)\]\(\.\./[^)]*\)"
-)  # links out of the folder lead nowhere in a copy
+_LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "uv.lock"}
+_LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!\w+:|#)([^)#]*)(#[^)]*)?\)")
+_PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
 
 def folder(lab: Lab) -> Path:
     """The student folder of a lab: in the installed package, or in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for home in (package, package.parents[2] / "labs"):
-        if (home / lab.folder / lab.file).is_file():
-            return home / lab.folder
-    raise FileNotFoundError(f"the folder of lab {lab.number} was not installed with kerneltrick")
+    return _home(lab) / "labs" / lab.folder
 
 
-def start(lab: Lab, target: Path) -> list[Path]:
-    """Copy the student folder to `target`: the files that were written.
+def page(lab: Lab) -> Path:
+    """The theory page of a lab."""
+    return _home(lab) / _pages(lab)[0]
 
-    FileExistsError, and nothing is written, if one of them exists already.
+
+def has_notebook(lab: Lab) -> bool:
+    """Whether there is a notebook of the lab."""
+    return (_home(lab) / _notebook(lab)).is_file()
+
+
+def start(lab: Lab, target: Path, notebook: bool = False) -> list[Path]:
+    """Copy the student folder to `target`, with the theory: the files that were written.
+
+    With `notebook`, the notebook takes the place of the student's file. FileExistsError, and
+    nothing is written, if one of the files exists already.
     """
-    origin = folder(lab)
-    files = [
-        path.relative_to(origin)
-        for path in sorted(origin.rglob("*"))
-        if path.is_file() and not _LEFT_OUT & set(path.parts)
-    ]
-    for name in files:
+    home = _home(lab)
+    copies = _copies(lab, home, notebook)
+    for name in copies.values():
         if (target / name).exists() or (target / name).is_symlink():
             raise FileExistsError(f"{target / name} exists already; nothing was written")
     written: list[Path] = []
     made: list[Path] = []
     try:
-        for name in files:
+        for origin, name in copies.items():
             path = target / name
             for parent in [p for p in (*reversed(path.parents),) if not p.exists()]:
                 parent.mkdir()
                 made.append(parent)
-            text = (origin / name).read_text(encoding="utf-8")
-            if path.suffix == ".md":
-                text = _OUTWARD.sub(r"\1", text)
-            with path.open("x", encoding="utf-8") as file:
+            content = _content(home, origin, copies)
+            with path.open("xb") as file:
                 written.append(path)
-                file.write(text)
+                file.write(content)
     except BaseException:
         for path in reversed(written):
             path.unlink(missing_ok=True)
@@ -59,3 +61,63 @@ def start(lab: Lab, target: Path) -> list[Path]:
                 parent.rmdir()
         raise
     return written
+
+
+def _home(lab: Lab) -> Path:
+    """The folder that holds labs/ and docs/."""
+    package = Path(__file__).resolve().parents[2]
+    for home in (package, package.parents[1]):
+        if (home / "labs" / lab.folder / lab.file).is_file():
+            return home
+    raise FileNotFoundError(f"the folder of lab {lab.number} was not installed with kerneltrick")
+
+
+def _notebook(lab: Lab) -> str:
+    return f"labs/notebooks/{lab.folder}.ipynb"
+
+
+def _pages(lab: Lab) -> list[str]:
+    """The pages that the README asks to read, below the home; its own comes first."""
+    text = (folder(lab) / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"\]\(\.\./\.\./(docs/[^)#]+\.md)", text)
+    return list(dict.fromkeys(found))
+
+
+def _copies(lab: Lab, home: Path, notebook: bool) -> dict[str, str]:
+    """{file below the home: file of the student}."""
+    own = f"labs/{lab.folder}"
+    found = {
+        path.relative_to(home).as_posix(): path.relative_to(home / own).as_posix()
+        for path in sorted((home / own).rglob("*"))
+        if path.is_file() and not _LEFT_OUT & set(path.relative_to(home).parts)
+    }
+    if notebook:
+        if not has_notebook(lab):
+            raise FileNotFoundError(f"lab {lab.number} has no notebook")
+        del found[f"{own}/{lab.file}"]
+        found[_notebook(lab)] = f"{lab.folder}.ipynb"
+    for name in _pages(lab):
+        found[name] = name
+        for picture in _PICTURE.findall((home / name).read_text(encoding="utf-8")):
+            found[f"docs/{picture}"] = f"docs/{picture}"
+    return found
+
+
+def _content(home: Path, origin: str, copies: dict[str, str]) -> bytes:
+    """A file as the student gets it: links lead to the copies, or away from the text."""
+    if not origin.endswith((".md", ".ipynb")):
+        return (home / origin).read_bytes()
+    here = posixpath.dirname(origin)
+    there = posixpath.dirname(copies[origin])
+
+    def relink(found: re.Match[str]) -> str:
+        leads_to = posixpath.normpath(posixpath.join(here, found[2]))
+        if leads_to not in copies:
+            return found[1]
+        link = os.path.relpath(copies[leads_to], there or ".").replace(os.sep, "/")
+        return f"[{found[1]}]({link}{found[3] or ''})"
+
+    text = _LINK.sub(relink, (home / origin).read_text(encoding="utf-8"))
+    if origin.endswith(".ipynb"):  # the cell that runs the tests looks for the lab's folder
+        text = re.sub(r'Path\(\\"\.\./lab\w+\\"\)', r'Path(\\".\\")', text)
+    return text.encode("utf-8")
