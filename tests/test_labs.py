@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import functools
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -11,14 +12,17 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from answers import LABS, ROOT, reference, right_answers, skeleton, wrong_answers
+from packaging.requirements import Requirement
 from pages import run_blocks
 
 import kerneltrick as kt
-from kerneltrick.labs import _inputs, feature_maps, kernel_trick
+from kerneltrick.labs import _inputs, feature_maps, grader, kernel_trick
 
 
 def load_tool(name):
@@ -141,6 +145,81 @@ class TestStudentFolders:
         failed, tried = doctest.testmod(LABS[number].reference)
         assert tried >= len(LABS[number].exercises)
         assert failed == 0
+
+
+def pack_wheel(name, folder):
+    """The installed distribution, and those it needs, as wheels that uv can install offline."""
+    found = importlib.metadata.distribution(name)
+    tag = re.search(r"^Tag: (\S+)", found.read_text("WHEEL"), re.M)[1]
+    label = re.sub(r"[-_.]+", "_", found.metadata["Name"])
+    with zipfile.ZipFile(folder / f"{label}-{found.version}-{tag}.whl", "w") as wheel:
+        for path in found.files:
+            if ".." not in path.parts and "__pycache__" not in path.parts:
+                wheel.write(path.locate(), str(path))
+    for line in found.requires or ():
+        needed = Requirement(line)
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            pack_wheel(needed.name, folder)
+
+
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory):
+    """uv without a network, and with nothing but NumPy and pytest, as they are installed here."""
+    uv = pytest.importorskip("uv", reason="uv is not installed")
+    home = tmp_path_factory.mktemp("uv")
+    (home / "wheels").mkdir()
+    for name in ("numpy", "pytest"):
+        pack_wheel(name, home / "wheels")
+    kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    environment = {
+        **kept,
+        "UV_OFFLINE": "1",
+        "UV_NO_INDEX": "1",
+        "UV_NO_CONFIG": "1",
+        "UV_FIND_LINKS": str(home / "wheels"),
+        "UV_CACHE_DIR": str(home / "cache"),
+        "UV_PYTHON": sys.executable,
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+
+    def run(folder, *arguments):
+        command = [uv.find_uv_bin(), *arguments]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.slow  # uv makes an environment of its own
+@pytest.mark.parametrize("number", ["01", "03"])
+def test_uv_runs_the_tests_in_a_folder_that_was_started(number, uv, tmp_path):
+    lab = LABS[number]
+    grader.start(lab, tmp_path)
+    # `uv run` alone would lock packages for all systems, and offline there are those of one.
+    # --python, since UV_PYTHON would have it install into the environment of these tests.
+    install = ("pip", "install", "--python", ".venv", "-r", "pyproject.toml")
+    for step in (("venv",), install):
+        made = uv(tmp_path, *step)
+        assert made.returncode == 0, made.stderr
+    run = ("run", "--no-sync", "pytest", "tests/", "-q")
+    bare = uv(tmp_path, *run)
+    assert bare.returncode == 1, bare.stderr
+    assert "NotImplementedError" in bare.stdout
+    right = right_answers(lab)["right_numpy"]
+    (tmp_path / lab.file).write_text(right, encoding="utf-8")
+    done = uv(tmp_path, *run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = uv(tmp_path, "run", "--no-sync", "python", "-c", "import numpy; print(numpy.__file__)")
+    assert Path(where.stdout.strip()).is_relative_to(tmp_path / ".venv")  # it does without ours
+    names = [s.name for s in grader.find_submissions(tmp_path, LABS).submissions]
+    assert names == [lab.file]
+
+
+def test_every_lab_says_what_uv_needs():
+    for lab in LABS.values():
+        text = (ROOT / "labs" / lab.folder / "pyproject.toml").read_text(encoding="utf-8")
+        assert 'dependencies = ["numpy>=2.0", "pytest>=8.3"]' in text
+        readme = (ROOT / "labs" / lab.folder / "README.md").read_text(encoding="utf-8")
+        assert "uv run pytest tests/" in readme
 
 
 def test_student_files_are_up_to_date():

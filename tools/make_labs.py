@@ -19,7 +19,6 @@ from generated import ROOT, update
 
 from kerneltrick.labs import grader
 
-
 PROJECT = """\
 # What the lab needs, for uv: `uv run pytest tests/`.
 [project]

@@ -141,7 +141,7 @@ HOW = """\
    looks right, or shows an `AssertionError` with the line that does not hold.
 4. The last cell runs all tests of the lab.
 
-The same lab with an editor instead of a notebook is in [`{folder}`](../{folder}/README.md)."""
+The text of the lab and its tests are in [`{folder}`](../{folder}/README.md)."""
 
 SETUP = """\
 import contextlib
