@@ -259,6 +259,50 @@ class TestLearned:
         expected = np.exp(y) / np.exp(y).sum(-1, keepdims=True)
         np.testing.assert_allclose(features[1, 2], expected, rtol=1e-12)
 
+    @pytest.mark.parametrize("separate", [False, True], ids=["joint", "separate"])
+    @pytest.mark.parametrize("activation", ["softmax", "exp"])
+    def test_hedgehog_with_weights_of_their_own_for_keys(self, activation, separate):
+        """Per head, for queries and keys apart: by every engine what the formula says."""
+        rng = np.random.default_rng(9)
+        q, k, v = (rng.standard_normal((h, 7, 4)) for h in (4, 2, 2))
+        ours, theirs = rng.standard_normal((4, 4, 5)), rng.standard_normal((2, 4, 5))
+        learned = maps.Hedgehog(ours, activation, theirs, separate)
+        assert learned.dim(4) == 10
+
+        def features(x, weight):
+            halves = [np.exp(x @ weight / 2**0.5), np.exp(-x @ weight / 2**0.5)]
+            if activation == "softmax" and separate:
+                halves = [half / half.sum(-1, keepdims=True) for half in halves]
+            both = np.concatenate(halves, axis=-1)
+            joint = activation == "softmax" and not separate
+            return both / both.sum(-1, keepdims=True) if joint else both
+
+        for h in range(4):
+            weights = features(q[h], ours[h]) @ features(k[h // 2], theirs[h // 2]).T
+            np.testing.assert_allclose(
+                maps.Hedgehog(ours[h], activation, theirs[h // 2], separate).kernel(
+                    q[h] / 2**0.5, k[h // 2] / 2**0.5
+                ),
+                weights,
+            )
+            expected = weights @ v[h // 2] / weights.sum(-1, keepdims=True)
+            for engine in ("auto", "dense", "recurrent", "chunked"):
+                out = kt.linear_attention(q, k, v, learned, engine=engine)
+                np.testing.assert_allclose(out[h], expected, rtol=1e-10)
+
+    def test_text_tells_the_weights_of_keys_apart(self):
+        eye = np.eye(3)
+        texts = {str(maps.Hedgehog(eye, key_weight=w)) for w in (None, eye, 2 * eye)}
+        assert len(texts) == 3
+        assert str(maps.get("hedgehog:separate=true")) == "hedgehog:separate=true"
+
+    def test_a_state_of_other_weights_for_keys_is_refused(self):
+        x = np.ones((5, 3))
+        one, two = (maps.Hedgehog(np.eye(3), key_weight=c * np.eye(3)) for c in (1.0, 2.0))
+        _, state = kt.linear_attention(x, x, x, one, causal=True, return_state=True)
+        with pytest.raises(ValueError, match="the state is of hedgehog:"):
+            kt.linear_attention(x, x, x, two, causal=True, state=state)
+
     def test_t2r_is_relu_of_an_affine_map(self):
         rng = np.random.default_rng(7)
         x, weight, bias = rng.standard_normal((10, 4)), rng.standard_normal((4, 6)), np.arange(6.0)
@@ -276,6 +320,9 @@ class TestLearned:
         [
             (lambda: maps.Hedgehog(np.ones(3)), r"\(d, p\) or \(heads, d, p\), not \(3,\)"),
             (lambda: maps.Hedgehog([[1.0]]), "not list"),
+            (lambda: maps.Hedgehog(key_weight=np.ones(3)), r"key_weight to be .*, not \(3,\)"),
+            (lambda: maps.Hedgehog(key_weight=np.ones((3, 4))), r"not \(3, 3\) and \(3, 4\)"),
+            (lambda: maps.Hedgehog(np.eye(3), key_weight=np.eye(4)), "of the same d and p"),
             (lambda: maps.T2R(weight=np.ones((2, 3)), bias=np.ones(2)), "each of its 3 features"),
             (lambda: maps.Hedgehog(np.eye(3)).phi(np.ones((2, 4))), "inputs of 3 dimensions"),
         ],

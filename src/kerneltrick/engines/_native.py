@@ -165,6 +165,8 @@ def fused(feature_map: maps.FeatureMap, d: int) -> Fused | None:
         made.numbers["columns"] = feature_map.draws
         return Fused(made.numbers, feature_map.projection(d).T)
     if isinstance(feature_map, maps.Hedgehog) and kind is maps.Hedgehog:
+        if feature_map.key_weight is not None or feature_map.separate:
+            return None
         made = _numbers(f"hedgehog_{feature_map.activation}", d, feature_map.dim(d))
         made.numbers["columns"] = feature_map.dim(d) // 2
         return Fused(made.numbers, feature_map.weight)

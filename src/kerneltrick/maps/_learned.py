@@ -16,18 +16,34 @@ class Hedgehog(FeatureMap):
     """φ(x) = softmax or exp of [xW, −xW]; Zhang et al. 2024, Eq. 6. m = 2·(columns of W).
 
     `weight` is (d, p), or (heads, d, p) for one matrix per head: NumPy, or an array of the library
-    it is used with. None stands for the identity, with which training starts.
+    it is used with. None stands for the identity, with which training starts. `key_weight`, of the
+    same d and p, gives keys a matrix of their own; then `phi` is that of queries. `separate` makes
+    it [softmax(xW), softmax(−xW)], as LoLCATs does (Zhang et al. 2025, Eq. 6); to exp it is no
+    difference.
     """
 
     weight: Array | None = None
     activation: str = "softmax"
+    key_weight: Array | None = None
+    separate: bool = False
     name: ClassVar[str] = "hedgehog"
     approximates_softmax: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("hedgehog", "activation", self.activation, ("softmax", "exp"))
+        if not isinstance(self.separate, bool):
+            raise TypeError(f"hedgehog needs separate to be True or False, not {self.separate!r}")
         _check_weight("hedgehog", self.weight)
+        _check_weight("hedgehog", self.key_weight, "key_weight")
+        if self.key_weight is not None:
+            theirs = tuple(self.key_weight.shape[-2:])
+            ours = theirs[:1] * 2 if self.weight is None else tuple(self.weight.shape[-2:])
+            if ours != theirs:
+                raise ValueError(
+                    f"hedgehog needs weight and key_weight of the same d and p, not {ours} and "
+                    f"{theirs}"
+                )
 
     @property
     def sign(self) -> Sign:
@@ -35,23 +51,48 @@ class Hedgehog(FeatureMap):
 
     @property
     def relative(self) -> bool:
-        return self.activation == "softmax"  # its features sum to 1, whatever the size of x
+        return self.activation == "softmax"  # its features sum to 1 or 2, whatever the size of x
 
     def dim(self, d: int) -> int:
-        return 2 * (d if self.weight is None else int(self.weight.shape[-1]))
+        weight = self.key_weight if self.weight is None else self.weight
+        return 2 * (d if weight is None else int(weight.shape[-1]))
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
-        xp = space(x)
-        features, log_scale = self.phi_query(x)
-        return features if log_scale is None else features * xp.exp(log_scale)[..., None]
+        return _whole(self.phi_query(x))
 
     def phi_query(self, x: Array, positions: Array | None = None) -> Features:
+        return self._features(x, self.weight)
+
+    def phi_key(self, x: Array, positions: Array | None = None) -> Features:
+        return self._features(x, self.weight if self.key_weight is None else self.key_weight)
+
+    def kernel(
+        self,
+        q: Array,
+        k: Array,
+        q_positions: Array | None = None,
+        k_positions: Array | None = None,
+    ) -> Array:
+        return _whole(self.phi_query(q)) @ _whole(self.phi_key(k)).mT
+
+    def _features(self, x: Array, weight: Array | None) -> Features:
         xp = space(x)
-        y = x if self.weight is None else _project("hedgehog", x, self.weight)
-        features, log_scale = shifted_exp(xp.concat([y, -y], axis=-1))
+        y = x if weight is None else _project("hedgehog", x, weight)
         if self.activation == "exp":
-            return features, log_scale
-        return features / xp.sum(features, axis=-1, keepdims=True), None
+            return shifted_exp(xp.concat([y, -y], axis=-1))
+        if self.separate:
+            return xp.concat([_softmax(y), _softmax(-y)], axis=-1), None
+        return _softmax(xp.concat([y, -y], axis=-1)), None
+
+
+def _softmax(x: Array) -> Array:
+    features, _ = shifted_exp(x)
+    return features / space(x).sum(features, axis=-1, keepdims=True)
+
+
+def _whole(made: Features) -> Array:
+    features, log_scale = made
+    return features if log_scale is None else features * space(features).exp(log_scale)[..., None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -106,12 +147,12 @@ class T2R(FeatureMap):
         return seeded("t2r", self.seed).standard_normal((d, self.features)) / math.sqrt(d)
 
 
-def _check_weight(owner: str, weight: Array | None) -> None:
+def _check_weight(owner: str, weight: Array | None, name: str = "weight") -> None:
     if weight is None:
         return
     if not is_array(weight) or weight.ndim not in (2, 3):
         got = tuple(weight.shape) if hasattr(weight, "shape") else type(weight).__name__
-        raise ValueError(f"{owner} needs weight to be an array (d, p) or (heads, d, p), not {got}")
+        raise ValueError(f"{owner} needs {name} to be an array (d, p) or (heads, d, p), not {got}")
 
 
 def _project(owner: str, x: Array, weight: Array) -> Array:

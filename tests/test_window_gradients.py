@@ -1,0 +1,112 @@
+"""Gradients beside a window: to q, k, v, the gain and through the state, near and far."""
+
+import numpy as np
+import pytest
+
+import kerneltrick as kt
+from kerneltrick import maps
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+ENGINES = ["dense", "recurrent", "chunked"]
+
+
+def tensors(n=7, heads=(2, 1), seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(h, n, 3) for h in (heads[0], heads[1], heads[1])]
+    return [torch.asarray(rng.standard_normal(s)).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", ["elu", "exp", "favor:features=8", "hedgehog", "softmax"])
+def test_gradcheck(text, causal, relative):
+    """Masked and raw too: gradients are true derivatives, of the largest near score as well."""
+    mask = torch.tensor([True, True, False, True, True, True, False])
+    gain = torch.tensor([-0.3, 0.4], dtype=torch.float64).requires_grad_()
+    for engine in ENGINES:
+        for normalize in (True, False):
+
+            def function(q, k, v, gain, engine=engine, normalize=normalize):
+                return kt.linear_attention(
+                    q, k, v, text, causal=causal, mask=mask, window=2, sinks=1, engine=engine,
+                    far=kt.Far(gain, relative), normalize=normalize, chunk_size=2,
+                )  # fmt: skip
+
+            assert torch.autograd.gradcheck(function, (*tensors(), gain), fast_mode=True)
+
+
+@pytest.mark.parametrize("text", ["elu", "favor:features=8", "softmax"])
+def test_gradcheck_through_the_state(text):
+    """What is near at the end of the first stretch is near, then far, in the second."""
+    options = {"causal": True, "window": 3, "sinks": 1, "far": kt.Far(0.2, relative=True)}
+    for engine in ENGINES:
+
+        def function(q, k, v, *earlier, engine=engine):
+            _, state = kt.linear_attention(
+                *earlier, text, return_state=True, engine=engine, **options
+            )
+            return kt.linear_attention(q, k, v, text, state=state, engine=engine, **options)
+
+        both = (*tensors(5), *tensors(4, seed=1))
+        assert torch.autograd.gradcheck(function, both, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_jax_has_the_gradients_of_torch(causal):
+    q, k, v = tensors(9)
+    gain = torch.tensor([-0.3, 0.4], dtype=torch.float64).requires_grad_()
+    options = {"causal": causal, "window": 3, "sinks": 1, "chunk_size": 4}
+    for text, engine in (("favor:features=8", "chunked"), ("elu", "dense")):
+        out = kt.linear_attention(q, k, v, text, far=kt.Far(gain, True), **options)
+        wanted = torch.autograd.grad((out * out).sum(), (q, k, v, gain))
+
+        def loss(q, k, v, gain, text=text, engine=engine):
+            far = kt.Far(gain, relative=True)
+            return (
+                kt.linear_attention(q, k, v, text, far=far, engine=engine, **options) ** 2
+            ).sum()
+
+        inputs = [jax.numpy.asarray(x.detach().numpy()) for x in (q, k, v, gain)]
+        for ours, theirs in zip(jax.grad(loss, (0, 1, 2, 3))(*inputs), wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+def test_gradients_reach_learned_weights_in_the_window_and_beyond():
+    q, k, v = (x.detach() for x in tensors(8))
+    weight = torch.asarray(np.random.default_rng(3).standard_normal((3, 3))).requires_grad_()
+
+    def function(weight):
+        learned = maps.Hedgehog(weight, activation="exp")
+        return kt.linear_attention(q, k, v, learned, causal=True, window=3, engine="chunked")
+
+    assert torch.autograd.gradcheck(function, (weight,), fast_mode=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_padding_has_no_gradient_and_spoils_none(engine):
+    q, k, v = (x.detach() for x in tensors(6))
+    mask = torch.tensor([True, False, True, True, False, True])
+    for x in (q, k, v):
+        x[:, ~mask] = torch.nan
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = kt.linear_attention(
+        *inputs, "elu", causal=True, mask=mask, window=2, sinks=1, engine=engine
+    )
+    for gradient in torch.autograd.grad(out.sum(), inputs, allow_unused=False):
+        assert torch.isfinite(gradient).all()
+        assert not gradient[:, ~mask].any()
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_no_tokens_keep_the_graph(window):
+    q, k, v = (x[:, :0].detach().requires_grad_() for x in tensors(3))
+    for engine in ("auto", *ENGINES):
+        options = {"causal": True, "window": window, "engine": engine}
+        out, state = kt.linear_attention(q, k, v, "elu", return_state=True, **options)
+        assert out.shape == (2, 0, 3)
+        assert out.requires_grad
+        (out.sum() + state.U.sum()).backward()
+        assert q.grad is not None
+        assert q.grad.shape == q.shape
