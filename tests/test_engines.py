@@ -373,3 +373,15 @@ def test_forward_memory_does_not_grow_with_n():
         peaks.append(tracemalloc.get_traced_memory()[1] - out.nbytes)
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0] + 4 * 16384 * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_lesser_key_does_not_stand_in_for_one_that_the_features_have_lost(engine):
+    """e^−120 and e^−170 are 0 in float32: the output is right or reported, in every engine."""
+    q, k = np.array([[[0.0, 0], [-60, 60]], [[170, 0], [0, 0]]])
+    v = np.array([[1.0], [2.0]])
+    options = {"causal": True, "engine": engine}
+    np.testing.assert_allclose(kt.linear_attention(q, k, v, "exp", **options)[1], 1)
+    narrow = [x.astype(np.float32) for x in (q, k, v)]
+    with pytest.raises(kt.VanishingNormalizerError, match="features underflow"):
+        kt.linear_attention(*narrow, "exp", **options)

@@ -27,6 +27,9 @@ BAD_CALLS = {
     "mixed dtypes": ((x, x.astype(np.float32), x), {}, TypeError, "one dtype.*k: float32"),
     "lists": (([[1.0]],) * 3, {}, TypeError, "q must be an array .* not list"),
     "masked arrays": ((np.ma.masked_array(x),) * 3, {}, TypeError, "masked array"),
+    "positions that float64 rounds": (
+        (x, x, x), {"positions": np.arange(10) + 2**60}, ValueError, r"positions must be below 2\*\*53",
+    ),
     "unknown map": ((x, x, x, "elo"), {}, ValueError, "did you mean 'elu'"),
     "scale of zero": ((x, x, x), {"scale": 0}, ValueError, "scale > 0 and finite, not 0"),
     "negative scale": ((x, x, x), {"scale": -1.5}, ValueError, "not -1.5"),

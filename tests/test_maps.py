@@ -178,6 +178,22 @@ def test_every_name_is_in_the_test_list():
     assert {text.partition(":")[0] for text in MAPS} == set(maps.names()) - {"softmax"}
 
 
+@pytest.mark.parametrize("order", [21, 30])
+def test_high_orders_are_exact_as_low_ones(order):
+    x = np.linspace(-2, 2, 9)[:, None]
+    for text in (f"taylor:order={order}", f"poly:degree={order}"):
+        feature_map = maps.get(text)
+        phi = feature_map.phi(x)
+        size = np.abs(phi) @ np.abs(phi).T
+        assert (np.abs(phi @ phi.T - feature_map.kernel(x, x)) <= 1e-12 * size).all()
+
+
+@pytest.mark.parametrize("text", ["taylor:order=171", "poly:degree=1000"])
+def test_orders_beyond_float64_are_refused(text):
+    with pytest.raises(ValueError, match="≤ 170"):
+        maps.get(text)
+
+
 def test_text_shows_what_differs_from_the_default():
     assert str(maps.get("favor:features=64,kind=positive,seed=0")) == "favor:features=64"
     assert str(maps.get("favor:orthogonal=false,seed=3,features=8")) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any, TypeAlias
 
@@ -152,6 +153,16 @@ def stop_gradient(x: Array) -> Array:
     if lib == "jax":
         return sys.modules["jax"].lax.stop_gradient(x)
     return x
+
+
+def copied(x: Array) -> Array:
+    """An array of its own with the values of x, and its gradient where it has a history."""
+    lib = library(x)
+    if lib == "torch":
+        return copy.deepcopy(x) if x.is_leaf else x.clone()
+    if lib == "jax":
+        return x  # never changed by anybody
+    return space(x).asarray(x, copy=True)
 
 
 def contiguous(x: Array) -> Array:

@@ -31,7 +31,7 @@ from kerneltrick.attention._arguments import (
     token_array,
 )
 from kerneltrick.attention._dial import Dial, check_far, check_window, combined
-from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
+from kerneltrick.attention._state import LONGEST, State, carry_of, fingerprint, known_int
 from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry
 
 OnZero = Literal["raise", "nan", "zero"]
@@ -100,6 +100,9 @@ def check_call(
     if state is not None and not isinstance(state, State):
         raise TypeError(f"state must be a State, not {type(state).__name__}")
     start = 0 if state is None else state.stop
+    known = known_int(start)
+    if known is not None and known + k.shape[-2] >= LONGEST:
+        raise ValueError(f"{who} counts tokens below 2**53, but the state ends at {known}")
     zero_fill = 0.0 if options.on_zero == "zero" else math.nan
     window, sinks = check_window(who, chosen, window, sinks)
     near_scale = 1 / math.sqrt(d) if options.scale is None else scale
@@ -170,10 +173,14 @@ def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | Non
     if len(pair) != 2:
         raise ValueError(f"positions must be an array or a pair of arrays, not {len(pair)} arrays")
     names = ("positions", "positions") if pair[0] is pair[1] else ("positions[0]", "positions[1]")
-    return (
+    found = (
         token_array(names[0], pair[0], inputs.q, "number"),
         token_array(names[1], pair[1], inputs.k, "number"),
     )
+    for name, x in zip(names, found, strict=True):
+        if x is not None and is_concrete(x) and (np.abs(as_numpy(x)) >= LONGEST).any():
+            raise ValueError(f"{name} must be below 2**53, so that no two are rounded to one")
+    return found
 
 
 def _check_horizon(

@@ -18,7 +18,9 @@ from kerneltrick._arrays import (
     astype,
     clean_blocks_only,
     constant,
+    copied,
     index_dtype,
+    is_array,
     library,
     namespace,
     register_pytree,
@@ -44,7 +46,7 @@ from kerneltrick.engines import (
 )
 
 FORMAT = "kerneltrick.State/1"
-LONGEST = 2**60  # tokens: int64 holds the position of each, and room to add to it
+LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +120,28 @@ class State:
         return size
 
     def _whole(self) -> Array:
-        return wide_narrow(self.sums, self.sums.hi.dtype)
+        whole = wide_narrow(self.sums, self.sums.hi.dtype)
+        # NumPy's are read-only; what else could be changed in place is handed out as a copy.
+        return whole if isinstance(whole, np.ndarray) else copied(whole)
+
+    def __copy__(self) -> State:
+        """The same state in arrays of its own."""
+
+        def fresh(x: Any) -> Any:
+            if isinstance(x, tuple):  # Wide, Near
+                return type(x)(*(fresh(part) for part in x))
+            return copied(x) if is_array(x) else x
+
+        return State(*(fresh(value) for value in self._values()))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return State, self._values()
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __repr__(self) -> str:
         shape = tuple(self.sums.hi.shape)
@@ -146,6 +169,8 @@ class State:
         room for the log-decay to come, and there is room for a whole window.
         """
         start = check_count("State.empty", "start", start)
+        if start >= LONGEST:
+            raise ValueError(f"State.empty needs start < 2**53, not {start}")
         inputs = check_inputs("State.empty", k, k, v)
         chosen, window, sinks, _ = combined("State.empty", feature_map, window, sinks)
         if inputs.headless and isinstance(chosen, maps.Custom):
@@ -334,7 +359,7 @@ def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> St
     if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
         raise fail(f"U {U.dtype} {U.shape} and Z {Z.dtype} {Z.shape} do not belong together")
     if not 0 <= start <= stop < LONGEST:
-        raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**60")
+        raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**53")
     scale, decay = tensors.get("log_scale"), tensors.get("log_decay")
     if scale is not None and (scale.shape != (*U.shape[:-2], 1, 1) or scale.dtype.kind != "f"):
         raise fail(f"log_scale is {scale.dtype} {scale.shape}")

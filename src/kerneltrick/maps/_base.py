@@ -19,6 +19,7 @@ from kerneltrick._arrays import (
     astype,
     compute_dtype,
     constant,
+    copied,
     is_array,
     is_floating,
     library,
@@ -121,6 +122,16 @@ class FeatureMap:
 
     def __call__(self, x: Array) -> Array:
         return self.phi(x)
+
+    def __copy__(self) -> FeatureMap:
+        """The same map with weights of its own: changing them in place changes no other."""
+        made = object.__new__(type(self))
+        for name, value in vars(self).items():
+            object.__setattr__(made, name, copied(value) if is_array(value) else value)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FeatureMap:
+        return self.__copy__()
 
     def __str__(self) -> str:
         parts = []

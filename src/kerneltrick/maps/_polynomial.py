@@ -14,6 +14,8 @@ import numpy as np
 from kerneltrick._arrays import Array, constant, index_dtype, space
 from kerneltrick.maps._base import FeatureMap, Sign, positive_int
 
+HIGHEST = 170  # 170! is the largest factorial in float64
+
 IndexTable = np.ndarray[Any, np.dtype[np.int64]]
 Coefficients = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -33,7 +35,7 @@ class Poly(FeatureMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive_int("poly", "degree", self.degree)
+        _check_degree("poly", "degree", self.degree)
         if not (math.isfinite(self.constant) and self.constant >= 0):
             raise ValueError(
                 f"poly needs a finite constant ≥ 0, not {self.constant!r}: with a negative one "
@@ -79,7 +81,7 @@ class Taylor(FeatureMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive_int("taylor", "order", self.order)
+        _check_degree("taylor", "order", self.order)
 
     @property
     def sign(self) -> Sign:
@@ -92,7 +94,8 @@ class Taylor(FeatureMap):
         index, multinomial = _monomials(x.shape[-1], self.order, True)
         # p!/(α₀! ∏αᵢ!) without its p!/α₀! is 1/∏αᵢ!, the coefficient of the monomial in Σ tʳ/r!.
         ones = (index == 0).sum(axis=1)
-        drop = np.array([math.factorial(self.order) // math.factorial(a) for a in ones.tolist()])
+        top = math.factorial(self.order)
+        drop = np.array([float(top // math.factorial(a)) for a in ones.tolist()])
         return _products(x, 1.0, index, np.sqrt(multinomial / drop))
 
     def kernel(
@@ -107,6 +110,15 @@ class Taylor(FeatureMap):
         for r in range(self.order - 1, 0, -1):  # Horner: 1 + t(1 + t/2(1 + t/3(…)))
             total = 1 + t / r * total
         return total
+
+
+def _check_degree(owner: str, name: str, value: Any) -> None:
+    positive_int(owner, name, value)
+    if value > HIGHEST:
+        raise ValueError(
+            f"{owner} needs {name} ≤ {HIGHEST}, not {value}: the factorials of its coefficients "
+            f"exceed float64"
+        )
 
 
 @functools.lru_cache(maxsize=64)

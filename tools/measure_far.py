@@ -1,0 +1,86 @@
+"""Measure in what units far weights stand best beside exact ones, on the embedded sample.
+
+    python tools/measure_far.py            mean output error of every map, by units and gain
+    python tools/measure_far.py --each     the same for every window and number of sinks
+
+The error of a head is ‖O − softmax's O‖ / ‖softmax's O‖; a cell is its mean over the heads, full
+and causal, and over the windows and sinks. `*` marks the units that the map itself asks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+
+import numpy as np
+
+import kerneltrick as kt
+from kerneltrick import analysis
+
+MAPS = [
+    "elu", "relu", "relu2", "exp", "square", "cosformer:horizon=128", "favor:features=64",
+    "favor:features=64,kind=hyperbolic", "poly:degree=2", "taylor:order=2", "hedgehog",
+    "hedgehog:separate=true", "hedgehog:activation=exp", "t2r:features=64",
+]  # fmt: skip
+GAINS = (-8, -6, -4, -2, 0, 2, 4)
+SETTINGS = tuple(itertools.product((8, 16, 32), (0, 1)))  # window, sinks
+
+Array = np.ndarray
+
+
+def errors(out: Array, exact: Array) -> Array:
+    """One number for each layer and head."""
+    axes = (-2, -1)
+    return np.linalg.norm(out - exact, axis=axes) / np.linalg.norm(exact, axis=axes)
+
+
+@functools.cache
+def exact_output(causal: bool) -> Array:
+    data = analysis.sample()
+    return np.asarray(kt.softmax_attention(data.q, data.k, data.v, causal=causal))
+
+
+def measure(text: str, relative: bool, settings: tuple[tuple[int, int], ...]) -> list[float]:
+    """The mean error at every gain."""
+    data = analysis.sample()
+    q, k, v = data.q, data.k, data.v
+    found = []
+    for gain in GAINS:
+        cells = []
+        for (window, sinks), causal in itertools.product(settings, (False, True)):
+            out = kt.linear_attention(
+                q, k, v, text, window=window, sinks=sinks, far=kt.Far(gain, relative),
+                causal=causal, on_zero="zero", engine="dense",
+            )  # fmt: skip
+            cells.append(errors(out, exact_output(causal)).mean())
+        found.append(float(np.mean(cells)))
+    return found
+
+
+def table(settings: tuple[tuple[int, int], ...]) -> None:
+    print(f"{'map':34} {'units':10}", *(f"g={gain:+d}".rjust(7) for gain in GAINS))
+    alone = measure("softmax", False, settings)[0]
+    print(f"{'softmax (the window alone)':34} {'':10} {alone:7.3f}")
+    for text in MAPS:
+        for relative in (False, True):
+            units = ("relative" if relative else "absolute") + (
+                "*" if kt.maps.get(text).relative == relative else ""
+            )
+            row = measure(text, relative, settings)
+            print(f"{text:34} {units:10}", *(f"{x:7.3f}" for x in row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--each", action="store_true", help="a table for each window and sinks")
+    if not parser.parse_args().each:
+        table(SETTINGS)
+        return
+    for window, sinks in SETTINGS:
+        print(f"\nwindow {window}, sinks {sinks}")
+        table(((window, sinks),))
+
+
+if __name__ == "__main__":
+    main()
