@@ -144,9 +144,9 @@ def linear_attention(
     The output, in kind and in the dtype of v; with `return_state` also the state.
 
     A NaN or inf in k or v makes NaN exactly the outputs that depend on it, even where the weight
-    is 0. In every engine a product of features counts as 0 if the arithmetic of the inputs has no
-    number so small (10⁻⁴⁵ in float32) beside the largest scale that its row sees; where that leaves
-    nothing, `on_zero` decides. Derivations: docs/02_kernel_trick.md.
+    is 0. In every engine a row counts as 0 if the arithmetic of the inputs has no number as small
+    as its sum of weights (10⁻⁴⁵ in float32) beside the largest scale that it sees: then `on_zero`
+    decides. Derivations: docs/02_kernel_trick.md.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 2, 1000, 16))  # batch 4, 2 heads

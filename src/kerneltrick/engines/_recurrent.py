@@ -89,10 +89,12 @@ def step(carry: Carry, keys: Keys) -> Carry:
 def look_up(carry: Carry, queries: Queries) -> tuple[Array, Array | None, Queries, Array | None]:
     """φ(q)ᵀ(U, Z) for queries that see the whole state; the arguments of `finish`."""
     xp = space(queries.features)
-    # In the arithmetic of the features: a product that survives only in wider sums would count
-    # beside larger ones that the features have lost.
-    sums = wide_narrow(carry.sums, queries.features.dtype)
-    mixed = queries.features @ xp.expand_dims(sums, axis=-3)
+    sums = wide_narrow(carry.sums, carry.sums.hi.dtype)
+    mixed = astype(queries.features, sums.dtype) @ xp.expand_dims(sums, axis=-3)
+    # What the arithmetic of the features cannot hold counts as 0, as in the other engines: only
+    # wider sums have it, and beside it may be missing what was larger and the features have lost.
+    lost = astype(mixed[..., -1:], queries.features.dtype) == 0
+    mixed = xp.where(lost, xp.zeros_like(mixed), mixed)
     reference = None if carry.log_scale is None else xp.expand_dims(carry.log_scale, axis=-3)
     bad = None if carry.bad is None else xp.expand_dims(carry.bad, axis=-3)
     return mixed, reference, queries, bad
