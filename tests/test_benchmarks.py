@@ -49,6 +49,7 @@ def test_cases_that_would_need_too_much_memory_are_known():
     assert not any(name in (bench.OURS, "chunk formula", "softmax (SDPA)") for name, _ in skipped)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_its_tables(tmp_path):
     import bench
 
@@ -93,6 +94,7 @@ def test_useful_flops_are_those_of_the_targets():
     assert native.favor_flops(n, m) == n * H * (4 * m * M + 64 * (m + M) + 4 * D * m)
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
 

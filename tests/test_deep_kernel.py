@@ -27,6 +27,9 @@ def model(d=5, **options):
     return DeepKernel.mlp(d, hidden=(24,), outputs=2, **options)
 
 
+pytestmark = pytest.mark.xdist_group("deep_kernel")  # one model is trained
+
+
 @pytest.fixture(scope="module")
 def trained():
     x, y = data()

@@ -52,6 +52,9 @@ def test_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     assert run_blocks(DOCS / page) >= 3
 
 
+pytestmark = pytest.mark.xdist_group("docs")  # the site is built once
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; test processes that run side by side build it once."""

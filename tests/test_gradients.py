@@ -137,7 +137,15 @@ def test_learned_weights_receive_their_gradient():
     assert torch.autograd.gradcheck(t2r, (weight, bias), fast_mode=True)
 
 
-@pytest.mark.parametrize("text", ["elu", "favor:features=8", "cosformer:horizon=64", "taylor"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "elu",
+        "favor:features=8",
+        pytest.param("cosformer:horizon=64", marks=pytest.mark.slow),
+        pytest.param("taylor", marks=pytest.mark.slow),
+    ],
+)
 def test_jax_gradients_equal_torch_gradients(text):
     q, k, v = tensors(20, heads=(4, 2))
     decay = -np.random.default_rng(7).random((2, 20))

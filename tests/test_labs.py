@@ -86,6 +86,9 @@ def outcomes(report):
     return found
 
 
+pytestmark = pytest.mark.xdist_group("labs")  # the student folders are tested once
+
+
 @pytest.fixture(scope="module")
 def tested(tmp_path_factory):
     """The reference, the skeleton and the right answers, tested: {name: outcomes}, by number."""

@@ -54,6 +54,7 @@ def test_pictures_of_docs_are_small(page):
     [
         "README.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "examples/README.md",
         *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
     ],
@@ -68,3 +69,8 @@ def test_links_lead_somewhere(name):
 def test_every_map_is_listed():
     for name in kt.maps.names():
         assert f"`{name}" in README
+
+
+def test_the_citation_names_this_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [kt.__version__]

@@ -47,7 +47,7 @@ MUTANTS = [
         "top = stop_gradient(xp.max(projected, axis=-1, keepdims=True))",
         "top = xp.max(projected, axis=(-2, -1), keepdims=True) + 0 * projected[..., :1]",
         "test_causality.py::test_past_is_bit_identical_when_the_future_changes"
-        "[favor:features=16-chunked-scaled]",
+        "[favor:features=16-chunked-normalised]",
     ),
     Mutant(
         "QR without sign(diag R)",
