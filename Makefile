@@ -10,9 +10,25 @@ PIP := $(if $(CONFIGURED),KERNELTRICK_REQUIRE_NATIVE=1,rm -rf build/editable;) \
        $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 MISSING = $(foreach tool,cmake ninja,$(if $(shell command -v $(tool) 2> /dev/null),,$(tool)))
-CORE = @ls src/kerneltrick/_core*.so > /dev/null 2>&1 \
-       || echo "Installed without the compiled core; '$(BIN)/pip install -v -e .' says why."
 CASES ?= 100000
+
+# pip says nothing while it compiles, so this does: what happens, that it goes on, how long it took.
+define INSTALL
+@echo "Installing kerneltrick$(1) into $(VENV). Its core is compiled on all $$(getconf _NPROCESSORS_ONLN) processors:"
+@echo "the first time one minute on a quiet machine of two, up to three on a busy one."
+@start=$$(date +%s); \
+( while sleep 15; do \
+    echo "  $$(( $$(date +%s) - start )) s: $$(find build/editable -name '*.o' 2> /dev/null | wc -l) files are compiled"; \
+  done ) & \
+watch=$$!; trap 'kill $$watch 2> /dev/null' EXIT; \
+{ $(PIP) -e '.$(1)'; } && echo "Installed in $$(( $$(date +%s) - start )) s."
+@ls src/kerneltrick/_core*.so > /dev/null 2>&1 \
+  || echo "Installed without the compiled core; '$(BIN)/pip install -v -e .' says why."
+endef
+
+# As many workers as processors, so one thread for each library in each: more would wait for each
+# other. Tests that share a long set-up are a group, and go to one worker.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures docs digits solvers claims sample mutants clean
@@ -29,21 +45,19 @@ $(VENV)/.backend: pyproject.toml | $(VENV)/.created
 	@touch $@
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.backend
-	$(PIP) -e .
-	$(CORE)
+	$(call INSTALL,)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.backend
-	$(PIP) -e '.[test]'
-	$(CORE)
+	$(call INSTALL,[test])
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.lint: pyproject.toml constraints.txt | $(VENV)/.backend
-	$(PIP) -e '.[lint]'
+	$(call INSTALL,[lint])
 	@touch $@
 
 $(VENV)/.build: pyproject.toml constraints.txt | $(VENV)/.backend
-	$(PIP) -e '.[build]'
+	$(call INSTALL,[build])
 	@touch $@
 
 run: $(VENV)/.run ## compare the feature maps with softmax attention, and write the report
@@ -66,10 +80,10 @@ sanitize: $(VENV)/.backend ## the core's fuzzer under AddressSanitizer, UBSan an
 	build/tsan/kt_fuzz --threads 3 --callers 4 --cases 2000
 
 test: $(VENV)/.test ## every test except the long sweeps
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.test ## every test
-	$(BIN)/python -m pytest -n auto
+test-all: $(VENV)/.test ## every test, and more examples of each property: in an hour
+	HYPOTHESIS_PROFILE=all $(PYTEST)
 
 lint: $(VENV)/.lint ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
