@@ -47,6 +47,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
 ]
 exclude_patterns = [".*", "build", "dist", "out", "src", "tests", "native", "benchmarks", "tools"]
 nitpicky = True
