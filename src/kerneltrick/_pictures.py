@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneltrick._files import AnyPath, regular_file, write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -43,6 +46,22 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure  # not pyplot: no window, nothing global
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def log_axes(axes: Axes, xlabel: str, ylabel: str) -> None:
+    """Both axes logarithmic and named, with lines across."""
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axes.grid(axis="y", which="major")
+
+
+def plain_numbers(axis: Axis, ticks: Sequence[float] | None = None) -> None:
+    """1, 2, 5, 10 on a logarithmic axis, not powers of ten; or `ticks`, about six of them."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+    few = None if ticks is None else ticks[:: max(1, -(-len(ticks) // 6))]
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if few is None else FixedLocator(few))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def picture_format(path: AnyPath) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from typing import Any, NoReturn
 
@@ -16,7 +15,7 @@ from kerneltrick.attention._call import OnZero, Options, check_call
 from kerneltrick.attention._dial import Dial, combined
 from kerneltrick.attention._linear import linear_attention
 from kerneltrick.attention._state import State, state_of
-from kerneltrick.engines import Carry, decoder
+from kerneltrick.engines import Carry, decoder, in_lines
 
 DTYPES = ("float16", "float32", "float64")
 
@@ -117,7 +116,7 @@ class Decoder:
         if carry.bad is not None:
             bad[...] = carry.bad
         # The buffers that every step changes in place.
-        self._sums = _in_lines(carry.sums.hi)
+        self._sums = in_lines(carry.sums.hi)
         self._scales = None if carry.log_scale is None else np.array(carry.log_scale, order="C")
         self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
@@ -273,16 +272,6 @@ def _dtype_name(dtype: Any) -> str:
     if name not in DTYPES:
         raise ValueError(f"Decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
     return name
-
-
-def _in_lines(x: Any) -> Any:
-    """A copy of x (..., w) each of whose rows begins on a cache line."""
-    width = -(-x.shape[-1] // 8) * 8
-    raw = np.zeros(math.prod(x.shape[:-1]) * width + 8)
-    first = -raw.ctypes.data // 8 % 8
-    rows = raw[first : len(raw) - 8 + first].reshape(*x.shape[:-1], width)
-    rows[..., : x.shape[-1]] = x
-    return rows[..., : x.shape[-1]]
 
 
 def _values(x: Any) -> Any:

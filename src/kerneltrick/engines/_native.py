@@ -46,6 +46,7 @@ Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
+LINE = 64  # bytes of a cache line
 BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
@@ -347,6 +348,17 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
     made: NumpyArray = np.frombuffer(block, dtype=np.uint8).view(dtype).reshape(shape)
     return made
+
+
+def in_lines(x: NumpyArray) -> NumpyArray:
+    """A copy of x (..., w) each of whose rows begins on a cache line, where there is a core."""
+    if core() is None or x.size == 0:
+        return x.copy()
+    line = LINE // x.dtype.itemsize
+    rows = aligned((*x.shape[:-1], -(-x.shape[-1] // line) * line), x.dtype)
+    rows[..., : x.shape[-1]] = x
+    rows[..., x.shape[-1] :] = 0
+    return rows[..., : x.shape[-1]]
 
 
 def decoder(

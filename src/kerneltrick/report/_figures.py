@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kerneltrick import maps
-from kerneltrick._pictures import COLOURS, FAINT, INK, LINE, new_figure, picture_style, save_figure
+from kerneltrick._pictures import (
+    COLOURS,
+    FAINT,
+    INK,
+    LINE,
+    log_axes,
+    new_figure,
+    picture_style,
+    plain_numbers,
+    save_figure,
+)
 from kerneltrick.attention import attention_weights, softmax_attention
 from kerneltrick.report._check import check_comparison, check_picture, decode
 from kerneltrick.report._labels import place_labels
@@ -222,15 +232,10 @@ def timing_figure(comparison: Mapping[str, Any]) -> Figure:
 def _axes(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.4) -> tuple[Figure, Axes]:
     figure = new_figure(width, height)
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    axes.grid(axis="y", which="major")
-    axes.margins(0.12)
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
+    log_axes(axes, xlabel, ylabel)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        plain_numbers(axis)
+    axes.margins(0.12)
     return figure, axes
 
 

@@ -15,8 +15,10 @@ from kerneltrick._pictures import (
     INK,
     ORANGE,
     PURPLE,
+    log_axes,
     new_figure,
     picture_style,
+    plain_numbers,
 )
 from kerneltrick.simulate._features import KINDS, FeatureErrors
 from kerneltrick.simulate._moments import Moments
@@ -35,7 +37,8 @@ def moments_figure(found: Moments) -> Figure:
     with picture_style():
         figure = new_figure(5.4, 3.4)
         axes = figure.subplots()
-        _logarithmic(axes, "width d", "variance", d)
+        log_axes(axes, "width d", "variance")
+        plain_numbers(axes.xaxis, d)
         for colour, name, measured, theory in (
             (ORANGE, "q·k", [row.variance for row in found.rows],
              [row.theory_variance for row in found.rows]),
@@ -60,7 +63,8 @@ def scaling_figure(found: Scaling) -> Figure:
         figure = new_figure(8.6, 3.3)
         left, right = figure.subplots(1, 2)
         for axes in (left, right):
-            _logarithmic(axes, "width d", "", d)
+            log_axes(axes, "width d", "")
+            plain_numbers(axes.xaxis, d)
             axes.set_yscale("linear")
         fine = np.geomspace(d[0], d[-1], 200)
         entropy = np.maximum(math.log(found.n) - fine / 2, 0)
@@ -92,8 +96,9 @@ def features_figure(found: Sequence[FeatureErrors]) -> Figure:
         figure = new_figure(2.9 * (1 + len(found)) + 0.6, 3.4)
         left, *others = figure.subplots(1, 1 + len(found))
         counts = sorted({row.m for row in first.rows})
-        _logarithmic(left, "features m", "relative error", counts)
-        _plain_numbers(left)
+        log_axes(left, "features m", "relative error")
+        plain_numbers(left.xaxis, counts)
+        plain_numbers(left.yaxis)
         for kind in KINDS:
             rows = [row for row in first.rows if row.kind == kind]
             left.plot(counts, [row.theory for row in rows], color=colours[kind], lw=1.2)
@@ -109,8 +114,9 @@ def features_figure(found: Sequence[FeatureErrors]) -> Figure:
 def _weights_error(axes: Axes, errors: FeatureErrors) -> None:
     rows = [row for row in errors.rows if row.kind == "positive"]
     counts = [row.m for row in rows]
-    _logarithmic(axes, "features m", "", counts)
-    _plain_numbers(axes)
+    log_axes(axes, "features m", "")
+    plain_numbers(axes.xaxis, counts)
+    plain_numbers(axes.yaxis)
     limit = [row.theory_weights or math.nan for row in rows]
     measured = [row.weights for row in rows]
     low, high = min(*measured, errors.elu) / 1.6, max(*measured, errors.uniform) * 1.6
@@ -143,7 +149,7 @@ def representer_figure(found: Representer) -> Figure:
 
         middle.set(xscale="linear", yscale="log", xlabel="norm ‖f‖")
         middle.grid(axis="y")
-        _plain_numbers(middle)
+        plain_numbers(middle.yaxis)
         inside = [p for p in found.ridge_path if p.norm <= 1.6 * found.ridge.norm]
         middle.plot([p.norm for p in inside], [p.loss for p in inside], color=FAINT, lw=1,
                     label="ridge, every λ")  # fmt: skip
@@ -156,7 +162,8 @@ def representer_figure(found: Representer) -> Figure:
 
         rows = [row for row in found.rows if row.step > 0]
         steps_shown = [row.step for row in rows]
-        _logarithmic(right, "step", "", steps_shown)
+        log_axes(right, "step", "")
+        plain_numbers(right.xaxis, steps_shown)
         right.plot(steps_shown, [row.bound for row in rows], color=FAINT, lw=1, ls="--",
                    label="bound √(gap/λ)")  # fmt: skip
         right.plot(steps_shown, [row.distance for row in rows], "o-", color=BLUE, ms=4, lw=1.2,
@@ -201,27 +208,6 @@ def svm_figure(found: SVMAndAttention) -> Figure:
         right.set_title("what a point's kernel is multiplied by")
         right.legend(loc="upper right")
     return figure
-
-
-def _logarithmic(axes: Axes, xlabel: str, ylabel: str, ticks: Sequence[int]) -> None:
-    from matplotlib.ticker import NullFormatter, NullLocator
-
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    axes.grid(axis="y", which="major")
-    every = max(1, -(-len(ticks) // 6))
-    chosen = list(ticks[::every])
-    axes.set_xticks(chosen, [f"{tick:g}" for tick in chosen])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _plain_numbers(axes: Axes) -> None:
-    """0.1, 0.2, 0.5, 1 on a logarithmic y axis of few decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _mix(colour: str, white: float) -> tuple[float, ...]:
