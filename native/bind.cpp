@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <unordered_map>
 #include <vector>
 
 #include "blocks.h"
@@ -17,8 +18,20 @@ namespace nb = nanobind;
 
 namespace {
 
+// What a dict holds under one of our names, or null. A name becomes a string of Python's once: there
+// are some fifty of them in every call.
+nb::handle find(const nb::dict& d, const char* key) {
+    static std::unordered_map<const char*, PyObject*> names;  // the interpreter's lock guards it
+    PyObject*& name = names[key];
+    if (!name) name = PyUnicode_InternFromString(key);
+    PyObject* found = name ? PyDict_GetItemWithError(d.ptr(), name) : nullptr;
+    if (!found && PyErr_Occurred()) throw nb::python_error();
+    return found;
+}
+
 template <class V> V get(const nb::dict& d, const char* key, V fallback) {
-    return d.contains(key) ? nb::cast<V>(d[key]) : fallback;
+    const nb::handle found = find(d, key);
+    return found.is_valid() ? nb::cast<V>(found) : fallback;
 }
 
 template <class V> V* address(const nb::dict& d, const char* key) {
@@ -28,8 +41,9 @@ template <class V> V* address(const nb::dict& d, const char* key) {
 // (address, address of offsets, token stride, element stride), or absent.
 kt::View view(const nb::dict& d, const char* key) {
     kt::View v;
-    if (!d.contains(key)) return v;
-    nb::tuple t = nb::cast<nb::tuple>(d[key]);
+    const nb::handle found = find(d, key);
+    if (!found.is_valid()) return v;
+    nb::tuple t = nb::cast<nb::tuple>(found);
     v.data = reinterpret_cast<char*>(nb::cast<uintptr_t>(t[0]));
     v.offset = reinterpret_cast<const int64_t*>(nb::cast<uintptr_t>(t[1]));
     v.token = nb::cast<int64_t>(t[2]);
@@ -151,6 +165,15 @@ struct Memory {
     char* data() const { return static_cast<char*>(buffer.buf); }
 };
 
+// Where the memory of an array begins, whatever its strides.
+uintptr_t address_of(nb::handle array) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) throw nb::python_error();
+    const uintptr_t found = reinterpret_cast<uintptr_t>(buffer.buf);
+    PyBuffer_Release(&buffer);
+    return found;
+}
+
 // A decoder's call, made once: what changes from step to step are the addresses of q, k, v and output,
 // and the state. Steps must not overlap; attention/_decode.py sees to that.
 class Decoder {
@@ -239,6 +262,7 @@ NB_MODULE(_core, m) {
     // What a program has not let go of when it ends, such as a graph of PyTorch's, is no leak of ours.
     nb::set_leak_warnings(false);
     nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
+    m.def("address", address_of);
     m.def("kept_bytes", [] { return kt::kept_bytes(); });
     m.def("forward", [](const nb::dict& d) {
         const kt::Problem p = problem(d);

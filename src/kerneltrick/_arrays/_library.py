@@ -21,6 +21,8 @@ def namespace(**arrays: Array | None) -> Namespace:
     'array_api_compat.numpy'
     """
     given = {name: x for name, x in arrays.items() if x is not None}
+    if all(type(x) is np.ndarray for x in given.values()):
+        return space(next(iter(given.values())))
     for name, x in given.items():
         if not is_array(x):
             raise TypeError(
@@ -33,7 +35,7 @@ def namespace(**arrays: Array | None) -> Namespace:
     if len(set(libraries.values())) > 1:
         listing = ", ".join(f"{name}: {lib}" for name, lib in libraries.items())
         raise TypeError(f"all arrays must come from one library, but got {listing}")
-    devices = {name: str(d) for name, x in given.items() if (d := device(x)) is not None}
+    devices = {name: d for name, x in given.items() if (d := device(x)) is not None}
     if len(set(devices.values())) > 1:
         listing = ", ".join(f"{name}: {dev}" for name, dev in devices.items())
         raise ValueError(f"all arrays must be on one device, but got {listing}")
@@ -74,9 +76,10 @@ def space(x: Array) -> Namespace:
 
 def device(x: Array) -> Any:
     """Where x is; None while it is being traced."""
-    if library(x) == "jax" and _is_jax_tracer(x):
+    lib = library(x)
+    if lib == "jax" and _is_jax_tracer(x):
         return None
-    return array_api_compat.device(x)
+    return x.device if lib in ("numpy", "torch") else array_api_compat.device(x)
 
 
 def _is_jax_tracer(x: Array) -> bool:
@@ -101,6 +104,11 @@ def is_concrete(x: Array) -> bool:
     return True
 
 
+def is_plain(x: Any) -> bool:
+    """Whether x is an ordinary array of NumPy's or tensor of PyTorch's with its values at hand."""
+    return type(x) is np.ndarray or (library(x) == "torch" and is_concrete(x))
+
+
 def all_finite(x: Array) -> bool:
     """Whether no value of a concrete x is NaN or inf: in one pass, as either spoils the sum."""
     xp = space(x)
@@ -114,11 +122,30 @@ def clean_blocks_only(x: Array) -> bool:
     return library(x) != "jax" and is_concrete(x)
 
 
+# Libraries take long to say what a dtype is called and of what kind it is; a small call is short.
+_DTYPE_NAMES: dict[tuple[type, Any], str] = {}
+_FLOATING: dict[tuple[type, Any], bool] = {}
+
+
+def dtype_name(x: Array) -> str:
+    """The name of x's dtype, the same for every library: "float32"."""
+    key = type(x), x.dtype
+    name = _DTYPE_NAMES.get(key)
+    if name is None:
+        name = _DTYPE_NAMES[key] = str(x.dtype).rpartition(".")[2]
+    return name
+
+
 def is_floating(x: Array) -> bool:
-    try:
-        return bool(space(x).isdtype(x.dtype, "real floating"))
-    except TypeError:  # a dtype that the library itself does not know, such as ml_dtypes' in NumPy
-        return False
+    key = type(x), x.dtype
+    known = _FLOATING.get(key)
+    if known is None:
+        try:
+            known = bool(space(x).isdtype(x.dtype, "real floating"))
+        except TypeError:  # a dtype that the library itself does not know, as ml_dtypes' in NumPy
+            known = False
+        _FLOATING[key] = known
+    return known
 
 
 def is_integer(x: Array) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays import Array, Namespace, is_floating, is_integer, namespace
+from kerneltrick._arrays import Array, Namespace, dtype_name, is_floating, is_integer, namespace
 
 
 class VanishingNormalizerError(ZeroDivisionError):
@@ -37,7 +37,6 @@ class Inputs(NamedTuple):
 def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
     xp = namespace(q=q, k=k, v=v)
     arrays = {"q": q, "k": k, "v": v}
-    shapes = ", ".join(f"{name}: {tuple(x.shape)}" for name, x in arrays.items())
     for name, x in arrays.items():
         if not is_floating(x):
             raise TypeError(
@@ -48,22 +47,24 @@ def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
             raise ValueError(
                 f"{who} needs arrays (..., heads, n, d) or (n, d), but {name} is {tuple(x.shape)}"
             )
-    if len({str(x.dtype) for x in arrays.values()}) > 1:
+    if len({dtype_name(x) for x in arrays.values()}) > 1:
         dtypes = ", ".join(f"{name}: {x.dtype}" for name, x in arrays.items())
         raise TypeError(f"{who} needs q, k and v of one dtype, but got {dtypes}")
     if not q.ndim == k.ndim == v.ndim:
-        raise ValueError(f"{who} needs q, k and v with the same number of axes ({shapes})")
+        raise ValueError(f"{who} needs q, k and v with the same number of axes ({_shapes(arrays)})")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"keys have {k.shape[-1]} features but queries have {q.shape[-1]}; "
-            f"{who} needs them equal ({shapes})"
+            f"{who} needs them equal ({_shapes(arrays)})"
         )
     if q.shape[-1] == 0:
-        raise ValueError(f"{who} needs queries and keys with at least one feature ({shapes})")
+        raise ValueError(
+            f"{who} needs queries and keys with at least one feature ({_shapes(arrays)})"
+        )
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(
             f"there are {k.shape[-2]} keys but {v.shape[-2]} values; {who} needs a value for "
-            f"each key ({shapes})"
+            f"each key ({_shapes(arrays)})"
         )
     headless = q.ndim == 2
     if headless:
@@ -71,14 +72,18 @@ def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
     if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
         raise ValueError(
             f"{who} needs the same leading dimensions for q, k and v; only the heads (axis -3) "
-            f"of q may be a multiple of those of k and v ({shapes})"
+            f"of q may be a multiple of those of k and v ({_shapes(arrays)})"
         )
     if k.shape[-3] == 0 or q.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
         raise ValueError(
             f"{who} needs the number of query heads to be a multiple of the number of key/value "
-            f"heads, but there are {q.shape[-3]} and {k.shape[-3]} ({shapes})"
+            f"heads, but there are {q.shape[-3]} and {k.shape[-3]} ({_shapes(arrays)})"
         )
     return Inputs(xp, q, k, v, headless)
+
+
+def _shapes(arrays: dict[str, Array]) -> str:
+    return ", ".join(f"{name}: {tuple(x.shape)}" for name, x in arrays.items())
 
 
 def check_causal(who: str, inputs: Inputs, causal: bool) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import (
     Array,
+    Namespace,
     as_numpy,
     astype,
     compute_dtype,
     constant,
     is_concrete,
     is_floating,
+    is_plain,
     namespace,
     static_start,
     zeros,
@@ -69,6 +71,20 @@ class Call(NamedTuple):
     padded: tuple[bool, bool]  # a masked token stands in for an empty axis of queries, of keys
 
 
+class _Known(NamedTuple):
+    """What the checks of a call have found that are not its arrays."""
+
+    xp: Namespace
+    plan: Plan
+    raises: bool
+    fingerprint: str
+
+
+_KNOWN: dict[Any, _Known] = {}
+MOST_KNOWN = 256
+_PLAIN = (bool, int, float, str, type(None))
+
+
 def check_call(
     who: str,
     q: Array,
@@ -77,7 +93,65 @@ def check_call(
     feature_map: maps.MapLike | Dial,
     options: Options,
 ) -> Call:
-    """Check everything once; an engine may trust what it is given."""
+    """Check everything; an engine may trust what it is given.
+
+    Where q, k and v are the only arrays, what is found depends on types, shapes and numbers: it is
+    remembered, since for a small call the checks take longer than the work.
+    """
+    key = _key(who, q, k, v, feature_map, options)
+    known = None if key is None else _KNOWN.get(key)
+    if known is None:
+        call = _check(who, q, k, v, feature_map, options)
+        chosen = call.plan.feature_map
+        if key is not None and call.plan.all_far and not chosen.weighted and not any(call.padded):
+            if len(_KNOWN) >= MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = _Known(call.inputs.xp, call.plan, call.raises, call.fingerprint)
+        return call
+    headless = q.ndim == 2
+    if headless:
+        q, k, v = q[None, ...], k[None, ...], v[None, ...]
+    none = (None,) * 6
+    data = Data(q, k, v, *none, 0, empty_carry(known.plan, k, v), None)
+    inputs = Inputs(known.xp, q, k, v, headless)
+    return Call(
+        inputs, known.plan, data, known.raises, options.on_zero, known.fingerprint, (False, False)
+    )
+
+
+def _key(
+    who: str, q: Array, k: Array, v: Array, feature_map: maps.MapLike | Dial, options: Options
+) -> Any:
+    """All that the checks of a call depend on; None if that is more than can be compared."""
+    (causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state, on_zero,
+     window, sinks, far, chunk_size) = options  # fmt: skip
+    arrays = (log_decay, mask, query_mask, segment_ids, positions, state, far)
+    if any(x is not None for x in arrays):
+        return None
+    if not (is_plain(q) and is_plain(k) and is_plain(v)):
+        return None
+    numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size)
+    types = tuple(map(type, numbers))  # 1 and True are equal, but not both a scale
+    if not all(x in _PLAIN for x in types):
+        return None
+    if not isinstance(feature_map, (str, maps.FeatureMap)):
+        return None
+    # A map that is remembered is kept, and with it its id.
+    name = feature_map if isinstance(feature_map, str) else id(feature_map)
+    return (
+        who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape,
+        q.dtype, k.dtype, v.dtype,
+    )  # fmt: skip
+
+
+def _check(
+    who: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: maps.MapLike | Dial,
+    options: Options,
+) -> Call:
     inputs = check_inputs(who, q, k, v)
     chosen, window, sinks, far = combined(
         who, feature_map, options.window, options.sinks, options.far

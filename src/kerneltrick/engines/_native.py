@@ -23,6 +23,7 @@ from kerneltrick._arrays import (
     Wide,
     as_numpy,
     astype,
+    dtype_name,
     is_array,
     is_concrete,
     library,
@@ -82,7 +83,7 @@ def supports(plan: Plan, data: Data) -> bool:
         return False
     if library(data.q) not in ("numpy", "torch") or core() is None:
         return False
-    if type_name(data.q) not in TYPES:
+    if dtype_name(data.q) not in TYPES:
         return False
     return library(data.q) != "torch" or _differentiable(plan, data)
 
@@ -119,10 +120,6 @@ def check_isa() -> None:
         raise ValueError(
             f"KERNELTRICK_ISA is {asked!r}; this machine and build have {', '.join(core().isas())}"
         )
-
-
-def type_name(x: Array) -> str:
-    return str(x.dtype).rpartition(".")[2] if library(x) == "torch" else str(x.dtype)
 
 
 def _differentiable(plan: Plan, data: Data) -> bool:
@@ -228,7 +225,7 @@ def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> NumpyArray:
 
 
 def _address(x: NumpyArray) -> int:
-    return int(x.__array_interface__["data"][0])
+    return int(core().address(x))
 
 
 def attend(
@@ -282,7 +279,7 @@ def assemble(
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
     q, k, v = data.q, data.k, data.v
     heads = k.shape[-3]
-    kind = TYPES[type_name(q)] if kind is None else kind
+    kind = TYPES[dtype_name(q)] if kind is None else kind
     compute = np.float64 if kind == TYPES["float64"] else np.float32
     width = 0
     if data.log_decay is not None:
@@ -340,7 +337,7 @@ def assemble(
 
 def kind_of(output: NumpyArray, inputs: int) -> int:
     """The type of the numbers in `output`: NumPy's own, or that of the inputs where it has none."""
-    return TYPES.get(str(output.dtype), inputs)
+    return TYPES.get(dtype_name(output), inputs)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:

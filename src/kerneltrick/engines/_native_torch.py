@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._arrays import Wide
+from kerneltrick._arrays import Wide, dtype_name
 from kerneltrick.engines import _native
 from kerneltrick.engines._problem import Carry, Data, Plan, Result
 
@@ -79,7 +79,7 @@ def _plain(data: Data) -> Data:
 def attend(plan: Plan, data: Data, how: _native.Fused, scales: _native.Scales) -> Result:
     if needs_gradient(plan, data):
         return _recorded(plan, data, how)
-    kind = _native.TYPES[_native.type_name(data.q)]
+    kind = _native.TYPES[dtype_name(data.q)]
     made = _native.attend(plan, _plain(data), how, kind, (to_numpy(scales[0]), to_numpy(scales[1])))
     carry = made.carry
     total = carry.log_decay
@@ -165,7 +165,7 @@ def _attend(
     normalizer = _empty(q.shape[:-1], torch.float64)
     output = _empty((*q.shape[:-1], v.shape[-1]), _compute(q))
     made = _native.attend(
-        plan, data, how, _native.TYPES[_native.type_name(q)],
+        plan, data, how, _native.TYPES[dtype_name(q)],
         normalizer=normalizer.numpy(), output=output.numpy(),
     )  # fmt: skip
     flags = torch.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=torch.bool)
@@ -216,9 +216,9 @@ def _attend_backward(
          bad, weight, bias],
         spec, (scale, causal, normalize, zero_fill, chunk_size, start),
     )  # fmt: skip
-    buffers = _native.assemble(plan, data, how, _native.TYPES[_native.type_name(q)])
+    buffers = _native.assemble(plan, data, how, _native.TYPES[dtype_name(q)])
     call, lead, lead_q = buffers.call, k.shape[:-2], q.shape[:-2]
-    call["output_type"] = _native.TYPES[_native.type_name(output)]
+    call["output_type"] = _native.TYPES[dtype_name(output)]
     buffers.view("output", to_numpy(output), lead_q)
     buffers.view("d_output", to_numpy(d_output), lead_q)
     buffers.array("normalizer", to_numpy(normalizer))
