@@ -94,7 +94,8 @@ def test_windows_around_the_length_of_a_chunk(engine, window):
     for causal in (False, True):
         options = {"causal": causal, "window": window, "sinks": 1}
         out = kt.linear_attention(q, k, v, "elu", engine=engine, **options)
-        want = expected(q, k, v, "elu", relative=maps.get("elu").relative, **options)
+        gain = -np.log(maps.get("elu").unit(4))
+        want = expected(q, k, v, "elu", gain=gain, **options)
         np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
 
 
@@ -311,15 +312,38 @@ def test_narrow_types_come_back_in_kind(dtype):
     np.testing.assert_allclose(out, want, atol=5e-3 if dtype == "float16" else 1e-5)
 
 
-def test_units_follow_the_map_unless_given():
+@pytest.mark.parametrize("text", [*MAPS, "softmax"])
+def test_the_default_gain_makes_the_unit_of_the_map_a_weight_of_1(text):
+    q, k, v = inputs(30)
+    options = {"causal": True, "window": 3, "on_zero": "nan"}
+    gain = -np.log(maps.get(text).unit(4))
+    given = kt.linear_attention(q, k, v, text, far=gain, **options)
+    assert same_bits(kt.linear_attention(q, k, v, text, **options), given)
+    relative = kt.linear_attention(q, k, v, text, far=kt.Far(0.0, relative=True), **options)
+    default = kt.linear_attention(q, k, v, text, far=kt.Far(relative=True), **options)
+    assert same_bits(default, relative)
+
+
+@pytest.mark.parametrize("text", ["elu", "exp", "hedgehog", "hedgehog:activation=exp",
+                                  "hedgehog:separate=true", "t2r:features=12", "taylor:order=2"])  # fmt: skip
+def test_the_unit_is_the_size_of_similarities(text):
+    """Within a factor of 2 of the median similarity of standard normal queries and keys."""
+    feature_map = maps.get(text)
+    x, y = (
+        np.random.default_rng(1).standard_normal((2, 200, 16))
+        * feature_map.default_scale(16) ** 0.5
+    )
+    ratio = np.median(feature_map.kernel(x, y)) / feature_map.unit(16)
+    assert 0.5 < ratio < 2
+
+
+def test_a_function_has_a_unit_too():
     q, k, v = inputs(30)
     options = {"causal": True, "window": 3}
-    for text in ("hedgehog", "hedgehog:activation=exp", "favor:features=8", "elu"):
-        relative = maps.get(text).relative
-        given = kt.linear_attention(q, k, v, text, far=kt.Far(0.0, relative), **options)
-        assert same_bits(kt.linear_attention(q, k, v, text, **options), given)
-        other = kt.linear_attention(q, k, v, text, far=kt.Far(0.0, not relative), **options)
-        assert not np.allclose(other, given)
+    out = kt.linear_attention(
+        q, k, v, lambda x: np.exp(np.minimum(x, 0)) + np.maximum(x, 0), **options
+    )
+    np.testing.assert_allclose(out, kt.linear_attention(q, k, v, "elu", **options), rtol=1e-10)
 
 
 class TestDial:
@@ -338,7 +362,7 @@ class TestDial:
         [
             "elu", "elu@window=16", "softmax@window=16,sinks=1", "elu@sinks=4",
             "hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative",
-            "favor:features=8@window=2,absolute",
+            "favor:features=8@window=2,relative",
         ],
     )  # fmt: skip
     def test_text_form_gives_the_dial_back(self, text):
@@ -356,7 +380,8 @@ class TestDial:
             ("elu@window=3.5", "window to be a whole number, not '3.5'"),
             ("elu@window=-1", "window to be a whole number ≥ 0"),
             ("elu@window=3,gain=much", "gain to be a number, not 'much'"),
-            ("elu@window=3,relative,absolute", "twice"),
+            ("elu@window=3,window=4", "gives window twice"),
+            ("elu@absolute", "expected key=value after ':', got 'absolute'"),
             ("elu@gain=1", "give window or sinks"),
             ("elo@window=3", "did you mean 'elu'"),
         ],
@@ -410,7 +435,7 @@ def test_a_window_needs_queries_beside_keys():
 
 
 def test_units_are_checked():
-    with pytest.raises(TypeError, match="relative to be True, False or None"):
+    with pytest.raises(TypeError, match="relative to be True or False"):
         kt.Far(0.0, "yes")
     with pytest.raises(TypeError, match="gain to be a number or an array"):
         kt.Far("much")

@@ -4,7 +4,7 @@
     python tools/measure_far.py --each     the same for every window and number of sinks
 
 The error of a head is ‖O − softmax's O‖ / ‖softmax's O‖; a cell is its mean over the heads, full
-and causal, and over the windows and sinks. `*` marks the units that the map itself asks for.
+and causal, and over the windows and sinks. `far=None`: e^g = 1/unit(d), the default.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ GAINS = (-8, -6, -4, -2, 0, 2, 4)
 SETTINGS = tuple(itertools.product((8, 16, 32), (0, 1)))  # window, sinks
 
 Array = np.ndarray
+Settings = tuple[tuple[int, int], ...]
 
 
 def errors(out: Array, exact: Array) -> Array:
@@ -41,16 +42,18 @@ def exact_output(causal: bool) -> Array:
     return np.asarray(kt.softmax_attention(data.q, data.k, data.v, causal=causal))
 
 
-def measure(text: str, relative: bool, settings: tuple[tuple[int, int], ...]) -> list[float]:
-    """The mean error at every gain."""
+def measure(
+    text: str, fars: list[kt.Far | None], settings: tuple[tuple[int, int], ...]
+) -> list[float]:
+    """The mean error in all these units."""
     data = analysis.sample()
     q, k, v = data.q, data.k, data.v
     found = []
-    for gain in GAINS:
+    for far in fars:
         cells = []
         for (window, sinks), causal in itertools.product(settings, (False, True)):
             out = kt.linear_attention(
-                q, k, v, text, window=window, sinks=sinks, far=kt.Far(gain, relative),
+                q, k, v, text, window=window, sinks=sinks, far=far,
                 causal=causal, on_zero="zero", engine="dense",
             )  # fmt: skip
             cells.append(errors(out, exact_output(causal)).mean())
@@ -58,17 +61,17 @@ def measure(text: str, relative: bool, settings: tuple[tuple[int, int], ...]) ->
     return found
 
 
-def table(settings: tuple[tuple[int, int], ...]) -> None:
-    print(f"{'map':34} {'units':10}", *(f"g={gain:+d}".rjust(7) for gain in GAINS))
-    alone = measure("softmax", False, settings)[0]
-    print(f"{'softmax (the window alone)':34} {'':10} {alone:7.3f}")
+def table(settings: Settings) -> None:
+    heads = [*(f"g={gain:+d}" for gain in GAINS), "far=None"]
+    print(f"{'map':34} {'units':9}", *(head.rjust(8) for head in heads))
+    alone = measure("softmax", [None], settings)[0]
+    print(f"{'softmax (the window alone)':34} {'':9} {alone:8.3f}")
     for text in MAPS:
         for relative in (False, True):
-            units = ("relative" if relative else "absolute") + (
-                "*" if kt.maps.get(text).relative == relative else ""
-            )
-            row = measure(text, relative, settings)
-            print(f"{text:34} {units:10}", *(f"{x:7.3f}" for x in row), flush=True)
+            units = "relative" if relative else "absolute"
+            fars = [kt.Far(gain, relative) for gain in GAINS]
+            row = measure(text, [*fars, *([] if relative else [None])], settings)
+            print(f"{text:34} {units:9}", *(f"{x:8.3f}" for x in row), flush=True)
 
 
 def main() -> None:

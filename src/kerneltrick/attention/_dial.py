@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from kerneltrick._arrays import (
     is_concrete,
     is_floating,
     namespace,
+    space,
+    stop_gradient,
 )
 from kerneltrick.attention._arguments import Inputs, check_count
 from kerneltrick.engines import UNBOUNDED
@@ -28,9 +31,9 @@ from kerneltrick.engines import UNBOUNDED
 class Far:
     """A far key weighs e^gain · φ(q)·φ(k), if `relative` times the largest near weight of its row.
 
-    A near key has e^{s·q·k}. `gain` is a number, or an array (H_q,) with one for each query head,
-    which gradients reach. `relative` suits maps whose features carry no magnitude; None asks the
-    map, which knows its units.
+    A near key weighs e^{s·q·k}. `gain` is a number, or an array (H_q,), one for each query head,
+    which gradients reach. None: φ(q)·φ(k) is divided by the map's `unit(d)`, the size of it that
+    stands for a weight of 1; relative weights are taken as they are, as LoLCATs does.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 100, 16))
@@ -39,13 +42,13 @@ class Far:
     (2, 100, 16)
     """
 
-    gain: Any = 0.0
-    relative: bool | None = None
+    gain: Any = None
+    relative: bool = False
 
     def __post_init__(self) -> None:
-        if self.relative not in (None, True, False):
-            raise TypeError(f"Far needs relative to be True, False or None, not {self.relative!r}")
-        if not (_is_number(self.gain) or is_array(self.gain)):
+        if not isinstance(self.relative, bool):
+            raise TypeError(f"Far needs relative to be True or False, not {self.relative!r}")
+        if not (self.gain is None or _is_number(self.gain) or is_array(self.gain)):
             raise TypeError(
                 f"Far needs gain to be a number or an array with one for each query head, not "
                 f"{type(self.gain).__name__}"
@@ -90,13 +93,11 @@ class Dial:
 
     def __str__(self) -> str:
         text = dial_text(str(self.feature_map), self.window, self.sinks)
-        if self.far is not None:
-            if not _is_number(self.far.gain):
-                text += ",gain=" + maps.digest(self.far.gain)
-            elif self.far.gain:
-                text += f",gain={self.far.gain:g}"
-            if self.far.relative is not None:
-                text += ",relative" if self.far.relative else ",absolute"
+        if self.far is not None and self.far.gain is not None:
+            gain = self.far.gain
+            text += f",gain={gain:g}" if _is_number(gain) else f",gain={maps.digest(gain)}"
+        if self.far is not None and self.far.relative:
+            text += ",relative"
         return text
 
 
@@ -105,18 +106,16 @@ def _read(text: str) -> Dial:
     name, at, tail = text.partition("@")
     if not at:
         return Dial(maps.get(text))
-    units = [word.strip() for word in tail.split(",")]
-    found = [word for word in units if word in ("relative", "absolute")]
-    if len(found) > 1:
-        raise ValueError(f"{text!r} gives the units of far weights twice")
-    pairs = ",".join(word for word in units if word not in found)
-    _, given = _text.split("dial", "@:" + pairs)
+    words = [word.strip() for word in tail.split(",")]
+    relative = "relative" in words
+    pairs = ",".join(word for word in words if word != "relative")
+    _, given = _text.split("what follows @,", "@:" + pairs)
     known = {"window": int, "sinks": int, "gain": float}
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
             raise ValueError(
-                f"{text!r}: after @ there can be window, sinks, gain, relative and absolute; "
+                f"{text!r}: after @ there can be window, sinks, gain and relative; "
                 f"{_text.nearest(key, known)}"
             )
         try:
@@ -125,9 +124,7 @@ def _read(text: str) -> Dial:
             expected = "a number" if key == "gain" else "a whole number"
             raise ValueError(f"{text!r} needs {key} to be {expected}, not {value!r}") from None
     gain = values.pop("gain", None)
-    far = None
-    if found or gain is not None:
-        far = Far(0.0 if gain is None else gain, (found[0] == "relative") if found else None)
+    far = Far(gain, relative) if relative or gain is not None else None
     return Dial(maps.get(name), far=far, **values)
 
 
@@ -166,6 +163,13 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float, np.number)) and not isinstance(x, bool)
 
 
+def _default_gain(feature_map: maps.FeatureMap, q: Array) -> Any:
+    """−log unit: of a function in its own library, as it may know no other."""
+    if not isinstance(feature_map, maps.Custom):
+        return -math.log(feature_map.unit(q.shape[-1]))
+    return -space(q).log(stop_gradient(maps.mean_similarity(feature_map, q)))
+
+
 def check_far(far: Any, feature_map: maps.FeatureMap, inputs: Inputs) -> tuple[Array, bool]:
     """Far as given, as gains (H_q, 1, 1) and whether they are relative."""
     if far is None or _is_number(far) or is_array(far):
@@ -175,8 +179,9 @@ def check_far(far: Any, feature_map: maps.FeatureMap, inputs: Inputs) -> tuple[A
             f"far must be a number, an array with one for each query head or kerneltrick.Far, not "
             f"{type(far).__name__}"
         )
-    relative = feature_map.relative if far.relative is None else far.relative
     heads, gain = inputs.q.shape[-3], far.gain
+    if gain is None:
+        gain = 0.0 if far.relative else _default_gain(feature_map, inputs.q)
     if _is_number(gain):
         gain = constant(np.asarray(float(gain)), inputs.q, compute_dtype(inputs.q))
     namespace(q=inputs.q, gain=gain)
@@ -191,4 +196,4 @@ def check_far(far: Any, feature_map: maps.FeatureMap, inputs: Inputs) -> tuple[A
         raise ValueError("far needs a finite gain: its exponential multiplies far weights")
     xp = inputs.xp
     gain = xp.broadcast_to(astype(gain, compute_dtype(inputs.q)), (heads,))
-    return xp.reshape(gain, (heads, 1, 1)), bool(relative)
+    return xp.reshape(gain, (heads, 1, 1)), far.relative

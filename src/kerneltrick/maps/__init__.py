@@ -1,6 +1,6 @@
 """Feature maps: what φ(x) is, its dimension, its exact kernel, its sign."""
 
-from kerneltrick.maps._base import Custom, FeatureMap, digest, feature_shape
+from kerneltrick.maps._base import Custom, FeatureMap, digest, feature_shape, mean_similarity
 from kerneltrick.maps._cosformer import Cosformer
 from kerneltrick.maps._elementwise import Elu, Exp, Identity, Relu, Relu2, Square
 from kerneltrick.maps._favor import Favor, draw_projection, random_features
@@ -30,6 +30,7 @@ __all__ = [
     "draw_projection",
     "feature_shape",
     "get",
+    "mean_similarity",
     "names",
     "random_features",
 ]

@@ -81,14 +81,6 @@ class FeatureMap:
         """What φ(q)·φ(k) can be: a map that is "any" can make the normaliser cancel."""
         return "any"
 
-    @property
-    def relative(self) -> bool:
-        """Beside exact weights: whether φ(q)·φ(k) counts in units of the largest of them.
-
-        Otherwise it stands for e^{s·q·k} itself, or for something of its size.
-        """
-        return not self.approximates_softmax
-
     def dim(self, d: int) -> int:
         """m, the number of features of a d-dimensional input."""
         return d
@@ -116,6 +108,13 @@ class FeatureMap:
     def default_scale(self, d: int) -> float:
         """1/√d for maps that stand for softmax, else 1."""
         return 1 / math.sqrt(d) if self.approximates_softmax else 1.0
+
+    def unit(self, d: int) -> float:
+        """The size of φ(q)·φ(k) that stands for a weight of 1, so that far weights suit near ones.
+
+        Here its mean over standard normal q and k; a map that says e^{q·k} itself has 1.
+        """
+        return _unit(self, d)
 
     def check_positions(self, first: int, last: int) -> None:
         """ValueError if the map cannot serve tokens at distances up to last − first."""
@@ -211,6 +210,23 @@ def _shape_of(feature_map: FeatureMap, d: int) -> tuple[int, bool]:
     """The same of a map of ours without weights: for these it depends on d alone."""
     features, log_scale = feature_map.phi_key(np.ones((1, d)))
     return int(features.shape[-1]), log_scale is not None
+
+
+def mean_similarity(feature_map: FeatureMap, like: Array) -> Array:
+    """The mean of |φ(q)·φ(k)| over standard normal q and k, in the library of `like` (..., d)."""
+    d = like.shape[-1]
+    points = math.sqrt(feature_map.default_scale(d)) * seeded("unit", 0).standard_normal((2, 64, d))
+    q, k = (constant(x[None], like, compute_dtype(like)) for x in points)
+    xp = space(like)
+    found = []
+    for features, log_scale in (feature_map.phi_query(q), feature_map.phi_key(k)):
+        found.append(features if log_scale is None else features * xp.exp(log_scale)[..., None])
+    return xp.mean(xp.abs(found[0] @ found[1].mT))
+
+
+@functools.lru_cache(maxsize=256)
+def _unit(feature_map: FeatureMap, d: int) -> float:
+    return float(mean_similarity(feature_map, np.zeros((1, d))))
 
 
 def _same(value: Any, default: Any) -> bool:

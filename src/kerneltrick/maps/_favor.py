@@ -55,6 +55,9 @@ class Favor(FeatureMap):
     def dim(self, d: int) -> int:
         return self.features
 
+    def unit(self, d: int) -> float:
+        return 1.0
+
     @property
     def draws(self) -> int:
         """How many ω there are: m, or m/2 where each gives two features."""

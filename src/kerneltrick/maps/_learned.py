@@ -49,13 +49,16 @@ class Hedgehog(FeatureMap):
     def sign(self) -> Sign:
         return "positive"
 
-    @property
-    def relative(self) -> bool:
-        return self.activation == "softmax"  # its features sum to 1 or 2, whatever the size of x
-
     def dim(self, d: int) -> int:
         weight = self.key_weight if self.weight is None else self.weight
         return 2 * (d if weight is None else int(weight.shape[-1]))
+
+    def unit(self, d: int) -> float:
+        """φ(0)·φ(0), where e^{q·k} is 1: whatever the weights have learned, the same."""
+        m = self.dim(d)
+        if self.activation == "exp":
+            return float(m)
+        return 4 / m if self.separate else 1 / m
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         return _whole(self.phi_query(x))
@@ -130,6 +133,10 @@ class T2R(FeatureMap):
 
     def dim(self, d: int) -> int:
         return self.features
+
+    def unit(self, d: int) -> float:
+        """The mean of φ(q)·φ(k) where xW is standard normal, as it is before training."""
+        return self.features / (2 * math.pi)
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         y = _project("t2r", x, self.weights(x.shape[-1]))

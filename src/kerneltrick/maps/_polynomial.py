@@ -90,6 +90,9 @@ class Taylor(FeatureMap):
     def dim(self, d: int) -> int:
         return math.comb(d + self.order, self.order)
 
+    def unit(self, d: int) -> float:
+        return 1.0
+
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         index, multinomial = _monomials(x.shape[-1], self.order, True)
         # p!/(α₀! ∏αᵢ!) without its p!/α₀! is 1/∏αᵢ!, the coefficient of the monomial in Σ tʳ/r!.

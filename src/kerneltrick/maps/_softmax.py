@@ -28,6 +28,9 @@ class Softmax(FeatureMap):
     def dim(self, d: int) -> int:
         return 0
 
+    def unit(self, d: int) -> float:
+        return 1.0
+
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         return x[..., :0]
 
