@@ -579,6 +579,85 @@ MUTANTS = [
         "if found.ndim != right.ndim or",
         "test_grader_hints.py::TestHints::test_comparison",
     ),
+    Mutant(
+        "near and far: window off by one",
+        "engines/_near.py",
+        "(xp.abs(query - key.mT) < plan.window)",
+        "(xp.abs(query - key.mT) <= plan.window)",
+        "test_window.py::test_the_window_alone_is_softmax_attention_under_a_sliding_mask[dense]",
+    ),
+    Mutant(
+        "near and far: sinks counted twice, exactly and in the sums",
+        "engines/_near.py",
+        "leaving = leaving._replace(keep=leaving.keep & (rank >= t))",
+        "leaving = leaving._replace(keep=leaving.keep)",
+        "test_window.py::test_every_map_equals_the_loop_over_pairs[elu-chunked-causal-absolute]",
+    ),
+    Mutant(
+        "near and far: the far sum includes the window",
+        "engines/_dense.py",
+        "        far = allowed & ~close\n        near, top = near_weights",
+        "        far = allowed\n        near, top = near_weights",
+        "test_window.py::test_every_map_equals_the_loop_over_pairs[elu-dense-causal-absolute]",
+    ),
+    Mutant(
+        "near and far: the reference of a row looks ahead",
+        "engines/_near.py",
+        "    return xp.exp(scores - safe(stop_gradient(top), xp)), top",
+        "    top = xp.max(top, axis=-2, keepdims=True) + 0 * top\n"
+        "    return xp.exp(scores - safe(stop_gradient(top), xp)), top",
+        "test_window.py::test_past_is_bit_identical_when_the_future_changes[elu-chunked-10000.0]",
+    ),
+    Mutant(
+        "near and far: a segment keeps the sinks and the window of the one before",
+        "engines/_near.py",
+        "        held = held & ~restarted",
+        "        held = held & (restarted | ~restarted)",
+        "test_window.py::test_segments_are_sequences_of_their_own[chunked]",
+    ),
+    Mutant(
+        "near and far: masked tokens are counted",
+        "engines/_near.py",
+        "own = xp.cumulative_sum(keep, axis=-2) - keep",
+        "own = xp.cumulative_sum(xp.ones_like(keep), axis=-2) - 1",
+        "test_window.py::test_padding_changes_nothing[dense]",
+    ),
+    Mutant(
+        "near and far: the largest near score without its gradient",
+        "engines/_near.py",
+        "shift = shift + safe(top_wide, xp)",
+        "shift = shift + stop_gradient(safe(top_wide, xp))",
+        "test_window_gradients.py::test_gradcheck[elu-causal-relative]",
+    ),
+    Mutant(
+        "near and far: a bound for the size of far sums that are 0",
+        "engines/_near.py",
+        "largest = xp.where(size == 0, xp.full_like(largest, -math.inf), largest)",
+        "largest = xp.where(size == 0, stop_gradient(shift), largest)",
+        "test_window.py::test_near_weights_survive_where_the_far_ones_are_zero[chunked]",
+    ),
+    Mutant(
+        "near and far: merge numbers the right half from 0",
+        "attention/_state.py",
+        "own = near_ranks(plan, second) + base",
+        "own = near_ranks(plan, second) + 0 * base",
+        "test_window_state.py::test_halves_merge_to_the_whole",
+    ),
+    Mutant(
+        "near and far: without features the far keys still spoil",
+        "engines/_dense.py",
+        "far, allowed = xp.zeros_like(far), near",
+        "far = xp.zeros_like(far)",
+        "test_window.py::test_exactly_the_dependent_outputs_become_nan[softmax-dense]",
+    ),
+    Mutant(
+        "the recurrent engine keeps what the features have lost",
+        "engines/_recurrent.py",
+        "mixed = xp.where(lost, xp.zeros_like(mixed), mixed)",
+        "mixed = xp.where(lost, mixed, mixed)",
+        "test_engines.py::test_a_lesser_key_does_not_stand_in_for_one_that_the_features_have_lost"
+        "[recurrent]",
+    ),
 ]
 
 
