@@ -27,8 +27,8 @@ from `src/kerneltrick/proofs/_claims.py`, and a test checks that it is current.
 
 A claim is a text in a small language that is read, never run: `q·k` is the dot product, `x[i]` a
 coordinate, `[1, √2*x, x[i]*x[j] for i<=j]` a feature map. `kerneltrick prove --help` has examples
-of every kind. The exit code is 0 for a claim that holds, 1 for one that does not, and 2 for one
-that could not be decided or read.
+of every kind. The exit code is 0 for a claim that holds, 1 for one that does not, 2 for one
+that could not be decided, and 3 for one that could not be read, or where something is missing.
 """
 
 

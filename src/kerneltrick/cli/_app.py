@@ -19,7 +19,10 @@ from kerneltrick._text import printable
 from kerneltrick._version import __version__
 from kerneltrick.analysis import compare, save_attention
 from kerneltrick.cli._arguments import (
+    ANSWERING,
+    ERROR,
     DataError,
+    NothingError,
     Stopped,
     UsageError,
     read_data,
@@ -45,8 +48,9 @@ _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 app = typer.Typer(
     name="kerneltrick",
     help="Attention in linear time: which feature map can replace softmax here?",
-    epilog="Exit codes: 0 done, 1 the data or the run failed, 2 wrong arguments; of prove: 0 true, "
-    "1 false, 2 undecided.",
+    epilog="Exit codes: 0 done, 1 the data or the run failed, 2 wrong arguments. Of the commands "
+    "that answer, prove: 0 true, 1 false, 2 undecided, 3 an error; lab check: 0 all right, "
+    "1 something is wrong, 2 nothing to grade, 3 an error.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -54,7 +58,8 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 the data or the run failed, 2 wrong arguments."""
+    """Run the command line and exit: 0 done, 1 the data or the run failed, 2 wrong arguments; the
+    commands that answer say 0, 1 or 2 by it, and 3 for every error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "≥" still gets its table
@@ -62,26 +67,31 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
+    words = [x for x in arguments if not x.startswith("-")]
+    answers = any(tuple(words[: len(command)]) == command for command in ANSWERING)
+    wrong, failed = (ERROR, ERROR) if answers else (2, 1)
     try:
         code = int(app(arguments, prog_name="kerneltrick", standalone_mode=False) or 0)
         sys.stdout.flush()
         return _fail("stopped", code) if code == 130 else code  # typer's answer to Ctrl-C
-    except UsageError as error:
+    except NothingError as error:
         return _fail(str(error), 2)
+    except UsageError as error:
+        return _fail(str(error), wrong)
     except _ClickUsageError as error:
         message: str = getattr(error, "format_message", error.__str__)()
-        return _fail(f"{message.rstrip('.')}; see kerneltrick --help", 2)
+        return _fail(f"{message.rstrip('.')}; see kerneltrick --help", wrong)
     except (DataError, ValueError, ArithmeticError) as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), failed)
     except BrokenPipeError:  # whoever reads, such as `head`, has read enough
         _abandon_output()
-        return 1
+        return failed
     except OSError as error:
         _abandon_output()
         where = f"{error.filename}: " if error.filename is not None else ""
-        return _fail(where + (error.strerror or str(error)), 1)
+        return _fail(where + (error.strerror or str(error)), failed)
     except MemoryError:
-        return _fail("not enough memory for data of this size", 1)
+        return _fail("not enough memory for data of this size", failed)
     except Stopped as error:
         return _fail(str(error), 130)
     except (KeyboardInterrupt, typer.Abort):

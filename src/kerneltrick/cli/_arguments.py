@@ -14,12 +14,22 @@ from kerneltrick.analysis._files import AXES
 MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
 
 
+# What a command says by its exit code must not be taken for a mistake in how it was called, or for
+# something that is missing: of commands that answer (0 yes, 1 no, 2 neither) every error is 3.
+ANSWERING = (("prove",), ("lab", "check"))
+ERROR = 3
+
+
 class UsageError(Exception):
-    """The command line is wrong: one line on stderr, exit code 2."""
+    """The command line is wrong: one line on stderr, exit code 2 (of what answers 3)."""
+
+
+class NothingError(UsageError):
+    """There is nothing to answer about: exit code 2, the answer that is neither yes nor no."""
 
 
 class DataError(Exception):
-    """The data or the run failed: one line on stderr, exit code 1."""
+    """The data or the run failed: one line on stderr, exit code 1 (of what answers 3)."""
 
 
 class Stopped(Exception):

@@ -11,7 +11,7 @@ import typer
 from rich.markdown import Markdown
 
 from kerneltrick._text import to_json
-from kerneltrick.cli._arguments import DataError, Stopped, UsageError
+from kerneltrick.cli._arguments import DataError, NothingError, Stopped, UsageError
 from kerneltrick.cli._output import console
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _check(
     """Grade a lab: a score for every function, and a hint that names the mistake.
 
     The code runs in a process of its own, with limits of time and memory and without a network.
-    Exit code 0: all right; 1: something is wrong; 2: nothing to grade.
+    Exit code 0: all right; 1: something is wrong; 2: nothing to grade; 3: an error.
     """
     from kerneltrick.cli._grades import (
         as_csv,
@@ -168,9 +168,9 @@ def _check(
     found = grader.find_submissions(where, grader.labs(), lab)
     if not found.submissions:
         if lab is not None:
-            raise UsageError(f"no Python file and no notebook found in {where}")
+            raise NothingError(f"no Python file and no notebook found in {where}")
         known = ", ".join(Path(lab.file).name for lab in grader.labs().values())
-        raise UsageError(f"no lab found in {where}; looked for {known}, or give --lab")
+        raise NothingError(f"no lab found in {where}; looked for {known}, or give --lab")
     for path in found.unknown:
         typer.echo(f"left out, no function of a lab can be read in it: {path}", err=True)
     limits = grader.Limits(call=seconds, total=6 * seconds, root=as_root)

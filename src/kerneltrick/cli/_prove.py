@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kerneltrick.cli._arguments import UsageError
+from kerneltrick.cli._arguments import ERROR, UsageError
 
-CODES = {"true": 0, "false": 1, "undecided": 2}
+CODES = {"true": 0, "false": 1, "undecided": 2}  # an error is 3, as of every command that answers
 
 
 def prove_command(
@@ -29,7 +29,7 @@ def prove_command(
         float, typer.Option("--timeout", metavar="SECONDS", help="Undecided after so long.")
     ] = 30.0,
 ) -> None:
-    """Prove or refute a claim (extra: proofs). Exit code 0 true, 1 false, 2 undecided.
+    """Prove or refute a claim (extra: proofs). Exit code 0 true, 1 false, 2 undecided, 3 an error.
 
     \b
     prove map       "[1, √2*x, x[i]*x[j] for i<=j] gives (q·k + 1)**2"
@@ -58,7 +58,7 @@ def prove_command(
         verdict = proofs.prove(kind, claim, timeout=min(timeout, 86_400))
     except proofs.ClaimError as error:
         typer.echo(f"kerneltrick: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(ERROR) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     typer.echo(verdict.to_json() if as_json else str(verdict))

@@ -13,7 +13,7 @@ from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
 from kerneltrick.costs._features import FeatureCost, feature_cost
-from kerneltrick.costs._order import Direction, Relation, leading, missing_terms
+from kerneltrick.costs._order import Direction, Relation, leading, missing_terms, outgrows
 from kerneltrick.costs._plot import figure
 from kerneltrick.costs._polynomial import Polynomial, binomial, symbol, symbols
 from kerneltrick.costs._registry import algorithms, get
@@ -42,6 +42,7 @@ __all__ = [
     "linear_decoding",
     "missing_terms",
     "multi_head",
+    "outgrows",
     "paper_crossover",
     "projections",
     "quadratic",

@@ -19,6 +19,7 @@ Relation = tuple[str, str]  # (small, large): small ≤ large
 Direction = dict[str, int]  # symbol → exponent of t
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
+_LESS = Fraction(1, 10**6)  # what a power of log n counts beside one of n
 
 
 def missing_terms(
@@ -83,10 +84,38 @@ def _escape(
     return {s: x // shared for s, x in zip(names, whole, strict=True) if x}
 
 
+def outgrows(
+    term: Polynomial,
+    bound: Polynomial,
+    direction: Direction,
+    relations: Sequence[Relation] = (),
+) -> bool:
+    """Whether a monomial outgrows every one of a bound where each size s is t^direction[s].
+
+    >>> from kerneltrick.costs import symbols
+    >>> n, D, M = symbols("n D M")
+    >>> outgrows(n**2 * M, n**2 * D, {"M": 1}), outgrows(n * D, n**2 + D**2, {"n": 1, "D": 1})
+    (True, False)
+    """
+    names = sorted({*term.symbols, *bound.symbols, *direction})
+    weights = [direction.get(s, 0) for s in names]
+
+    def growth(monomial: Polynomial) -> Fraction:
+        pairs = zip(_exponents(monomial, names), weights, strict=True)
+        return sum((e * w for e, w in pairs), _ZERO)
+
+    admissible = all(direction.get(a, 0) <= direction.get(b, 0) for a, b in relations)
+    top = growth(term)
+    return min(weights, default=0) >= 0 and admissible and all(
+        growth(x) < top for x in bound.monomials()
+    )  # fmt: skip
+
+
 def _exponents(monomial: Polynomial, names: Sequence[str]) -> list[Fraction]:
     (key,) = monomial.terms
     powers = dict(key)
-    return [Fraction(powers.get(s, 0)) for s in names]
+    # A logarithm grows, but less than any power of its size.
+    return [Fraction(powers.get(s, 0)) * (_LESS if s.startswith("log ") else 1) for s in names]
 
 
 def _infeasible(

@@ -33,6 +33,8 @@ def get(name: str) -> Cost:
     n·D²·M
     """
     key = " ".join(name.split())
+    if key not in _ALGORITHMS:  # linear attention is what people call `linear`
+        key = " ".join(word for word in key.split() if word != "attention")
     if key in _ALGORITHMS:
         return _ALGORITHMS[key]()
     family, colon, text = key.partition(":")

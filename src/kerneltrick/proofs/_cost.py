@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ from kerneltrick import costs
 from kerneltrick.costs import Cost, Direction, Polynomial, Relation
 from kerneltrick.proofs._evaluate import Scope, scalar_value
 from kerneltrick.proofs._syntax import ClaimError, Node, Reader
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 QUANTITIES = {
     "time": "multiply_adds",
@@ -21,6 +22,7 @@ QUANTITIES = {
     "traffic": "moved",
     "memory": "memory",
 }
+SIZES = "sizes are whole numbers ≥ 1"
 _ALIASES = {"N": "n", "T": "n", "L": "n"}
 
 
@@ -42,38 +44,69 @@ def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Ver
     cost = costs.get(algorithm) if isinstance(algorithm, str) else algorithm
     reader = Reader(claim)
     node = reader.expression()
-    relations, values = _conditions(claim, reader)
+    relations, values = _conditions(claim, reader, cost)
     name = algorithm if isinstance(algorithm, str) else cost.name
     label = f"{name} {quantity}: {claim}"
     is_order = node.kind == "call" and node.value in ("O", "Theta", "Θ")
     body = node.parts[0] if is_order else node
+    if is_order and len(node.parts) != 1:
+        raise ClaimError(claim, node.at, "an order is one expression: O(n*D)")
     _check_sizes(claim, body, cost)
     claimed = _polynomial(claim, body)
-    cost, claimed = _fitted(cost, claimed, values)
+    fitted, claimed, taken = _fitted(cost, claimed, values)
     field = QUANTITIES[quantity]
-    extra = tuple(("log " + s, s) for s in ("n", "D", "d") if "log " + s in claimed.symbols)
-    relations = (*relations, *extra, *cost.relations)
+    if not getattr(fitted, field):
+        return Verdict.undecided(label, f"the {quantity} of {cost.name} is not counted")
+    logs = tuple(s for s in claimed.symbols if s.startswith("log "))
+    relations = (*relations, *((s, s.removeprefix("log ")) for s in logs), *fitted.relations)
     if not is_order:
-        return _exact(label, getattr(cost, field), claimed)
-    return _order(label, cost.growth(field), claimed, relations, cost)
+        if logs:
+            raise ClaimError(claim, body.at, "an exact count has no logarithm in it")
+        return _exact(label, getattr(fitted, field), claimed, relations, taken)
+    taken = (*taken, *(f"{s} is a constant" for s in fitted.constants
+                       if s in getattr(fitted, field).symbols))  # fmt: skip
+    return _order(label, fitted.growth(field), claimed, relations, taken)
 
 
-def _conditions(text: str, reader: Reader) -> tuple[tuple[Relation, ...], dict[str, Polynomial]]:
+def _conditions(
+    text: str, reader: Reader, cost: Cost
+) -> tuple[tuple[Relation, ...], dict[str, Polynomial]]:
+    """Sizes tied to each other, every one a size of the algorithm and explained once."""
     relations, values = list[Relation](), dict[str, Polynomial]()
+    problem = "conditions are of the form M = D or M <= D"
     for sides in reader.conditions():
-        left, right = sides[0].node, sides[-1]
-        if len(sides) != 2 or left.kind != "name":
-            raise ClaimError(text, left.at, "conditions are of the form M = D or M <= D")
-        name = _ALIASES.get(str(left.value), str(left.value))
-        if right.relation == "=":
-            values[name] = _polynomial(text, right.node)
-        elif right.relation in ("<", "<=", "<<") and right.node.kind == "name":
-            relations.append((name, str(right.node.value)))
-        elif right.relation in (">", ">=") and right.node.kind == "name":
-            relations.append((str(right.node.value), name))
-        else:
-            raise ClaimError(text, left.at, "conditions are of the form M = D or M <= D")
-    return tuple(relations), values
+        for before, right in itertools.pairwise(sides):
+            left = before.node
+            if left.kind != "name":
+                raise ClaimError(text, left.at, problem)
+            for part in (left, right.node):
+                _check_sizes(text, part, cost)
+            name = _ALIASES.get(str(left.value), str(left.value))
+            if right.relation == "=":
+                if name in values:
+                    raise ClaimError(text, left.at, f"{name} is explained twice")
+                values[name] = _polynomial(text, right.node)
+                continue
+            if right.node.kind != "name":
+                raise ClaimError(text, right.node.at, problem)
+            other = _ALIASES.get(str(right.node.value), str(right.node.value))
+            if right.relation in ("<", "<=", "<<"):
+                relations.append((name, other))
+            elif right.relation in (">", ">="):
+                relations.append((other, name))
+            else:
+                raise ClaimError(text, left.at, problem)
+    return tuple(relations), _resolved(text, values)
+
+
+def _resolved(text: str, values: dict[str, Polynomial]) -> dict[str, Polynomial]:
+    """Explanations without letters that are explained themselves: M = D, D = 3."""
+    for _ in range(len(values)):
+        values = {name: x.subs(**values) for name, x in values.items()}
+    for name, x in values.items():
+        if set(x.symbols) & set(values):
+            raise ClaimError(text, text.rfind(name), f"{name} is explained by itself")
+    return values
 
 
 def _polynomial(text: str, node: Node) -> Polynomial:
@@ -120,23 +153,34 @@ def _binomial(top: Polynomial, bottom: Polynomial) -> Polynomial:
 
 def _fitted(
     cost: Cost, claimed: Polynomial, values: dict[str, Polynomial]
-) -> tuple[Cost, Polynomial]:
+) -> tuple[Cost, Polynomial, tuple[str, ...]]:
     """Cost and claim in the same letters: with k = d/h and what `where` says, D = M = d where the
-    claim writes a small d only, and tile sizes constant unless it names them."""
+    claim writes a small d only, and tile sizes constant unless it names them; and what of this was
+    not said."""
     kept = tuple(s for s in cost.constants if s not in claimed.symbols)
     every = _all_sizes(cost)
+    silent: dict[str, Polynomial] = {}
     if "d" in claimed.symbols and "d" not in every:
-        values = {s: costs.symbol("d") for s in ("D", "M") if s not in claimed.symbols} | values
-    if "D" in claimed.symbols and "D" not in every and "d" in every:
-        values = {"D": costs.symbol("d")} | values
-    values = {s: x for s, x in cost.identities.items() if s not in values} | values
-    cost = dataclasses.replace(cost.subs(**values), constants=kept)
-    return cost, claimed.subs(**values)
+        widths = [s for s in ("D", "M") if s in every and s not in claimed.symbols]
+        silent = {s: costs.symbol("d") for s in widths if s not in values}
+    if "D" in claimed.symbols and "D" not in every and "d" in every and "D" not in values:
+        silent = {"D": costs.symbol("d")}
+    taken = [f"{s} = {x}" for s, x in silent.items()]
+    used = {*claimed.symbols, *_all_counts(cost)}
+    known = {s: x for s, x in cost.identities.items() if s not in values}
+    taken += [f"{s} = {x}" for s, x in known.items() if s in used]
+    values = known | silent | values
+    fitted = dataclasses.replace(cost.subs(**values), constants=kept)
+    return fitted, claimed.subs(**values), tuple(taken)
+
+
+def _all_counts(cost: Cost) -> set[str]:
+    counts = (cost.multiply_adds, cost.elementwise, cost.moved, cost.memory)
+    return {s for count in counts for s in count.symbols}
 
 
 def _all_sizes(cost: Cost) -> set[str]:
-    counts = (cost.multiply_adds, cost.elementwise, cost.moved, cost.memory)
-    found = {s for count in counts for s in count.symbols}
+    found = _all_counts(cost)
     return found.union(cost.identities, *(x.symbols for x in cost.identities.values()))
 
 
@@ -153,18 +197,48 @@ def _check_sizes(text: str, node: Node, cost: Cost) -> None:
         _check_sizes(text, part, cost)
 
 
-def _exact(label: str, count: Polynomial, claimed: Polynomial) -> Verdict:
+def _exact(
+    label: str,
+    count: Polynomial,
+    claimed: Polynomial,
+    relations: Sequence[Relation],
+    taken: tuple[str, ...],
+) -> Verdict:
+    taken = (*taken, SIZES)
     if count == claimed:
-        return Verdict("true", label, f"counted: {count}")
+        return Verdict.true(label, Derivation(f"counted: {count}", taken))
     sizes = _sizes(count, claimed)
-    values = {s: 2 + i for i, s in enumerate(sizes)}
-    if count.at(**values) == claimed.at(**values):
-        values = {s: 3 + 2 * i for i, s in enumerate(sizes)}
-    point = {**values, "count": count.at(**values), "claim": claimed.at(**values)}
-    difference = count - claimed
-    details = [_equal_when(lambda a, b: a == b, count, claimed)]
-    reason = f"the count is {count}; claim and count differ by {difference}"
-    return Verdict("false", label, reason, tuple(filter(None, details)), point, "counterexample")
+    for values in _small_sizes(sizes, relations):
+        if count.at(**values) != claimed.at(**values):
+            break
+    else:
+        return Verdict.undecided(
+            label, f"the count is {count}, but no sizes tell it from the claim"
+        )
+    details = _equal_when(lambda a, b: a == b, count, claimed)
+    example = Counterexample(
+        f"the count is {count}; claim and count differ by {count - claimed}",
+        {**values, "count": _number(count.at(**values)), "claim": _number(claimed.at(**values))},
+        lambda: count.at(**values) != claimed.at(**values) and _ordered(values, relations),
+        taken,
+    )
+    return Verdict.false(label, example, tuple(filter(None, [details])))
+
+
+def _small_sizes(sizes: list[str], relations: Sequence[Relation]) -> Iterator[dict[str, int]]:
+    """Sizes that meet the relations: distinct ones first, then larger."""
+    for step in range(1, 40):
+        values = {s: 1 + step * (i + 1) for i, s in enumerate(sizes)}
+        for _ in relations:  # the larger of two gets the larger value
+            for small, large in relations:
+                if values.get(small, 0) > values.get(large, 10**9):
+                    values[small], values[large] = values[large], values[small]
+        if _ordered(values, relations):
+            yield values
+
+
+def _ordered(values: Mapping[str, int], relations: Sequence[Relation]) -> bool:
+    return all(values.get(a, 0) <= values.get(b, 10**9) for a, b in relations)
 
 
 def _order(
@@ -172,11 +246,14 @@ def _order(
     count: Polynomial,
     claimed: Polynomial,
     relations: Sequence[Relation],
-    cost: Cost,
+    taken: tuple[str, ...],
 ) -> Verdict:
+    taken = (*taken, SIZES)
     true_order = f"O({costs.leading(count, relations)})"
     if any(c < 0 for c in claimed.terms.values()):
-        return Verdict("undecided", label, "an order is a sum of positive terms")
+        return Verdict.undecided(label, "an order is a sum of positive terms")
+    if not claimed:
+        return Verdict.undecided(label, "O(0) is no order of a cost")
     missing = costs.missing_terms(count, claimed, relations)
     loose = costs.missing_terms(claimed, count, relations)
 
@@ -185,25 +262,49 @@ def _order(
         return not there and not back
 
     facts = {"order": true_order, "count": str(count)}
-    details = _equal_when(right, count, claimed)
-    notes = tuple(filter(None, [details]))
+    notes = tuple(filter(None, [_equal_when(right, count, claimed)]))
     if missing:
         terms = costs.leading(sum((t for t, _ in missing), Polynomial()), relations)
         plural = "s" if len(terms.terms) > 1 else ""
         verb = "are" if plural else "is"
         reason = f"wrong: the term{plural} {terms} {verb} missing; it is {true_order}"
-        shown = [d for t, d in missing if t in list(terms.monomials())]
-        point = _far(count, claimed, shown[0], "count", "claim")
+        term, direction = next(x for x in missing if x[0] in list(terms.monomials()))
+        point = _far(count, claimed, direction, "count", "claim")
         if loose:
             extra = sum((t for t, _ in loose), Polynomial())
             reason += f" (and {costs.leading(extra, relations)} is more than it takes)"
-        return Verdict("false", label, reason, notes, point, "counterexample", facts)
+        return Verdict.false(
+            label,
+            _outgrown(reason, point, term, claimed, direction, relations, taken),
+            notes,
+            facts,
+        )
     if loose:
         terms = costs.leading(sum((t for t, _ in loose), Polynomial()), relations)
         reason = f"too loose: an upper bound, but {terms} is more than it takes; it is {true_order}"
-        point = _far(claimed, count, loose[0][1], "claim", "count")
-        return Verdict("false", label, reason, notes, point, "counterexample", facts)
-    return Verdict("true", label, f"the count is {count}, which is {true_order}", facts=facts)
+        term, direction = loose[0]
+        point = _far(claimed, count, direction, "claim", "count")
+        example = _outgrown(reason, point, term, count, direction, relations, taken)
+        return Verdict.false(label, example, notes, facts)
+    derived = Derivation(f"the count is {count}, which is {true_order}", taken)
+    return Verdict.true(label, derived, facts=facts)
+
+
+def _outgrown(
+    reason: str,
+    point: dict[str, Any],
+    term: Polynomial,
+    bound: Polynomial,
+    direction: Direction,
+    relations: Sequence[Relation],
+    taken: tuple[str, ...],
+) -> Counterexample:
+    """Sizes s = t^w along which a term outgrows every term of a bound."""
+
+    def outgrows() -> bool:
+        return costs.outgrows(term, bound, direction, relations)
+
+    return Counterexample(reason, point, outgrows, taken)
 
 
 def _equal_when(right: Any, count: Polynomial, claimed: Polynomial) -> str:
@@ -223,15 +324,19 @@ def _far(
     large: Polynomial, small: Polynomial, direction: Direction, large_name: str, small_name: str
 ) -> dict[str, Any]:
     """Sizes far out in a direction, where one outgrows the other."""
-    sizes = dict.fromkeys({*large.symbols, *small.symbols}, 1)
+    symbols = {*large.symbols, *small.symbols}
+    sizes: dict[str, Any] = {s: 1 for s in symbols if not s.startswith("log ")}
     top = max(direction.values(), default=1) or 1
     step = 1000 if top == 1 else 100 if top == 2 else 10
     grown = {s: step**e for s, e in direction.items() if s in sizes and e > 0}
     sizes |= grown
+    for s in symbols - set(sizes):  # log n is what it is
+        sizes[s] = Fraction(max(math.log2(sizes.get(s.removeprefix("log "), 1)), 1))
     both = {large_name: large.at(**sizes), small_name: small.at(**sizes)}
     order = ("count", "claim")
     numbers = {name: _number(both[name]) for name in order}
-    others = {"others": 1} if len(grown) < len(sizes) else {}
+    plain = [s for s in sizes if not s.startswith("log ")]
+    others = {"others": 1} if len(grown) < len(plain) else {}
     return {**grown, **others, **numbers}
 
 

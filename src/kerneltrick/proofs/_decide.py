@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ from kerneltrick.proofs._ranking import read_ranking
 from kerneltrick.proofs._shapes import check_shapes
 from kerneltrick.proofs._sign import check_sign
 from kerneltrick.proofs._syntax import LONGEST, ClaimError
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import NotBrokenError, Verdict
 
 _FOR_D = re.compile(r"\s+for\s+d\s*=\s*(\d{1,2})\s*$")
 _FOR_SOME = re.compile(r"\s+for\s+some\s+([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*)\s*$")
@@ -37,10 +36,13 @@ def decide(kind: str, claim: str) -> Verdict:
         raise ClaimError(claim, LONGEST, f"a claim has at most {LONGEST} characters")
     if not claim.strip():
         raise ClaimError(claim, 0, f"the claim is empty; for example: {EXAMPLES[kind]}")
-    verdict = KINDS[kind](claim)
+    try:
+        verdict = KINDS[kind](claim)
+    except NotBrokenError as error:  # what was found did not stand up to exact evaluation
+        return Verdict.undecided(" ".join(claim.split()), str(error))
     if kind in ("psd", "sign", "einsum"):  # these say what is claimed of the expression
         return verdict
-    return dataclasses.replace(verdict, claim=" ".join(claim.split()))
+    return verdict.of(" ".join(claim.split()))
 
 
 def _map(claim: str) -> Verdict:
@@ -76,13 +78,11 @@ def _cost(claim: str) -> Verdict:
 def _einsum(claim: str) -> Verdict:
     """EQUATION [for b d, h d k] [computes EQUATION]"""
     text, _, meant = claim.partition(" computes ")
-    equation, _, sizes = text.partition(" for ")
-    shapes = None
-    if sizes:
-        shapes = [
-            [int(x) if x.isdigit() else x for x in re.split(r"[\s×x]+", part.strip(" ()"))]
-            for part in sizes.split(",")
-        ]
+    if " for " in meant:
+        meant, _, tail = meant.partition(" for ")
+        text += f" for {tail}"
+    equation, word, sizes = text.partition(" for ")
+    shapes = [_sizes(claim, part) for part in sizes.split(",")] if word else None
     return _located(
         claim,
         (equation, meant),
@@ -90,9 +90,22 @@ def _einsum(claim: str) -> Verdict:
     )
 
 
+def _sizes(claim: str, part: str) -> list[int | str]:
+    """The sizes of one array: b d, 2 3, (2, 3) without its commas, 2×3 or 2x3."""
+    words = re.sub(r"(?<=\d)x(?=\d)|×|[()]", " ", part).split()
+    for word in words:
+        if not re.fullmatch(r"[1-9]\d*|[A-Za-z]\w*", word):
+            raise ClaimError(claim, max(claim.rfind(word), 0), "sizes are numbers ≥ 1 or letters")
+    return [int(x) if x.isdigit() else x for x in words]
+
+
 def _psd(claim: str) -> Verdict:
-    text = re.sub(r"\s+is\s+(positive semi-?definite|psd)\s*$", "", claim, flags=re.IGNORECASE)
-    return _located(claim, (text,), lambda: check_psd(text.strip()))
+    """KERNEL [is positive semi-definite] [for d = 2]"""
+    text, d = claim, None
+    if (match := _FOR_D.search(text)) is not None:
+        text, d = text[: match.start()], int(match[1])
+    text = re.sub(r"\s+is\s+(positive semi-?definite|psd)\s*$", "", text, flags=re.IGNORECASE)
+    return _located(claim, (text,), lambda: check_psd(text.strip(), d))
 
 
 def _dimension(claim: str) -> Verdict:
@@ -122,6 +135,8 @@ def _shapes(claim: str) -> Verdict:
         name, colon, sizes = part.partition(":")
         if not colon or not sizes.split():
             raise ClaimError(claim, claim.rfind(part), "shapes read Q: n m, S: m M")
+        if name.strip() in shapes:
+            raise ClaimError(claim, claim.rfind(part), f"{name.strip()} has two shapes")
         shapes[name.strip()] = re.split(r"[\s×]+", sizes.strip())
     parts = (expression, *(x for sizes in shapes.values() for x in sizes))
     return _located(

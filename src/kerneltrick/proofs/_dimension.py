@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from fractions import Fraction
 from typing import Any
 
 from kerneltrick import costs
-from kerneltrick.proofs._evaluate import Scope, scalar_value
-from kerneltrick.proofs._monomials import kernel_table
-from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi, PhiLike, symbols
-from kerneltrick.proofs._sympy import Expr, real, sympy, write
-from kerneltrick.proofs._syntax import ClaimError, names, place, read_expression
-from kerneltrick.proofs._verdict import Verdict
-from kerneltrick.proofs._witness import of_dot
-
-WIDTHS = range(1, 9)
-RANK_WIDTHS = range(1, 5)
+from kerneltrick.proofs._coefficients import table
+from kerneltrick.proofs._form import NotNormalError
+from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._normal import Space, scalar
+from kerneltrick.proofs._psd_form import is_psd
+from kerneltrick.proofs._search import Found
+from kerneltrick.proofs._statement import Statement, assumptions, breaks
+from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi, PhiLike
+from kerneltrick.proofs._sympy import Expr, sympy, write
+from kerneltrick.proofs._syntax import ClaimError, Node, names, place, read_expression
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 
 def check_dimension(
@@ -27,114 +30,172 @@ def check_dimension(
     """Whether a map has as many features as claimed, such as "C(d+2, 2)"; or a kernel needs them.
 
     With `minimal` the subject is a polynomial kernel, and what counts is the rank of its
-    coefficients of q^α·k^β: no exact real map has fewer features.
+    coefficients of q^α·k^β: no exact real map has fewer features, and one has as many.
 
     >>> print(check_dimension("taylor:order=2", "d**2"))
     FALSE: taylor:order=2 has d**2 features
       it has d²/2 + 3·d/2 + 1
       counterexample: d = 1, features = 3, claimed = 1
+      assumed: all numbers are real; d is a whole number ≥ 1
     """
     text = str(claim)
-    node = read_expression(text)
-    for name in sorted(names(node) - {"d"}):
-        at = place(node, name)
+    claimed = read_expression(text)
+    for name in sorted(names(claimed) - {"d"}):
+        at = place(claimed, name)
         raise ClaimError(text, at, f"a number of features depends on d only, not on {name}")
-    variable = sympy.Symbol("d", integer=True, positive=True)
-    claimed = scalar_value(node, Scope(text, {}, lambda _: variable))
     verb = "needs" if minimal else "has"
-    widths = [d] if d is not None else list(RANK_WIDTHS if minimal else WIDTHS)
-    counter = _Rank(subject) if minimal else _Count(subject)
+    counter = _rank(subject, d) if minimal else _count(subject, d)
     label = f"{counter.text} {verb} {text} features" + ("" if d is None else f" for d = {d}")
-    counts = {w: counter(w) for w in widths}
-    truth = counter.formula(variable, counts)
-    shown = None if truth is None else write(truth)
-    for width, count in counts.items():
-        value = claimed.subs(variable, width)
-        if value != count:
-            if d is not None or shown is None:
-                shown = f"{count} for d = {width}"
-            point = {"d": width, "features": count, "claimed": str(value)}
-            reason = f"it {verb} {'at least ' if minimal else ''}{shown}"
-            return Verdict("false", label, reason, (), point, "counterexample")
-    if truth is not None and sympy.expand_func(truth - claimed).expand() == 0:
-        return Verdict("true", label, f"it {verb} {shown} for every d: the same polynomial")
-    if d is not None:
-        return Verdict("true", label, f"counted: {counts[d]}")
-    reason = f"counted for d = {widths[0]} to {widths[-1]}: the numbers agree"
-    if truth is None:
-        return Verdict("undecided", label, reason + "; beyond that it is not proven")
-    return Verdict("undecided", label, reason + f", but {shown} is another expression")
+    if isinstance(counter.count, str):
+        return Verdict.undecided(label, counter.count)
+    statement = Statement(text, counter.count, "=", claimed, (), d)
+    found = settle(statement)
+    shown = _shown(counter.count, d)
+    least = "at least " if minimal else ""
+    if isinstance(found, Found):
+        if d is not None:
+            shown += f" for d = {d}"
+        values = {"d": found.d, **found.sides("features", "claimed")}
+        example = Counterexample(
+            f"it {verb} {least}{shown}",
+            values,
+            lambda: breaks(statement, found.d, found.point) is not None,
+            assumptions(statement),
+        )
+        return Verdict.false(label, example)
+    if isinstance(found, str):
+        return Verdict.undecided(label, found)
+    span = "for every d: the same polynomial" if d is None else f"for d = {d}"
+    reason = f"it {verb} {shown} {span}{counter.why}"
+    return Verdict.true(label, Derivation(reason, found.assumptions))
 
 
-class _Count:
+class _Counter:
+    """A number of features as an expression in d, or why there is none."""
+
+    def __init__(self, text: str, count: Node | str, why: str = "") -> None:
+        self.text, self.count, self.why = text, count, why
+
+
+def _count(subject: Any, d: int | None) -> _Counter:
     """The number of features as they come."""
-
-    def __init__(self, subject: Any) -> None:
-        self.phi = Phi(subject)
-        self.text = self.phi.text
-
-    def __call__(self, d: int) -> int:
-        if self.phi.map is not None:
-            return self.phi.map.dim(d)
-        xs, _, _ = symbols(d)
-        return len(self.phi.symbolic(xs))
-
-    def formula(self, d: Expr, counts: dict[int, int]) -> Expr | None:
-        if self.phi.map is not None:
-            known = costs.feature_cost(self.phi.map, 1)
-            if known.counted:
-                return _as_sympy(known.features, d)
-            return None
-        # With at most four indices, a list of features has a polynomial of degree ≤ 4 in d.
-        return _interpolate(d, counts, 4) if self.phi.node is not None else None
+    phi = Phi(subject)
+    if phi.node is not None:
+        return _Counter(phi.text, _of_list(phi.node))
+    if phi.map is not None:
+        known = costs.feature_cost(phi.map, 1)
+        if known.counted:
+            return _Counter(phi.text, _of_polynomial(known.features))
+        if d is not None:
+            return _Counter(phi.text, _number(Fraction(phi.map.dim(d))))
+        return _Counter(phi.text, "its number of features is known for a given d only")
+    return _Counter(phi.text, "a function is not looked into")
 
 
-class _Rank:
+def _of_list(features: Node) -> Node:
+    """Σ over the items: the number of index tuples, d for a vector, 1 for a number."""
+    one, parts = _number(Fraction(1)), []
+    for item in features.parts:
+        if item.kind == "for":
+            parts.append(Node("sum", item.at, "", (item.parts[0], one)))
+        else:
+            parts.append(Node("name", item.at, "d") if is_vector(item) else one)
+    return functools.reduce(lambda a, b: Node("op", 0, "+", (a, b)), parts)
+
+
+def is_vector(node: Node) -> bool:
+    """Whether an expression in x has one value per coordinate."""
+    if node.kind == "name":
+        return node.value == "x"
+    if node.kind in ("index", "number", "sum"):
+        return False
+    if node.kind == "call" and node.value in ("dot", "norm", "norm2", "sum", "cosine"):
+        return False
+    if node.kind == "op" and node.value == "·":
+        return any(map(is_vector, node.parts)) and not all(map(is_vector, node.parts))
+    return any(map(is_vector, node.parts))
+
+
+def _rank(subject: Any, d: int | None) -> _Counter:
     """The least number of features of an exact map."""
-
-    def __init__(self, subject: Any) -> None:
-        self.kernel = Kernel(subject)
-        self.text = self.kernel.text
-
-    def __call__(self, d: int) -> int:
-        _, qs, ks = symbols(d)
-        expression = sympy.expand(self.kernel.symbolic(qs, ks))
-        if not expression.is_polynomial(*qs, *ks):
-            raise ValueError(f"{self.text} is not a polynomial: it needs infinitely many features")
-        table = kernel_table(expression, qs, ks)
-        rows = sorted({alpha for alpha, _ in table})
-        columns = sorted({beta for _, beta in table})
-        matrix = sympy.zeros(len(rows), len(columns))
-        for (alpha, beta), c in table.items():
-            matrix[rows.index(alpha), columns.index(beta)] = c
-        return int(matrix.rank())
-
-    def formula(self, d: Expr, counts: dict[int, int]) -> Expr | None:
-        """Σ C(d+r−1, r) over the powers r of q·k that occur: their monomials are independent."""
-        t = real("t")
-        power_series = None if self.kernel.node is None else of_dot(
-            self.kernel.node, self.text, t
-        )  # fmt: skip
-        if power_series is None or power_series.free_symbols - {t}:
-            return None
-        powers = [r for (r,), _ in sympy.Poly(power_series, t).terms()]
-        total = sum((sympy.ff(d + r - 1, r) / sympy.factorial(r) for r in powers), sympy.Integer(0))
-        return sympy.expand(sympy.expand_func(total))
+    kernel = Kernel(subject)
+    if kernel.node is None:
+        return _Counter(kernel.text, "only kernels that are texts are looked into")
+    for name in sorted(kernel.parameters):
+        raise ValueError(f"{name} has no value: write a number in its place")
+    if d is None:
+        return _Counter(kernel.text, _rank_formula(kernel.node))
+    try:
+        form = scalar(kernel.node, Space({"q", "k"}, d, d))
+    except (NotNormalError, ZeroDivisionError) as error:
+        return _Counter(kernel.text, f"its coefficients are not known: {error}")
+    found = table(form)
+    if found is None:
+        return _Counter(kernel.text, "it is not a polynomial: its features are not counted")
+    if not all(c.is_Rational for c in found.values()):
+        return _Counter(kernel.text, "its coefficients are no fractions")
+    return _Counter(kernel.text, _rank_of(found))
 
 
-def _interpolate(d: Expr, counts: dict[int, int], degree: int) -> Expr | None:
-    points = list(counts.items())
-    if len(points) <= degree + 1:
-        return None
-    curve = sympy.interpolate(points[: degree + 1], d)
-    return curve if all(curve.subs(d, w) == m for w, m in points) else None
+def _rank_of(found: dict[Any, Expr]) -> Node | str:
+    """The rank of the coefficients of q^α·k^β, if some real map has them at all."""
+    sides = [
+        (tuple((x[1:], e) for x, e in key if x[0] == "q"),
+         tuple((x[1:], e) for x, e in key if x[0] == "k"))
+        for key in found
+    ]  # fmt: skip
+    keys = sorted({x for pair in sides for x in pair})
+    matrix = [[Fraction(0)] * len(keys) for _ in keys]
+    for (alpha, beta), c in zip(sides, found.values(), strict=True):
+        matrix[keys.index(alpha)][keys.index(beta)] = Fraction(int(c.p), int(c.q))
+    if not is_psd(matrix):
+        return "it is not positive semi-definite: no real map has it as its kernel"
+    rank = sympy.Matrix(matrix).rank() if matrix else 0
+    return _number(Fraction(int(rank)))
 
 
-def _as_sympy(polynomial: costs.Polynomial, d: Expr) -> Expr:
-    total = sympy.Integer(0)
-    for key, c in polynomial.terms.items():
-        term = sympy.Rational(c.numerator, c.denominator)
-        for _, exponent in key:
-            term *= d**exponent
-        total += term
+def _rank_formula(node: Node) -> Node | str:
+    """Σ C(d+r−1, r) over the powers r of q·k that occur: their monomials are independent."""
+    try:
+        form = scalar(node, Space({"q", "k"}, None, 0))
+    except (NotNormalError, ZeroDivisionError) as error:
+        return f"its coefficients are not known: {error}"
+    dot = ("sum", frozenset([(("any", "q", "*"), Fraction(1)), (("any", "k", "*"), Fraction(1))]))
+    total = _number(Fraction(0))
+    for m, c in form.terms.items():
+        powers = dict(m)
+        r = powers.pop(dot, Fraction(0))
+        if powers or r.denominator != 1 or r < 0:
+            return "for every d it is known of polynomials in q·k only; give a d"
+        if c < 0:
+            return "it is not positive semi-definite: no real map has it as its kernel"
+        count = read_expression(f"C(d + {int(r) - 1}, {int(r)})" if r > 1 else "d" if r else "1")
+        total = Node("op", 0, "+", (total, count))
     return total
+
+
+def _of_polynomial(polynomial: costs.Polynomial) -> Node:
+    """A count of the costs as an expression in d."""
+    total = _number(Fraction(0))
+    for key, c in polynomial.terms.items():
+        term = _number(c)
+        for _, exponent in key:
+            factor = Node("op", 0, "**", (Node("name", 0, "d"), _number(Fraction(exponent))))
+            term = Node("op", 0, "*", (term, factor))
+        total = Node("op", 0, "+", (total, term))
+    return total
+
+
+def _number(x: Fraction) -> Node:
+    return Node("number", 0, x)
+
+
+def _shown(count: Node, d: int | None) -> str:
+    """The count as a polynomial in d, or as a number."""
+    form = scalar(count, Space(set(), d, d or 0))
+    symbol = sympy.Symbol("d")
+    terms = [
+        sympy.Rational(c.numerator, c.denominator) * symbol ** int(sum(e for _, e in m))
+        for m, c in form.terms.items()
+    ]
+    return write(sum(terms, sympy.Integer(0)))

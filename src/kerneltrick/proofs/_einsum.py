@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from kerneltrick.proofs._syntax import ClaimError
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 Shape = Sequence[int | str]
+MOST_OPERANDS = 5
 
 
 class Equation(NamedTuple):
@@ -26,13 +29,13 @@ def check_einsum(
     shapes: Sequence[Shape] | None = None,
     *,
     meant: str | None = None,
-    product: bool = True,
 ) -> Verdict:
-    """Whether an einsum is well formed, fits the shapes and contracts an index.
+    """Whether an einsum is well formed, fits the shapes, and multiplies what it is given.
 
-    Every index of the output must come from an input; with `product`, the operands must be
-    multiplied and summed over at least one shared index. `meant` is an equation that it must equal
-    up to the names of indices.
+    Every index of the output must come from an input. Operands that share an index contract one;
+    if all that they share comes first in each of them and in the output, it is a batch, and the
+    rest an outer product, which is as right. `meant` is an equation that it must equal up to the
+    names of indices and the order of operands.
 
     >>> print(check_einsum("bd,dq->bhq"))
     FALSE: einsum bd,dq->bhq
@@ -42,26 +45,105 @@ def check_einsum(
     """
     found = _read(equation)
     claim = f"einsum {found}"
-    if meant is not None:
-        claim += f" computes {_read(meant)}"
+    target = None if meant is None else _read(meant)
+    if target is not None:
+        claim += f" computes {target}"
     if shapes is not None:
         claim += " for " + " and ".join("(" + ", ".join(map(str, s)) + ")" for s in shapes)
-        problem = _misfit(found, shapes)
-        if problem is not None:
-            return Verdict("false", claim, problem[0], problem[1])
     nowhere = [i for i in dict.fromkeys(found.output) if not any(i in x for x in found.inputs)]
     if nowhere:
-        return Verdict("false", claim, _nowhere(nowhere), _without(found, nowhere, meant))
+        return _wrong(claim, _nowhere(nowhere), _without(found, nowhere, target))
     repeated = [i for i in dict.fromkeys(found.output) if found.output.count(i) > 1]
     if repeated:
-        return Verdict("false", claim, f"the output has the index {repeated[0]} twice")
+        return _wrong(claim, f"the output has the index {repeated[0]} twice")
+    if shapes is not None and (misfit := _misfit(found, shapes)) is not None:
+        return Verdict.false(claim, misfit)
     summed = [i for i in dict.fromkeys("".join(found.inputs)) if i not in found.output]
     shared = [i for i in summed if sum(i in x for x in found.inputs) > 1]
-    if product and len(found.inputs) > 1 and not shared:
-        return Verdict("false", claim, _uncontracted(found, summed), _contracting(found, summed))
-    if meant is not None and not _same(found, _read(meant)):
-        return Verdict("false", claim, _different(found, _read(meant)))
-    return Verdict("true", claim, _describe(found, shared, summed))
+    if target is not None:
+        return _compared(claim, found, target, shared, summed)
+    if not shared and not _outer(found, summed):
+        reason = _uncontracted(found, summed)
+        return Verdict.false(claim, Derivation(reason, (READ_AS,)), _contracting(found, summed))
+    return Verdict.true(claim, Derivation(_describe(found, shared, summed)))
+
+
+READ_AS = "operands that share an index are meant to contract one"
+
+
+def _wrong(claim: str, reason: str, details: tuple[str, ...] = ()) -> Verdict:
+    """An einsum that no library takes: its text alone says so."""
+    return Verdict.false(claim, Derivation(reason), details)
+
+
+def _outer(found: Equation, summed: list[str]) -> bool:
+    """Whether nothing is to be contracted: one operand, or an outer product, perhaps of a batch."""
+    if len(found.inputs) == 1:
+        return True
+    common = [i for i in dict.fromkeys(found.inputs[0]) if any(i in x for x in found.inputs[1:])]
+    common += [i for a, b in itertools.combinations(found.inputs[1:], 2) for i in a if i in b]
+    batch = len(dict.fromkeys(common))
+    heads = {x[:batch] for x in (*found.inputs, found.output)}
+    return not common or (len(heads) == 1 and set(heads.pop()) == set(common) and not summed)
+
+
+def _compared(
+    claim: str, found: Equation, meant: Equation, shared: list[str], summed: list[str]
+) -> Verdict:
+    """Whether two equations compute the same, up to names and the order of operands."""
+    if not all(i in "".join(meant.inputs) for i in meant.output):
+        raise ClaimError(str(meant), 0, "what is meant has an output index that no input has")
+    if len(found.inputs) > MOST_OPERANDS or len(meant.inputs) > MOST_OPERANDS:
+        missing = f"einsums of more than {MOST_OPERANDS} operands are not compared"
+        return Verdict.undecided(claim, missing)
+    if _same(found, meant):
+        order = () if found.inputs and _in_order(found, meant) else (
+            "the operands may come in another order",
+        )  # fmt: skip
+        return Verdict.true(claim, Derivation(_describe(found, shared, summed), order))
+    return Verdict.false(claim, _differing(found, meant))
+
+
+def _differing(found: Equation, meant: Equation) -> Counterexample:
+    """What two equations make of arrays of whole numbers, in every order of the operands."""
+    reason = _different(found, meant)
+    if len(found.inputs) != len(meant.inputs):
+        counts = {"operands": len(found.inputs), "meant": len(meant.inputs)}
+        return Counterexample(reason, counts, lambda: len(found.inputs) != len(meant.inputs))
+
+    def differ() -> bool:
+        return all(
+            _value(found, order) is None or _value(found, order) != _value(meant, None)
+            for order in itertools.permutations(range(len(meant.inputs)))
+        )
+
+    def _value(equation: Equation, order: Sequence[int] | None) -> Any:
+        """The result on arrays made for `meant`, as nested lists; None if they do not fit."""
+        arrays = _arrays(meant)
+        if order is not None:
+            arrays = [arrays[i] for i in order]
+        if [x.ndim for x in arrays] != [len(x) for x in equation.inputs]:
+            return None
+        return np.einsum(str(equation), *arrays).tolist()
+
+    shown = {"sizes": 2, "computed": _shape_or_value(found), "meant": _shape_or_value(meant)}
+    return Counterexample(reason, shown, differ)
+
+
+def _shape_or_value(equation: Equation) -> str:
+    """The output of an equation on its own whole numbers, in short."""
+    text = str(np.einsum(str(equation), *_arrays(equation)).tolist())
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _arrays(equation: Equation) -> list[Any]:
+    """Arrays of size 2 along every axis, of whole numbers of any length that sums tell apart."""
+    return [
+        np.array([(i + 2) ** (j + 1) for j in range(2 ** len(letters))], dtype=object).reshape(
+            (2,) * len(letters)
+        )
+        for i, letters in enumerate(equation.inputs)
+    ]
 
 
 def _read(text: str) -> Equation:
@@ -78,30 +160,41 @@ def _read(text: str) -> Equation:
     if "," in output or not all(inputs):
         at = plain.find(",", plain.find("->")) if "," in output else 0
         raise ClaimError(text, at, "an einsum has one output, and no input without an index")
-    if len(text) > 200:
-        raise ClaimError(text, 200, "an einsum has at most 200 characters")
+    if len(set(squeezed)) > 16 or len(text) > 200:
+        raise ClaimError(text, 0, "an einsum has at most 200 characters and 13 indices")
     return Equation(inputs, output)
 
 
-def _misfit(found: Equation, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
+def _misfit(found: Equation, shapes: Sequence[Shape]) -> Counterexample | Derivation | None:
+    """Why the equation does not take arrays of these shapes; a size of 1 fits every other."""
     if len(shapes) != len(found.inputs):
-        return f"it has {len(found.inputs)} inputs, but {len(shapes)} shapes are given", ()
+        return Derivation(f"it has {len(found.inputs)} inputs, but {len(shapes)} shapes are given")
     sizes: dict[str, tuple[int | str, str]] = {}
     for letters, shape in zip(found.inputs, shapes, strict=True):
         if len(letters) != len(shape):
-            return (
+            return Derivation(
                 f"{letters} has {len(letters)} indices, but its array ({_list(shape)}) has "
-                f"{len(shape)} axes",
-                (),
+                f"{len(shape)} axes"
             )
         for letter, size in zip(letters, shape, strict=True):
             before = sizes.setdefault(letter, (size, letters))
-            if before[0] != size:
-                return (
-                    f"the index {letter} is {before[0]} in {before[1]} and {size} in {letters}",
-                    (),
-                )
+            if before[0] == 1:
+                sizes[letter] = (size, letters)
+            elif size not in (before[0], 1):
+                reason = f"the index {letter} is {before[0]} in {before[1]} and {size} in {letters}"
+                return _unequal(reason, before[0], size)
     return None
+
+
+def _unequal(reason: str, left: int | str, right: int | str) -> Counterexample:
+    """Two sizes that are not the same number: as they are, or for some values of their letters."""
+    values: dict[str, Any] = {}
+    for size in (left, right):
+        if isinstance(size, str):
+            values[size] = next(n for n in (2, 3, 5) if n not in (left, right, *values.values()))
+    both = [values.get(str(x), x) for x in (left, right)]
+    shown = values or {"sizes": both}
+    return Counterexample(reason, shown, lambda: both[0] != both[1] and 1 not in both)
 
 
 def _list(shape: Shape) -> str:
@@ -114,9 +207,9 @@ def _nowhere(letters: list[str]) -> str:
     return f"{what} of the output {'come' if many else 'comes'} from nowhere: no input has it"
 
 
-def _without(found: Equation, nowhere: list[str], meant: str | None) -> tuple[str, ...]:
+def _without(found: Equation, nowhere: list[str], meant: Equation | None) -> tuple[str, ...]:
     if meant is not None:
-        return (f"meant is {_read(meant)}",)
+        return (f"meant is {meant}",)
     extra = "".join(nowhere)
     *first, last = found.inputs
     given = Equation((*first, extra + last), found.output)
@@ -149,10 +242,14 @@ def _contracting(found: Equation, summed: list[str]) -> tuple[str, ...]:
 
 def _same(a: Equation, b: Equation) -> bool:
     """Equal up to the names of indices, and up to the order of the operands."""
-    if len(a.inputs) != len(b.inputs) or len(a.inputs) > 4:
-        return a == b
+    if len(a.inputs) != len(b.inputs):
+        return False
     orders = itertools.permutations(b.inputs)
     return any(_canonical((*a.inputs, a.output)) == _canonical((*x, b.output)) for x in orders)
+
+
+def _in_order(a: Equation, b: Equation) -> bool:
+    return _canonical((*a.inputs, a.output)) == _canonical((*b.inputs, b.output))
 
 
 def _canonical(words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -173,6 +270,12 @@ def _describe(found: Equation, shared: list[str], summed: list[str]) -> str:
     alone = [i for i in summed if i not in shared]
     if alone:
         parts.append(f"it sums over {', '.join(alone)}")
+    if len(found.inputs) > 1 and not summed:
+        batch = [i for i in found.output if all(i in x for x in found.inputs)]
+        kind = "an outer product" + (f" for every {', '.join(batch)}" if batch else "")
+        if batch and len(batch) == len(found.output):
+            kind = "a product entry by entry"
+        parts.append(f"nothing is summed: it is {kind}")
     letters = "·".join(dict.fromkeys("".join(found.inputs)))
     parts.append(f"{letters} multiply-adds" if len(found.inputs) > 1 else "one operand")
     return "every output index comes from an input; " + "; ".join(parts)

@@ -50,6 +50,7 @@ EXACT: Mapping[str, Callable[..., Any]] = {
     "min": sympy.Min,
     "C": lambda n, k: sympy.binomial(_small(n), _small(k)),
     "factorial": lambda n: sympy.factorial(_small(n)),
+    "pi": lambda: sympy.pi,
 }
 FLOATS: Mapping[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
@@ -66,6 +67,7 @@ FLOATS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": _sigmoid,
     "max": np.maximum,
     "min": np.minimum,
+    "pi": lambda: np.pi,
 }
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -75,7 +77,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "/": operator.truediv,
 }
 _ON_VECTORS = ("dot", "norm", "norm2", "sum", "cosine")
-_ARGUMENTS = {"max": 2, "min": 2, "C": 2, "dot": 2, "cosine": 2}
+_ARGUMENTS = {"pi": 0, "max": 2, "min": 2, "C": 2, "dot": 2, "cosine": 2}
 
 
 class Scope:
@@ -89,14 +91,16 @@ class Scope:
         functions: Mapping[str, Callable[..., Any]] = EXACT,
         number: Callable[[Fraction], Any] | None = None,
         power: Callable[[Any, Fraction], Any] | None = None,
+        d: int = 0,
     ) -> None:
         self.text, self.vectors, self.scalar, self.functions = text, vectors, scalar, functions
         self.number = number or _rational
         self.power = power or (lambda x, p: x ** self.number(p))
+        self.d = d  # what indices run over where there is no vector
 
     @property
     def length(self) -> int:
-        return max((len(x) for x in self.vectors.values()), default=0)
+        return max((len(x) for x in self.vectors.values()), default=self.d)
 
     def error(self, node: Node, problem: str) -> ClaimError:
         return ClaimError(self.text, node.at, problem)
@@ -156,8 +160,13 @@ def index_tuples(node: Node, d: int, outer: Mapping[str, int]) -> Iterator[dict[
     between = str(node.value).split("|") if node.value else []
     for values in itertools.product(range(d), repeat=len(words)):
         pairs = zip(values, values[1:], between, strict=False)
-        if all(a < b if s == "<" else a <= b if s == "<=" else True for a, b, s in pairs):
+        if all(satisfies(a, s, b) for a, b, s in pairs):
             yield {**outer, **dict(zip(words, values, strict=True))}
+
+
+def satisfies(a: int, sign: str, b: int) -> bool:
+    """Whether a < b or a <= b, as the sign between two indices says; a comma allows all."""
+    return a < b if sign == "<" else a <= b if sign == "<=" else True
 
 
 def vector_names(node: Node) -> set[str]:
@@ -181,8 +190,8 @@ def _name(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
         raise scope.error(node, f"the index {name} can only stand inside [ ]")
     if name in scope.vectors:
         return scope.vectors[name]
-    if name in ("pi", "π"):
-        return np.pi if scope.functions is FLOATS else sympy.pi
+    if name in ("pi", "π") and "pi" in scope.functions:
+        return scope.functions["pi"]()
     if len(name) > 1 and (name in scope.functions or name in _ON_VECTORS):
         raise scope.error(node, f"{name} is a function: write {name}(…)")
     return scope.scalar(name)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerneltrick import _text, maps
 from kerneltrick.attention import hard_attention, linear_attention, softmax_attention
 from kerneltrick.proofs._syntax import ClaimError
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Derivation, Verdict
 
 Attention = Callable[[Any, Any, Any], Any]
 POINTS = 20
 STEP = 1e-6
 INPUTS = ("q", "k", "v")
+GENERIC = "at least two keys, values that differ, and no ties (which have measure 0)"
+_HARD, _SOFT = ("hard", "argmax"), ("softmax", "gumbel", "temperature")
 _KNOWN: dict[str, Attention] = {
     "hard": lambda q, k, v: hard_attention(q, k, v),
     "argmax": lambda q, k, v: hard_attention(q, k, v),
@@ -24,39 +26,57 @@ _KNOWN: dict[str, Attention] = {
     "gumbel": lambda q, k, v: hard_attention(q, k, v, substitute="gumbel"),
     "temperature": lambda q, k, v: hard_attention(q, k, v, substitute="temperature"),
 }
+_SLOPES = {  # of o = Σ wⱼvⱼ, w = softmax of scores s·q·kⱼ
+    "q": "∂o/∂q = s·Σ wⱼ(vⱼ − o)kⱼᵀ",
+    "k": "∂o/∂kⱼ = s·wⱼ(vⱼ − o)qᵀ",
+    "v": "∂o/∂vⱼ = wⱼ > 0",
+}
+_LINEAR_SLOPES = {  # of o = Σ φ(q)·φ(kⱼ)vⱼ / Σ φ(q)·φ(kⱼ)
+    "q": "∂o/∂q = Σ (vⱼ − o)·∂(φ(q)·φ(kⱼ))/∂q / Σ φ(q)·φ(kⱼ), and φ is not constant",
+    "k": "∂o/∂kⱼ = (vⱼ − o)·∂(φ(q)·φ(kⱼ))/∂kⱼ / Σ φ(q)·φ(kⱼ), and φ is not constant",
+    "v": "∂o/∂vⱼ = φ(q)·φ(kⱼ) / Σ φ(q)·φ(kⱼ)",
+}
+_NOUNS = {"q": "q", "query": "q", "queries": "q", "k": "k", "key": "k", "keys": "k",
+          "v": "v", "value": "v", "values": "v"}  # fmt: skip
+_HOW_MANY = {"no": "no", "every": "every", "all": "every", "each": "every", "some": "some",
+             "a": "some", "any": "some"}  # fmt: skip
+_WHICH = {"selected": "selected", "chosen": "selected", "unselected": "unselected",
+          "unchosen": "unselected"}  # fmt: skip
+
+
+class Trained(NamedTuple):
+    """What is said to receive a gradient: how many of which inputs."""
+
+    what: str  # q, k or v
+    how_many: str = ""  # "", some, every or no
+    which: str = ""  # "", selected or unselected
+
+    def __str__(self) -> str:
+        return " ".join(x for x in (self.how_many, self.which, self.what) if x)
 
 
 def check_gradient(attention: str | Attention, trains: str = "k") -> Verdict:
-    """Whether an input ("q", "k" or "v") of an attention has a gradient that is not 0.
+    """Whether inputs ("q", "k", "v", "every key", "no unselected value") receive a gradient.
 
     `attention` is "hard" (argmax), "softmax", "gumbel", "temperature", a feature map for linear
-    attention, or a function (q, k, v). Inputs are moved by a little at random points: where the
-    output does not change in any bit, it is piecewise constant there and the gradient is 0.
+    attention, or a function (q, k, v). The choice of an argmax is piecewise constant; the others
+    have the slopes that the verdict shows. Functions are moved by a little at random points, which
+    proves nothing.
 
     >>> print(check_gradient("hard", "k"))  # doctest: +ELLIPSIS
     FALSE: hard trains k
       the gradient to every k is 0: the choice stays when k moves a little ...
     """
-    if trains not in INPUTS:
-        raise ValueError(f"trains must be one of q, k, v, not {trains!r}")
+    said = _read(trains, trains)
     function, name = _function(attention)
     claim = f"{name} trains {trains}"
-    moved = {which: _moves(function, which) for which in INPUTS}
-    facts = {"gradient": {which: share > 0 for which, share in moved.items()}}
-    if moved[trains] > 0:
-        largest = f"in {100 * moved[trains]:.0f} % of {POINTS} random points"
-        reason = f"moving {trains} a little moves the output {largest}"
-        if name in ("hard", "argmax"):
-            reason += "; only the chosen value receives a gradient"
-        return Verdict("true", claim, reason, basis="measurement", facts=facts)
-    if name in ("hard", "argmax"):
-        reason = (
-            f"the gradient to every {trains} is 0: the choice stays when {trains} moves a little "
-            f"(all but ties, which have measure 0), and at {POINTS} random points no bit changed"
-        )
-        return Verdict("false", claim, reason, basis="proof", facts=facts)
-    reason = f"at {POINTS} random points no bit of the output changed when {trains} moved a little"
-    return Verdict("false", claim, reason, basis="measurement", facts=facts)
+    if callable(attention) and attention not in (softmax_attention, hard_attention):
+        return _measured(claim, said, function)
+    if name in _HARD:
+        return _hard(claim, said)
+    if name in _SOFT:
+        return _settled(claim, said, True, _SLOPES[said.what])
+    return _linear(claim, said, maps.get(name))
 
 
 def read_gradient(text: str) -> Verdict:
@@ -64,24 +84,90 @@ def read_gradient(text: str) -> Verdict:
     match = re.fullmatch(r"\s*(.+?)\s+trains\s+(.+?)\s*", text)
     if match is None:
         raise ClaimError(text, len(text), "expected a claim such as 'hard trains k'")
-    words = match[2].lower()
-    letters = {"quer": "q", "key": "k", "value": "v"}
-    found = words if words in INPUTS else next((x for w, x in letters.items() if w in words), "")
-    if not found:
-        raise ClaimError(text, match.start(2), "expected q, k or v, or query, key or value")
-    return check_gradient(match[1], found)
+    _read(match[2], text, match.start(2))
+    return check_gradient(match[1], match[2])
+
+
+def _read(words: str, text: str, at: int = 0) -> Trained:
+    """Every word is one of how many, which and what; others are refused."""
+    found = {"how_many": "", "which": "", "what": ""}
+    tables = {"how_many": _HOW_MANY, "which": _WHICH, "what": _NOUNS}
+    for match in re.finditer(r"\S+", words):
+        word = match[0].lower()
+        if word == "the":
+            continue
+        kind = next((x for x, known in tables.items() if word in known), None)
+        if kind is None or found[kind] or found["what"]:
+            raise ClaimError(
+                text, at + match.start(), "expected q, k or v, or query, key or value, with "
+                "every, some or no, and selected or unselected before it"
+            )  # fmt: skip
+        found[kind] = tables[kind][word]
+    if not found["what"]:
+        raise ClaimError(text, at + len(words), "expected q, k or v, or query, key or value")
+    if found["what"] == "q" and found["which"]:
+        raise ClaimError(text, at, "keys and values are selected, queries are not")
+    return Trained(**found)
+
+
+def _hard(claim: str, said: Trained) -> Verdict:
+    """argmax: only the selected value, and that always."""
+    facts = {"gradient": {"q": False, "k": False, "v": True}}
+    if said.what != "v":
+        reason = (
+            f"the gradient to every {said.what} is 0: the choice stays when {said.what} moves a "
+            "little (all but ties, which have measure 0)"
+        )
+        return _settled(claim, said, False, reason, facts)
+    reason = "o is the selected value itself: only the chosen value receives a gradient"
+    if said.which == "unselected":
+        return _settled(claim, said, False, reason, facts)
+    if said.how_many == "every" and not said.which:
+        return Verdict.false(claim, Derivation(reason, (GENERIC,)), facts=facts)
+    return _settled(claim, said, True, reason, facts)
+
+
+def _settled(
+    claim: str, said: Trained, trained: bool, reason: str, facts: dict[str, Any] | None = None
+) -> Verdict:
+    """The verdict where all inputs that are meant are trained, or none of them."""
+    facts = facts or {"gradient": dict.fromkeys(INPUTS, True)}
+    derived = Derivation(reason, (GENERIC,))
+    if trained == (said.how_many != "no"):
+        return Verdict.true(claim, derived, facts=facts)
+    return Verdict.false(claim, derived, facts=facts)
+
+
+def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
+    reason = _LINEAR_SLOPES[said.what]
+    all_alike = feature_map.sign == "positive" or said.what == "q"
+    if (said.how_many == "every" or said.which) and not all_alike:
+        missing = f"{feature_map} gives some pairs no weight, so it depends on the data which"
+        return Verdict.undecided(claim, missing)
+    return _settled(claim, said, True, reason)
+
+
+def _measured(claim: str, said: Trained, function: Attention) -> Verdict:
+    share = _moves(function, said.what)
+    missing = (
+        f"a function is not looked into; moving {said.what} a little moved its output at "
+        f"{100 * share:.0f} % of {POINTS} random points, which is not a proof"
+    )
+    return Verdict.undecided(claim, missing, facts={"moved": share}, basis="measurement")
 
 
 def _function(attention: str | Attention) -> tuple[Attention, str]:
     if callable(attention):
+        if attention in (softmax_attention, hard_attention):
+            return attention, "softmax" if attention is softmax_attention else "hard"
         return attention, str(getattr(attention, "__name__", "attention"))
     if attention in _KNOWN:
         return _KNOWN[attention], attention
     if attention.partition(":")[0] in maps.names():
         feature_map = maps.get(attention)
         return lambda q, k, v: linear_attention(q, k, v, feature_map), attention
-    known = [*_KNOWN, *maps.names()]
-    raise ValueError(f"unknown attention {attention!r}; {_text.nearest(attention, known)}")
+    known_names = [*_KNOWN, *maps.names()]
+    raise ValueError(f"unknown attention {attention!r}; {_text.nearest(attention, known_names)}")
 
 
 def _moves(function: Attention, which: str) -> float:

@@ -1,16 +1,22 @@
-"""Which values an expression can take: intervals, with their ends in or out."""
+"""Which values an expression can take: intervals, with their ends in or out.
+
+Ends are fractions or infinite; the end of what is no fraction is rounded outwards and counts as
+never reached, so that every interval surely holds all values.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
+from kerneltrick.proofs._number import EXACTLY, Number, UndefinedError
+from kerneltrick.proofs._sympy import iv
 from kerneltrick.proofs._syntax import Node
 
 INFINITY = math.inf
-End = float | Fraction  # exact where no exp or root is involved
+End = float | Fraction  # a fraction, or ±∞
 
 
 class Interval(NamedTuple):
@@ -23,13 +29,12 @@ class Interval(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """Whether every value is > 0; a rounded end must be clear of 0."""
-        clear = self.low > (0 if isinstance(self.low, Fraction) else 1e-9)
-        return clear or (self.low == 0 and self.low_open)
+        """Whether every value is > 0."""
+        return self.low > 0 or (self.low == 0 and self.low_open)
 
     @property
     def negative(self) -> bool:
-        return Interval(-self.high, -self.low, self.high_open, self.low_open).positive
+        return self.high < 0 or (self.high == 0 and self.high_open)
 
     def __str__(self) -> str:
         low, high = (_end(x) for x in (self.low, self.high))
@@ -37,130 +42,196 @@ class Interval(NamedTuple):
 
 
 def _end(x: End) -> str:
-    if x in (INFINITY, -INFINITY):
+    if not isinstance(x, Fraction):
         return "∞" if x > 0 else "−∞"
-    return str(x) if isinstance(x, Fraction) else f"{x:.6g}"
+    text = str(x)
+    return text if len(text) <= 12 else f"{float(x):.6g}"
 
 
 ALL = Interval(-INFINITY, INFINITY)
 ZERO, ONE = Fraction(0), Fraction(1)
 POSITIVE = Interval(ZERO, INFINITY)
 NON_NEGATIVE = Interval(ZERO, INFINITY, low_open=False)
+_UNIT = Interval(-ONE, ONE, False, False)
+Scalars = Mapping[str, Interval]
 
 
-def interval(node: Node, scalars: Mapping[str, Interval]) -> Interval:
-    """A set that holds every value of an expression; vectors are anything, letters as given."""
+def interval(node: Node, scalars: Scalars, least: int = 1) -> Interval:
+    """A set that holds every value of an expression where it is defined.
+
+    Vectors are anything of at least `least` coordinates, letters are as given.
+    """
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
         return Interval(node.value, node.value, False, False)
     if node.kind == "name":
+        if node.value in ("pi", "π"):
+            return Interval(Fraction(314159, 100_000), Fraction(314160, 100_000))
+        if node.value == "d":
+            return Interval(Fraction(least), INFINITY, False)
         return scalars.get(str(node.value), ALL)
     if node.kind == "neg":
-        return _negated(interval(node.parts[0], scalars))
+        return _negated(interval(node.parts[0], scalars, least))
     if node.kind == "call":
-        return _call(node, scalars)
+        return _call(node, scalars, least)
     if node.kind == "sum":
-        return _repeated(interval(node.parts[1], scalars))
+        indices, body = node.parts
+        strict = 1 + str(indices.value).split("|").count("<")
+        return _repeated(interval(body, scalars, least), may_be_empty=strict > least)
     if node.kind == "op":
-        return _operation(node, scalars)
+        return _operation(node, scalars, least)
     return ALL
 
 
-def _call(node: Node, scalars: Mapping[str, Interval]) -> Interval:
+def _call(node: Node, scalars: Scalars, least: int) -> Interval:
     name = str(node.value)
-    inner = [interval(part, scalars) for part in node.parts]
-    if name in ("dot", "cosine", "sum"):
-        if name == "cosine":
-            return Interval(-ONE, ONE, False, False)
-        return _repeated(inner[0]) if name == "sum" else ALL
-    if name in ("abs", "norm", "norm2"):
+    inner = [interval(part, scalars, least) for part in node.parts]
+    if name == "sum":
+        return _repeated(inner[0], may_be_empty=False)
+    if name in ("norm", "norm2"):
         return NON_NEGATIVE
-    fixed: dict[str, Interval] = {
-        "cos": Interval(-ONE, ONE, False, False),
-        "sin": Interval(-ONE, ONE, False, False),
-        "tanh": Interval(-ONE, ONE),
-        "sigmoid": Interval(ZERO, ONE),
-        "cosh": Interval(ONE, INFINITY, low_open=False),
-    }
-    if name in fixed:
-        return fixed[name]
-    growing: dict[str, Callable[[End], End]] = {
-        "exp": _exp,
-        "relu": lambda x: max(x, ZERO),
-        "elu": lambda x: x if x >= 0 else _exp(x) - 1,
-        "sqrt": lambda x: math.sqrt(x) if x > 0 else ZERO,
-    }
-    if name in growing and len(inner) == 1:
-        x = inner[0]
-        low, high = growing[name](x.low), growing[name](x.high)
-        # relu of a negative number is 0, which it reaches even where x does not reach its end.
-        # e^x is never 0, even where it rounds to it.
-        low_open = x.low_open and not (name in ("relu", "sqrt") and x.low < 0)
-        low_open |= name == "exp" and low == 0
-        high_open = x.high_open and not (name == "relu" and x.high <= 0)
-        return Interval(low, high, low_open, high_open)
+    if name in ("cos", "sin", "cosine"):
+        return _UNIT
+    if name == "cosh":
+        return Interval(ONE, INFINITY, low_open=False)
+    if name == "abs":
+        return _absolute(inner[0])
     if name in ("max", "min") and len(inner) == 2:
-        a, b = inner
-        if name == "max":
-            return max(a, b, key=lambda x: (x.low, x.low_open))._replace(high=INFINITY)
-        return min(a, b, key=lambda x: (x.high, not x.high_open))._replace(low=-INFINITY)
+        return _largest(*inner) if name == "max" else _negated(
+            _largest(*map(_negated, inner))
+        )  # fmt: skip
+    if name in _GROWING and len(inner) == 1:
+        return _grown(name, inner[0])
     return ALL
 
 
-def _operation(node: Node, scalars: Mapping[str, Interval]) -> Interval:
+# Growing functions, with their limits at −∞ and ∞ and the least argument they take.
+_GROWING: dict[str, tuple[End, End, End]] = {
+    "exp": (ZERO, INFINITY, -INFINITY),
+    "relu": (ZERO, INFINITY, -INFINITY),
+    "elu": (-ONE, INFINITY, -INFINITY),
+    "tanh": (-ONE, ONE, -INFINITY),
+    "sigmoid": (ZERO, ONE, -INFINITY),
+    "sinh": (-INFINITY, INFINITY, -INFINITY),
+    "sqrt": (ZERO, INFINITY, ZERO),
+    "log": (-INFINITY, INFINITY, ZERO),
+}
+
+
+def _grown(name: str, x: Interval) -> Interval:
+    bottom, top, least = _GROWING[name]
+    low: tuple[End, bool] = (bottom, True)
+    if x.low > least or (x.low == least and name == "sqrt"):
+        low = _at(name, x.low, x.low_open, below=True)
+    elif name in ("relu", "sqrt"):  # they are 0 somewhere below
+        low = (ZERO, False)
+    high: tuple[End, bool] = (top, True)
+    if isinstance(x.high, Fraction) and (x.high > least or name == "sqrt"):
+        high = _at(name, x.high, x.high_open, below=False)
+    if name == "relu" and x.high <= 0:
+        return Interval(ZERO, ZERO, False, False)
+    if name == "relu" and x.low <= 0:
+        low = (ZERO, x.low == 0 and x.low_open)
+    return Interval(low[0], high[0], low[1], high[1])
+
+
+def _at(name: str, x: End, is_open: bool, *, below: bool) -> tuple[End, bool]:
+    """The value at an end, rounded away from the inside, and whether it is never reached."""
+    bottom, top, _ = _GROWING[name]
+    worst = bottom if below else top
+    if not isinstance(x, Fraction) or (name == "sqrt" and x < 0):
+        return worst, True
+    before, iv.prec = iv.prec, 80
+    try:
+        value = EXACTLY[name](Number(x)).value
+    except (UndefinedError, OverflowError):
+        return worst, True
+    finally:
+        iv.prec = before
+    if isinstance(value, Fraction):
+        return value, is_open
+    end = value.a if below else value.b
+    sign, mantissa, exponent, _ = end._mpi_[0]
+    fraction = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
+    return (-fraction if sign else fraction), True
+
+
+def _operation(node: Node, scalars: Scalars, least: int) -> Interval:
     left, right = node.parts
-    a = interval(left, scalars)
+    a = interval(left, scalars, least)
     if node.value == "**":
         assert isinstance(right.value, Fraction)
         return _power(a, right.value)
     if node.value == "·" and not _scalar(left, scalars) and not _scalar(right, scalars):
         return NON_NEGATIVE if same(left, right) else ALL
-    b = interval(right, scalars)
+    b = interval(right, scalars, least)
     if node.value == "+":
         return _sum(a, b)
     if node.value == "-":
         return _sum(a, _negated(b))
     if node.value in ("*", "·"):
-        if same(left, right):
-            return _power(a, Fraction(2))
-        return _product(a, b)
-    if node.value == "/" and (b.positive or b.negative):
-        signs = POSITIVE if b.positive else _negated(POSITIVE)
-        constant = b.low == b.high
-        inverse = Interval(1 / b.low, 1 / b.low, False, False) if constant else signs
-        return _product(a, inverse)
-    return ALL
+        return _power(a, Fraction(2)) if same(left, right) else _product(a, b)
+    if b.positive:
+        return _product(a, _inverse(b))
+    return _product(a, _negated(_inverse(_negated(b)))) if b.negative else ALL
 
 
-def _scalar(node: Node, scalars: Mapping[str, Interval]) -> bool:
+def _scalar(node: Node, scalars: Scalars) -> bool:
     return node.kind == "number" or (node.kind == "name" and str(node.value) in scalars)
 
 
+def _inverse(a: Interval) -> Interval:
+    """1/x of positive numbers."""
+    low = 1 / a.high if isinstance(a.high, Fraction) else ZERO
+    high = 1 / a.low if a.low > 0 else INFINITY
+    return Interval(low, high, a.high_open or low == 0, a.low_open or high == INFINITY)
+
+
 def _power(a: Interval, power: Fraction) -> Interval:
-    if power.denominator == 1 and power.numerator % 2 == 0 and power > 0:
-        if a.positive or a.negative:
-            x = a if a.positive else _negated(a)
-            return Interval(_pow(x.low, power), _pow(x.high, power), x.low_open, x.high_open)
-        top = max(-a.low, a.high)  # 0 lies inside
-        return Interval(ZERO, _pow(top, power), False, False)
-    if power.denominator == 1 and power > 0:
-        return Interval(_pow(a.low, power), _pow(a.high, power), a.low_open, a.high_open)
-    if a.positive:
-        return POSITIVE
-    return NON_NEGATIVE if power > 0 and power.denominator == 2 else ALL
+    if power.denominator != 1:
+        if power == Fraction(1, 2):
+            return _grown("sqrt", a)
+        return POSITIVE if a.positive or power < 0 else NON_NEGATIVE
+    if power == 0:
+        return Interval(ONE, ONE, False, False)
+    if power < 0:
+        if a.positive:
+            return _power(_inverse(a), -power)
+        if power % 2 == 0:
+            return POSITIVE  # where it is defined
+        return _negated(_power(_inverse(_negated(a)), -power)) if a.negative else ALL
+    if power % 2 == 0:
+        a = _absolute(a)
+    return Interval(_pow(a.low, power), _pow(a.high, power), a.low_open, a.high_open)
 
 
 def _pow(x: End, power: Fraction) -> End:
-    try:
+    if isinstance(x, Fraction):
         return x ** int(power)
-    except OverflowError:
-        return INFINITY if x > 0 or int(power) % 2 == 0 else -INFINITY
+    return INFINITY if x > 0 or int(power) % 2 == 0 else -INFINITY
 
 
-def _exp(x: End) -> End:
-    if x == -INFINITY:
-        return ZERO
-    return math.exp(x) if x < 700 else INFINITY
+def _absolute(a: Interval) -> Interval:
+    if a.low >= 0:
+        return a
+    if a.high <= 0:
+        return _negated(a)
+    left, right = (-a.low, a.low_open), (a.high, a.high_open)
+    high, is_open = _upper(left, right)
+    return Interval(ZERO, high, False, is_open)
+
+
+def _upper(*ends: tuple[End, bool]) -> tuple[End, bool]:
+    """The largest end; it is reached if any of the largest is."""
+    high = max(x for x, _ in ends)
+    return high, all(is_open for x, is_open in ends if x == high)
+
+
+def _largest(a: Interval, b: Interval) -> Interval:
+    low = max(a.low, b.low)
+    low_open = any(x.low_open for x in (a, b) if x.low == low)
+    high, high_open = _upper((a.high, a.high_open), (b.high, b.high_open))
+    return Interval(low, high, low_open, high_open)
 
 
 def _negated(a: Interval) -> Interval:
@@ -169,40 +240,58 @@ def _negated(a: Interval) -> Interval:
 
 def _sum(a: Interval, b: Interval) -> Interval:
     return Interval(
-        a.low + b.low, a.high + b.high, a.low_open or b.low_open, a.high_open or b.high_open
+        _plus(a.low, b.low),
+        _plus(a.high, b.high),
+        a.low_open or b.low_open,
+        a.high_open or b.high_open,
     )
 
 
-def _repeated(a: Interval) -> Interval:
-    """A sum of at least one such term."""
-    low = a.low if a.low >= 0 else -INFINITY
-    high = a.high if a.high <= 0 else INFINITY
-    return Interval(low, high, a.low_open, a.high_open)
+def _plus(x: End, y: End) -> End:
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x + y
+    return y if isinstance(x, Fraction) else x  # the infinite one; both have one sign
+
+
+def _repeated(a: Interval, *, may_be_empty: bool) -> Interval:
+    """A sum of such terms: of at least one, or perhaps of none."""
+    low: tuple[End, bool] = (a.low, a.low_open) if a.low >= 0 else (-INFINITY, True)
+    high: tuple[End, bool] = (a.high, a.high_open) if a.high <= 0 else (INFINITY, True)
+    if may_be_empty:
+        low = (ZERO, False) if low[0] >= 0 else low
+        high = (ZERO, False) if high[0] <= 0 else high
+    return Interval(low[0], high[0], low[1], high[1])
 
 
 def _product(a: Interval, b: Interval) -> Interval:
-    if a.high <= 0 and a.low < 0:
-        return _negated(_product(_negated(a), b))
-    if b.high <= 0 and b.low < 0:
-        return _negated(_product(a, _negated(b)))
-    if a.low >= 0 and b.low >= 0:
-        low_open = (a.low_open and b.low_open) if a.low == b.low == 0 else _low_open(a, b)
-        return Interval(_times(a.low, b.low), _times(a.high, b.high), low_open, True)
-    ends = [_times(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-    return Interval(min(ends), max(ends), False, False)
+    """All products: the extreme ones are products of ends."""
+    corners = [
+        _corner(x, y)
+        for x in ((a.low, a.low_open), (a.high, a.high_open))
+        for y in ((b.low, b.low_open), (b.high, b.high_open))
+    ]
+    low, low_open = _upper(*((-x, is_open) for x, is_open in corners))
+    high, high_open = _upper(*corners)
+    low = -low
+    # A 0 inside one factor is reached, whatever the other's ends are.
+    if low == 0 and (_reaches_zero(a) or _reaches_zero(b)):
+        low_open = False
+    if high == 0 and (_reaches_zero(a) or _reaches_zero(b)):
+        high_open = False
+    return Interval(low, high, low_open, high_open)
 
 
-def _low_open(a: Interval, b: Interval) -> bool:
-    """Whether the product of the lower ends, at least one of them not 0, is never reached."""
-    if a.low == 0:
-        return a.low_open
-    if b.low == 0:
-        return b.low_open
-    return a.low_open or b.low_open
+def _reaches_zero(a: Interval) -> bool:
+    return not (a.positive or a.negative)
 
 
-def _times(x: End, y: End) -> End:
-    return ZERO if x == 0 or y == 0 else x * y
+def _corner(x: tuple[End, bool], y: tuple[End, bool]) -> tuple[End, bool]:
+    zeros = [z for z in (x, y) if z[0] == 0]
+    if zeros:
+        return ZERO, all(is_open for _, is_open in zeros)
+    if isinstance(x[0], Fraction) and isinstance(y[0], Fraction):
+        return x[0] * y[0], x[1] or y[1]
+    return (INFINITY if (x[0] > 0) == (y[0] > 0) else -INFINITY), True
 
 
 def same(a: Node, b: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kerneltrick.proofs._sympy import Expr, sympy, write, write_monomial
 
@@ -101,24 +101,3 @@ def explain(wrong: Wrong, names: Sequence[str]) -> str:
 
 def _mixed(has: Expr) -> str:
     return "" if is_zero(has) else " → a feature adds two monomials that must stay apart"
-
-
-def counterexample(difference: Expr, vectors: dict[str, list[Expr]]) -> dict[str, Any]:
-    """Small whole numbers at which a non-zero polynomial is not zero."""
-    flat = [x for xs in vectors.values() for x in xs]
-    others = sorted(difference.free_symbols - set(flat), key=str)
-    first = tuple(range(1, len(flat) + 1))  # q = (1, 2), k = (3, 4)
-    tries = itertools.chain(
-        [first],
-        itertools.product((1, 0, 2, -1), repeat=len(flat)),
-        itertools.product((3, 5, -2, 7), repeat=len(flat)),
-    )
-    for values in itertools.islice(tries, 200_000):
-        point = dict(zip(flat, values, strict=True))
-        constants = {s: sympy.Integer(2 + i) for i, s in enumerate(others)}
-        if not is_zero(difference.subs({**point, **constants})):
-            shown: dict[str, Any] = {
-                name: [int(point[x]) for x in xs] for name, xs in vectors.items()
-            }
-            return {**shown, **{str(s): int(v) for s, v in constants.items()}}
-    raise AssertionError("a polynomial of small degree that is not zero has small non-zeros")

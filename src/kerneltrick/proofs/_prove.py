@@ -38,10 +38,10 @@ def prove(kind: str, claim: str, *, timeout: float | None = TIMEOUT) -> Verdict:
             command, input=question, capture_output=True, encoding="utf-8", timeout=timeout
         )
     except subprocess.TimeoutExpired:
-        return Verdict("undecided", claim, f"no decision within {timeout:g} s", basis="time limit")
+        return Verdict.undecided(claim, f"no decision within {timeout:g} s", basis="time limit")
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return Verdict("undecided", claim, f"the check failed: {last[0]}", basis="failure")
+        return Verdict.undecided(claim, f"the check failed: {last[0]}", basis="failure")
     return _read(json.loads(done.stdout))
 
 
@@ -67,7 +67,7 @@ def answer() -> None:
         found = {"error": str(error)}
     except (MemoryError, RecursionError) as error:
         reason = f"too large to decide ({type(error).__name__})"
-        found = {"verdict": Verdict("undecided", question["claim"], reason).to_dict()}
+        found = {"verdict": Verdict.undecided(question["claim"], reason).to_dict()}
     print(json.dumps(found, allow_nan=False))
 
 

@@ -5,98 +5,189 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
+from kerneltrick import maps
+from kerneltrick.proofs._black_box import RETURNED, ROUNDING
+from kerneltrick.proofs._evaluate import Scope, evaluate
+from kerneltrick.proofs._form import NotNormalError
+from kerneltrick.proofs._identity import settle
 from kerneltrick.proofs._interval import same
-from kerneltrick.proofs._monomials import kernel_table
-from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike, NotSymbolicError, symbols
-from kerneltrick.proofs._sympy import Expr, sympy
-from kerneltrick.proofs._syntax import Node, largest_index, names
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._normal import scalar
+from kerneltrick.proofs._number import EXACTLY, Number, exactly
+from kerneltrick.proofs._psd_form import kernel_by_form
+from kerneltrick.proofs._search import Found, dimensions
+from kerneltrick.proofs._statement import Statement, assumptions, breaks, setting, span
+from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike
+from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
-DIMENSIONS = (1, 2, 3)
 SETS = 400  # random sets of points per dimension
-TOLERANCE = 1e-9  # of the trace: below it an eigenvalue is rounding
+SUSPICIOUS = 1e-13  # of the size of the matrix: below it an eigenvalue is surely rounding
+CONFIRMED = 6  # suspected Gram matrices that are looked at exactly, per dimension
+LARGEST_WIDTH = 8
 
 
 def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     """Whether every Gram matrix K_ij = k(x_i, x_j) is symmetric without a negative eigenvalue.
 
     Proven where the kernel is built from q·k by sums, products, exponentials and factors f(q)f(k),
-    or is a polynomial whose coefficients of q^α·k^β form a positive semi-definite matrix; refuted
-    by points and their eigenvalue. Otherwise the verdict is "undecided".
+    or where the coefficients of its normal form are positive semi-definite; refuted by points and
+    weights with Σ wᵢwⱼK_ij < 0 in exact arithmetic. Otherwise the verdict is "undecided".
 
     >>> print(check_psd("elu(q·k) + 1"))
     FALSE: elu(q·k) + 1 is positive semi-definite
-      the Gram matrix of 4 points (d = 1) has the eigenvalue -0.0114
-      counterexample: points = ((-2), (-1), (1), (2)), eigenvalue = -0.0114101
+      the Gram matrix of 4 points (d = 1) has the eigenvalue -0.0114: Σ wᵢwⱼK_ij < 0
+      counterexample: points = ((-2), (-1), (1), (2)), eigenvalue = -0.0114101, w = (63/100,
+        -19/25, -1/10, 13/100)
+      assumed: all numbers are real; d is a whole number ≥ 1
     """
     wanted = Kernel(kernel)
-    claim = f"{wanted.text} is positive semi-definite"
+    claim = f"{wanted.text} is positive semi-definite" + ("" if d is None else f" for d = {d}")
     if wanted.map is not None:
-        return Verdict("true", claim, "its Gram matrix is ΦΦᵀ, the product of features with itself")
-    least = largest_index(wanted.node)
-    usual = tuple(x for x in DIMENSIONS if x >= least) or (least,)
-    dimensions = usual if d is None else (d,)
-    for width in dimensions:
-        found = _asymmetry(wanted, width) or _negative(wanted, width)
-        if found is not None:
-            return Verdict("false", claim, *found)
-    reason = _by_rules(wanted.node) if wanted.node is not None else None
-    if reason is not None:
-        return Verdict("true", claim, reason)
-    reason = _by_expression(wanted, dimensions)
-    if reason is not None:
-        return Verdict("true", claim, reason)
-    tried = SETS * len(dimensions)
-    return Verdict(
-        "undecided",
+        if isinstance(wanted.map, maps.Hedgehog) and wanted.map.key_weight is not None:
+            return Verdict.undecided(claim, "keys have features of their own")
+        reason = "its Gram matrix is ΦΦᵀ, the product of features with itself"
+        return Verdict.true(claim, Derivation(reason))
+    if wanted.node is None:
+        return _of_function(claim, wanted, (1, 2, 3) if d is None else (d,))
+    _check_names(wanted)
+    swapped = renamed(renamed(renamed(wanted.node, "q", "_"), "k", "q"), "_", "k")
+    symmetry = Statement(wanted.text, wanted.node, "=", swapped, (), d)
+    found = settle(symmetry)
+    if isinstance(found, Found):
+        return _asymmetric(claim, symmetry, found)
+    derived = _derived(wanted, symmetry)
+    if derived is not None:
+        return Verdict.true(claim, derived)
+    widths = [x for x in dimensions(symmetry) if x <= LARGEST_WIDTH]
+    for width in widths:
+        negative = _negative(wanted, width)
+        if negative is not None:
+            return Verdict.false(claim, _counterexample(wanted, width, negative, symmetry))
+    return Verdict.undecided(
         claim,
-        f"no negative eigenvalue in {tried} Gram matrices (d = {', '.join(map(str, dimensions))}), "
-        "and no rule proves that there is none",
+        f"no negative eigenvalue in {(SETS + 4) * len(widths)} Gram matrices "
+        f"(d = {', '.join(map(str, widths))}), and no rule proves that there is none",
     )
 
 
-Refutation = tuple[str, tuple[str, ...], dict[str, object], str]
+def _check_names(kernel: Kernel) -> None:
+    assert kernel.node is not None
+    for name in sorted(names(kernel.node) & {"x", "y", "w"}):
+        at = place(kernel.node, name)
+        raise ClaimError(kernel.text, at, f"a kernel is a function of q and k, not of {name}")
+    for name in sorted(kernel.parameters):
+        raise ValueError(f"{name} has no value: write a number in its place")
 
 
-def _asymmetry(kernel: Kernel, d: int) -> Refutation | None:
-    rng = np.random.default_rng([d, *b"symmetry"])
-    q, k = rng.integers(-3, 4, (2, 32, d)).astype(float)
-    with np.errstate(all="ignore"):
-        there, back = kernel.numeric(q, k), kernel.numeric(k, q)
-    wrong = np.abs(there - back) > TOLERANCE * (1 + np.abs(there) + np.abs(back))
-    if not wrong.any():
-        return None
-    i = int(wrong.argmax())
-    point = {"q": q[i].tolist(), "k": k[i].tolist(), "k(q, k)": float(there[i]),
-             "k(k, q)": float(back[i])}  # fmt: skip
-    return "it is not symmetric: k(q, k) ≠ k(k, q)", (), point, "counterexample"
+def _asymmetric(claim: str, symmetry: Statement, found: Found) -> Verdict:
+    values = {**found.shown(symmetry), **found.sides("k(q, k)", "k(k, q)")}
+    example = Counterexample(
+        "it is not symmetric: k(q, k) ≠ k(k, q)",
+        values,
+        lambda: breaks(symmetry, found.d, found.point) is not None,
+        assumptions(symmetry),
+    )
+    return Verdict.false(claim, example)
 
 
-def _negative(kernel: Kernel, d: int) -> Refutation | None:
+def _derived(kernel: Kernel, symmetry: Statement) -> Derivation | None:
+    """A proof by rules, or by the coefficients of the normal form."""
+    assert kernel.node is not None
+    given = setting(symmetry)
+    covered = f" ({span(symmetry, given)})"
+    reason = _by_rules(kernel.node)
+    if reason is None:
+        try:
+            form = scalar(kernel.node, given.space)
+        except (NotNormalError, ZeroDivisionError):
+            return None
+        reason = kernel_by_form(form, 0 if given.space.places else 1)
+    return None if reason is None else Derivation(reason + covered, assumptions(symmetry))
+
+
+class _Negative(NamedTuple):
+    """Points and weights with Σ wᵢwⱼK_ij < 0."""
+
+    points: list[list[Fraction]]
+    weights: list[Fraction]
+    eigenvalue: float
+
+
+def _counterexample(
+    kernel: Kernel, d: int, found: _Negative, symmetry: Statement
+) -> Counterexample:
+    count = len(found.points)
+    word = "point" if count == 1 else f"{count} points"
+    reason = (
+        f"the Gram matrix of {word} (d = {d}) has the eigenvalue {found.eigenvalue:.3g}: "
+        "Σ wᵢwⱼK_ij < 0"
+    )
+    values = {
+        "points": [[float(x) for x in p] for p in found.points],
+        "eigenvalue": found.eigenvalue,
+        "w": [str(w) for w in found.weights],
+    }
+    return Counterexample(
+        reason, values, lambda: _is_negative(kernel, found.points, found.weights),
+        assumptions(symmetry),
+    )  # fmt: skip
+
+
+def _is_negative(kernel: Kernel, points: list[list[Fraction]], weights: list[Fraction]) -> bool:
+    """Whether Σ wᵢwⱼ·k(xᵢ, xⱼ) < 0, in exact arithmetic; the kernel is symmetric there."""
+    assert kernel.node is not None
+    node, d = kernel.node, len(points[0])
+
+    def value(q: list[Fraction], k: list[Fraction]) -> Number:
+        vectors = {"q": [Number(x) for x in q], "k": [Number(x) for x in k]}
+        scope = Scope(kernel.text, vectors, lambda _: Number(d), EXACTLY, Number,
+                      lambda x, p: x**p, d)  # fmt: skip
+        found = evaluate(node, scope)
+        assert isinstance(found, Number)
+        return found
+
+    def form() -> Number:
+        total = Number(0)
+        for (x, u), (y, v) in itertools.product(zip(points, weights, strict=True), repeat=2):
+            total = total + Number(u * v) * value(x, y)
+        return total
+
+    found = exactly(form)
+    return found is not None and found[0] < 0
+
+
+def _negative(kernel: Kernel, d: int) -> _Negative | None:
+    """Points whose Gram matrix has a negative eigenvalue, suspected in floats and confirmed."""
+    looked = 0
     for points in _point_sets(d):
         with np.errstate(all="ignore"):
             gram = kernel.gram(points)
-        if not np.isfinite(gram).all():
+        if not np.isfinite(gram).all() or _lowest(gram, SUSPICIOUS) is None:
             continue
-        if _lowest(gram) is not None:
-            kept = _fewest(gram)
-            value = _lowest(gram[np.ix_(kept, kept)])
-            assert value is not None
-            points_word = "point" if len(kept) == 1 else f"{len(kept)} points"
-            reason = f"the Gram matrix of {points_word} (d = {d}) has the eigenvalue {value:.3g}"
-            shown = [points[i].tolist() for i in kept]
-            return reason, (), {"points": shown, "eigenvalue": value}, "counterexample"
+        kept = _fewest(gram)
+        for digits in (1, 2, 4, 8):
+            part = gram[np.ix_(kept, kept)]
+            values, vectors = np.linalg.eigh((part + part.T) / 2)
+            scale = 10**digits
+            weights = [Fraction(round(float(x) * scale), scale) for x in vectors[:, 0]]
+            exact = [[Fraction(float(x)) for x in points[i]] for i in kept]
+            if any(weights) and _is_negative(kernel, exact, weights):
+                return _Negative(exact, weights, float(values[0]))
+        looked += 1
+        if looked == CONFIRMED:
+            return None
     return None
 
 
-def _lowest(gram: Floats) -> float | None:
-    """The lowest eigenvalue, if it is negative beyond rounding."""
+def _lowest(gram: Floats, tolerance: float) -> float | None:
+    """The lowest eigenvalue, if it is negative beyond a share of the matrix's size."""
     value = float(np.linalg.eigvalsh((gram + gram.T) / 2)[0])
     size = max(float(np.abs(gram).sum()), 1e-300)
-    return value if value < -TOLERANCE * size else None
+    return value if value < -tolerance * size else None
 
 
 def _fewest(gram: Floats) -> list[int]:
@@ -104,24 +195,59 @@ def _fewest(gram: Floats) -> list[int]:
     kept = list(range(len(gram)))
     for i in range(len(gram)):
         fewer = [j for j in kept if j != i]
-        if fewer and _lowest(gram[np.ix_(fewer, fewer)]) is not None:
+        if fewer and _lowest(gram[np.ix_(fewer, fewer)], 1e-9) is not None:
             kept = fewer
     return kept
 
 
 def _point_sets(d: int) -> Iterator[Floats]:
     """Small whole numbers first, then random points of many sizes."""
-    grid = [np.array(x, dtype=float) for x in itertools.product((-2, -1, 1, 2), repeat=d)]
-    for count in (1, 2, 4, len(grid)):
+    grid = [np.array(x, dtype=float) for x in itertools.product((-2, -1, 1, 2), repeat=min(d, 3))]
+    grid = [np.concatenate([x, np.ones(d - len(x))]) for x in grid]
+    for count in (1, 2, 4, min(len(grid), 64)):
         yield np.array(grid[:count])
     rng = np.random.default_rng([d, *b"gram"])
     for i in range(SETS):
         n = 2 + i % 9
-        size = (0.1, 0.5, 1.0, 2.0, 4.0)[i % 5]
+        size = (0.1, 0.5, 1.0, 2.0, 4.0, 40.0)[i % 6]
         if i % 2:
             yield np.round(size * rng.standard_normal((n, d)), 2)
         else:
             yield rng.integers(-3, 4, (n, d)).astype(float)
+
+
+def _of_function(claim: str, kernel: Kernel, widths: tuple[int, ...]) -> Verdict:
+    """Functions are judged by the numbers they return: refuted, or undecided."""
+    for d in widths:
+        for points in _point_sets(d):
+            with np.errstate(all="ignore"):
+                gram = kernel.gram(points)
+            if np.isfinite(gram).all() and _broken(gram):
+                return Verdict.false(claim, _returned(kernel, points, d, gram))
+    missing = "no negative eigenvalue in the Gram matrices tried; a function is not looked into"
+    return Verdict.undecided(claim, missing, basis="measurement")
+
+
+def _broken(gram: Floats) -> bool:
+    skew = np.abs(gram - gram.T).max() > ROUNDING * np.abs(gram).max()
+    return bool(skew) or _lowest(gram, ROUNDING) is not None
+
+
+def _returned(kernel: Kernel, points: Floats, d: int, gram: Floats) -> Counterexample:
+    lowest = _lowest(gram, ROUNDING)
+    values: dict[str, object] = {"points": points.tolist()}
+    if lowest is not None:
+        kept = _fewest(gram)
+        lowest = float(np.linalg.eigvalsh(gram[np.ix_(kept, kept)])[0])
+        points = points[kept]
+        values = {"points": points.tolist(), "eigenvalue": lowest}
+    what = "is not symmetric" if lowest is None else f"has the eigenvalue {lowest:.3g}"
+    return Counterexample(
+        f"the Gram matrix of {len(points)} points (d = {d}) {what}",
+        values,
+        lambda: _broken(kernel.gram(points)),
+        (RETURNED,),
+    )
 
 
 def _by_rules(node: Node) -> str | None:
@@ -151,7 +277,7 @@ def _psd(node: Node, steps: list[str]) -> bool:
     if node.kind != "op":
         return False
     left, right = node.parts
-    if node.value == "*" and _mirrored(left, right):
+    if node.value == "*" and _mirrored(_factors(node)):
         steps.append("f(q)·f(k) is a Gram matrix with one feature")
         return True
     if node.value == "+":
@@ -173,17 +299,26 @@ def _psd(node: Node, steps: list[str]) -> bool:
     return False
 
 
-def _mirrored(left: Node, right: Node) -> bool:
-    """Whether one side is a function of q alone and the other the same function of k."""
-    if names(left) & {"q", "k"} == {"k"}:
-        left, right = right, left
-    return names(left) & {"q", "k"} == {"q"} and same(_renamed(left), right)
+def _factors(node: Node) -> list[Node]:
+    if node.kind == "op" and node.value == "*":
+        return [x for part in node.parts for x in _factors(part)]
+    return [node]
 
 
-def _renamed(node: Node) -> Node:
-    """The expression with k for q."""
-    value = "k" if node.kind in ("name", "index") and node.value == "q" else node.value
-    return node._replace(value=value, parts=tuple(map(_renamed, node.parts)))
+def _mirrored(factors: list[Node]) -> bool:
+    """Whether the factors are functions of q alone, and the same ones of k."""
+    sides = {"q": list[Node](), "k": list[Node]()}
+    for factor in factors:
+        found = names(factor) & {"q", "k"}
+        if len(found) != 1:
+            return False
+        sides[found.pop()].append(factor)
+    for factor in sides["q"]:
+        twin = next((x for x in sides["k"] if same(renamed(factor, "q", "k"), x)), None)
+        if twin is None:
+            return False
+        sides["k"].remove(twin)
+    return bool(sides["q"]) and not sides["k"]
 
 
 def _positive_number(node: Node) -> bool:
@@ -196,62 +331,3 @@ def is_dot(node: Node) -> bool:
     dot = (node.kind == "op" and node.value == "·") or (node.kind == "call" and node.value == "dot")
     words = [str(part.value) for part in node.parts if part.kind == "name"]
     return dot and sorted(words) == ["k", "q"]
-
-
-def _by_expression(kernel: Kernel, dimensions: tuple[int, ...]) -> str | None:
-    """A proof for polynomials, and for f(q)·f(k)·exp(polynomial), in the given dimensions."""
-    span = f"d = {dimensions[0]} to {dimensions[-1]}" if len(dimensions) > 1 else (
-        f"d = {dimensions[0]}"
-    )  # fmt: skip
-    reasons = set[str]()
-    for d in dimensions:
-        _, qs, ks = symbols(d)
-        try:
-            expression = sympy.expand(kernel.symbolic(qs, ks))
-        except NotSymbolicError:
-            return None
-        reason = _expression(expression, qs, ks)
-        if reason is None:
-            return None
-        reasons.add(reason)
-    return f"{'; '.join(sorted(reasons))} ({span})"
-
-
-def _expression(expression: Expr, qs: list[Expr], ks: list[Expr]) -> str | None:
-    if expression.free_symbols - {*qs, *ks}:
-        return None
-    if expression.is_polynomial(*qs, *ks):
-        if _coefficients_psd(expression, qs, ks):
-            return "its coefficients of q^α·k^β form a positive semi-definite matrix"
-        return None
-    together = sympy.powsimp(expression)
-    if not isinstance(together, sympy.exp):
-        return None
-    exponent = sympy.expand(together.args[0])
-    if not exponent.is_polynomial(*qs, *ks):
-        return None
-    mixed, alone = sympy.Integer(0), {"q": sympy.Integer(0), "k": sympy.Integer(0)}
-    for term in sympy.Add.make_args(exponent):
-        has_q, has_k = term.has(*qs), term.has(*ks)
-        if has_q and has_k:
-            mixed += term
-        else:
-            alone["q" if has_q else "k"] += term
-    swapped = alone["k"].subs(dict(zip(ks, qs, strict=True)), simultaneous=True)
-    if (swapped - alone["q"]).has(*qs) or not _coefficients_psd(mixed, qs, ks):
-        return None
-    return "it is f(q)·f(k)·exp(a kernel), and exp has a power series with coefficients ≥ 0"
-
-
-def _coefficients_psd(polynomial: Expr, qs: list[Expr], ks: list[Expr]) -> bool:
-    """Monomials are independent functions: Σ B_αβ q^α k^β is a kernel exactly if B is ≥ 0."""
-    table = kernel_table(polynomial, qs, ks)
-    powers = sorted({p for key in table for p in key})
-    matrix = sympy.zeros(len(powers), len(powers))
-    for (alpha, beta), c in table.items():
-        matrix[powers.index(alpha), powers.index(beta)] = c
-    if not matrix.is_symmetric():
-        return False
-    if matrix.is_diagonal():
-        return all(matrix[i, i] >= 0 for i in range(len(powers)))
-    return len(powers) <= 12 and bool(matrix.is_positive_semidefinite)

@@ -5,25 +5,79 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerneltrick import maps
+from kerneltrick.proofs._search import Found
+from kerneltrick.proofs._statement import Statement, assumptions, breaks
 from kerneltrick.proofs._symbolic import Floats, Kernel, PhiLike
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 SEEDS = 2000
 PAIRS = 4
-HOLDS, BREAKS = 4.0, 6.0  # |z| below which a law is accepted, and above which it is refuted
+CLEAR = 6.0  # |z| above which draws and theory contradict each other
 
 
-def check_random_map(claim: str, phi: PhiLike, kernel: Kernel, d: int) -> Verdict:
-    """Whether E[φ(q)·φ(k)] is the kernel, and for FAVOR+ whether the variance is the theory's.
+class _Sample(NamedTuple):
+    """Means, and variances where the theory knows them, over seeds, with their z-scores."""
 
-    With |z| < 4 in all tests the claim stands (a false alarm has a chance below 0.1 %), above 6 it
-    falls, between the verdict is "undecided".
+    details: tuple[str, ...]
+    mean_z: float
+    variance_z: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"seeds": SEEDS, "z": [self.mean_z, self.variance_z]}
+
+
+def check_favor(
+    claim: str,
+    feature_map: maps.Favor,
+    kernel: Kernel,
+    statement: Statement,
+    found: Derivation | Found | str,
+    why: str,
+) -> Verdict:
+    """Whether the mean of φ(q)·φ(k) over draws is the kernel: a theorem, with draws beside it.
+
+    Draws that contradict the theorem (|z| > 6) mean that the code is not what the theorem is
+    about: then nothing is decided.
     """
+    if isinstance(found, str):
+        return Verdict.undecided(claim, found)
+    if isinstance(found, Found):
+        values = {**found.shown(statement), **found.sides("mean", "kernel")}
+        example = Counterexample(
+            f"the mean is not the kernel: {why}",
+            values,
+            lambda: breaks(statement, found.d, found.point) is not None,
+            assumptions(statement),
+        )
+        return Verdict.false(claim, example, facts={"d": found.d})
+    sample = _sample(feature_map, Kernel(feature_map), statement.d or 3)
+    if max(sample.mean_z, sample.variance_z) > CLEAR:
+        what = "mean" if sample.mean_z > CLEAR else "variance"
+        missing = f"the {what} over {SEEDS} seeds contradicts the theory: the code draws otherwise"
+        return Verdict.undecided(claim, missing, sample.details, sample.facts, "measurement")
+    reason = found.reason.replace("both sides", "that mean and the kernel")
+    derived = Derivation(f"on average: {why}; {reason}", found.assumptions)
+    return Verdict.true(claim, derived, sample.details, sample.facts)
+
+
+def check_drawn_function(claim: str, phi: PhiLike, kernel: Kernel, d: int) -> Verdict:
+    """The mean of a function over seeds beside the kernel: a measurement, which decides nothing."""
+    sample = _sample(phi, kernel, d)
+    seen = "the mean is not the kernel" if sample.mean_z > CLEAR else "the mean is near the kernel"
+    missing = (
+        f"{seen}: |z| = {sample.mean_z:.1f} over {SEEDS} seeds (d = {d}); a measurement, not a "
+        "proof: draws of a function prove nothing"
+    )
+    return Verdict.undecided(claim, missing, sample.details, sample.facts, "measurement")
+
+
+def _sample(phi: PhiLike, kernel: Kernel, d: int) -> _Sample:
     rng = np.random.default_rng([d, *b"pairs"])
     q, k = 0.6 * rng.standard_normal((2, PAIRS, d)) / math.sqrt(d)
     draw = _drawer(phi)
@@ -32,36 +86,20 @@ def check_random_map(claim: str, phi: PhiLike, kernel: Kernel, d: int) -> Verdic
     mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
     spread = np.where(deviation > 0, deviation, 1e-300)
     z = (mean - wanted) / (spread / math.sqrt(SEEDS))
-    worst = int(np.abs(z).argmax())
     details = [
         f"mean over {SEEDS} seeds {mean[i]:.5f}, kernel {wanted[i]:.5f}, z = {z[i]:+.1f}"
         for i in range(PAIRS)
     ]
-    scores = [float(np.abs(z).max())]
-    theory = _variance(maps.get(phi), q, k) if isinstance(phi, str | maps.FeatureMap) else None
+    variance_z = 0.0
+    theory = _variance(phi, q, k) if isinstance(phi, maps.Favor) else None
     if theory is not None:
-        variance, z_variance = _variance_scores(values, theory)
-        scores.append(float(np.abs(z_variance).max()))
+        variance, scores = _variance_scores(values, theory)
+        variance_z = float(np.abs(scores).max())
         details += [
-            f"variance {variance[i]:.3e}, theory {theory[i]:.3e}, z = {z_variance[i]:+.1f}"
+            f"variance {variance[i]:.3e}, theory {theory[i]:.3e}, z = {scores[i]:+.1f}"
             for i in range(PAIRS)
         ]
-    facts = {"d": d, "seeds": SEEDS, "z": scores}
-    if max(scores) > BREAKS:
-        biased = scores[0] > BREAKS
-        what = "the mean is not the kernel" if biased else "the variance is not the theory's"
-        point = {"q": q[worst].tolist(), "k": k[worst].tolist(), "mean": float(mean[worst]),
-                 "kernel": float(wanted[worst])}  # fmt: skip
-        reason = f"{what}: |z| = {max(scores):.1f} over {SEEDS} seeds (d = {d})"
-        return Verdict("false", claim, reason, tuple(details), point, "measurement", facts)
-    if max(scores) >= HOLDS:
-        reason = f"|z| = {max(scores):.1f} over {SEEDS} seeds is neither small nor large"
-        return Verdict("undecided", claim, reason, tuple(details), None, "measurement", facts)
-    reason = (
-        f"on average over {SEEDS} seeds (d = {d}): every |z| ≤ {max(scores):.1f}; a measurement, "
-        "not a proof"
-    )
-    return Verdict("true", claim, reason, tuple(details), None, "measurement", facts)
+    return _Sample(tuple(details), float(np.abs(z).max()), variance_z)
 
 
 def _drawer(phi: PhiLike) -> Callable[[int, Floats], Floats]:
@@ -71,9 +109,9 @@ def _drawer(phi: PhiLike) -> Callable[[int, Floats], Floats]:
     return lambda seed, x: np.asarray(phi(x, seed=seed))
 
 
-def _variance(feature_map: maps.FeatureMap, q: Floats, k: Floats) -> Floats | None:
+def _variance(feature_map: maps.Favor, q: Floats, k: Floats) -> Floats | None:
     """The exact variance of independent draws; None where no closed form is known."""
-    if not isinstance(feature_map, maps.Favor) or feature_map.orthogonal:
+    if feature_map.orthogonal:
         return None
     m, dot = feature_map.features, (q * k).sum(axis=1)
     plus, minus = ((q + k) ** 2).sum(axis=1), ((q - k) ** 2).sum(axis=1)

@@ -13,10 +13,11 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick.proofs._symbolic import Floats
 from kerneltrick.proofs._syntax import ClaimError
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Computation, Verdict
 
 N, D, SEEDS = 100, 64, 12
 CLEAR = 4.0  # |z| of a paired difference that counts
+DATA = "the claim is about this data; of other data it says nothing"
 
 
 def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdict:
@@ -43,12 +44,12 @@ def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdic
         lowest = min(lowest, z)
         if z <= -CLEAR:
             reason = f"{worse} is nearer to softmax than {better} (z = {-z:.1f}), {where}"
-            return Verdict("false", claim, reason, shown, None, "measurement", facts)
+            return Verdict.false(claim, Computation(reason, (DATA,)), shown, facts)
     if lowest < CLEAR:
-        reason = f"the difference is not clear (z = {lowest:.1f}), {where}"
-        return Verdict("undecided", claim, reason, shown, None, "measurement", facts)
+        missing = f"the difference is not clear (z = {lowest:.1f}), {where}"
+        return Verdict.undecided(claim, missing, shown, facts, "measurement")
     reason = f"measured {where}; smallest z = {lowest:.1f}"
-    return Verdict("true", claim, reason, shown, None, "measurement", facts)
+    return Verdict.true(claim, Computation(reason, (DATA,)), shown, facts)
 
 
 def read_ranking(text: str) -> Verdict:

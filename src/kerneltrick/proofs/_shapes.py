@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from kerneltrick import costs
 from kerneltrick.costs import Polynomial
 from kerneltrick.proofs._evaluate import Scope, scalar_value
 from kerneltrick.proofs._syntax import ClaimError, read_expression
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 Size = Polynomial
 Shape = tuple[Size, ...]
-_STEP = re.compile(r"\s*(?P<name>[A-Za-z_φ][\w()]*?)?(?P<turned>\.T|ᵀ|\.transpose\(\))?\s*$")
+SIZES = "sizes are whole numbers ≥ 1"
+_ONE = Polynomial({(): 1})
+_STEP = re.compile(r"\s*(?P<name>[A-Za-z_φ][\w()]*?)?(?P<turned>\.mT|\.T|ᵀ|\.transpose\(\))?\s*$")
 
 
 class Operand(NamedTuple):
@@ -27,7 +31,8 @@ def check_shapes(
 ) -> Verdict:
     """Whether a product such as "Q @ S", "phi.T @ V" or "split(V, h, k)" has the claimed shape.
 
-    `@` is the matrix product, `.T` or ᵀ turns a matrix over, `split(X, h, k)` cuts n × h·k into h
+    `@` is the matrix product with NumPy's broadcasting of leading axes, `.T` or ᵀ turns a matrix
+    over (`.mT` the last two of more axes), `split(X, h, k)` cuts n × h·k into h
     heads n × k, `combine(X)` puts them together again.
 
     >>> shapes = {"phi": ("n", "m"), "S": ("m", "M")}
@@ -35,18 +40,59 @@ def check_shapes(
     FALSE: phi.T @ S is n×M for phi: n×m, S: m×M
       phi.T is m×n and S is m×M: n and m do not contract
       - phi @ S fits: n×M
+      counterexample: M = 2, m = 3, n = 4
+      assumed: sizes are whole numbers ≥ 1
     """
     known = {name: tuple(map(_size, shape)) for name, shape in shapes.items()}
     wanted = tuple(map(_size, result))
     given = ", ".join(f"{name}: {_show(shape)}" for name, shape in known.items())
     claim = f"{expression.strip()} is {_show(wanted)} for {given}"
     found = _evaluate(expression, known)
-    if isinstance(found, str):
-        return Verdict("false", claim, found, _mended(expression, known, wanted))
-    if found.shape != wanted:
-        reason = f"it is {_show(found.shape)}, not {_show(wanted)}"
-        return Verdict("false", claim, reason, _mended(expression, known, wanted))
-    return Verdict("true", claim, f"it is {_show(wanted)}")
+    unused = [x for x in known if not re.search(rf"(?<!\w){re.escape(x)}(?!\w)", expression)]
+    if unused:
+        raise ClaimError(expression, 0, f"{unused[0]} has a shape, but does not occur")
+    if isinstance(found, Operand) and found.shape == wanted:
+        return Verdict.true(claim, Derivation(f"it is {_show(wanted)}", (SIZES,)))
+    reason = found if isinstance(found, str) else (
+        f"it is {_show(found.shape)}, not {_show(wanted)}"
+    )  # fmt: skip
+    example = _example(reason, expression, known, wanted)
+    if example is None:
+        return Verdict.undecided(claim, f"{reason}; but for no sizes tried does it fail")
+    return Verdict.false(claim, example, _mended(expression, known, wanted))
+
+
+def _example(
+    reason: str, expression: str, known: Mapping[str, Shape], wanted: Shape
+) -> Counterexample | None:
+    """Sizes for which arrays have another shape, or do not fit: by the rules, in numbers."""
+    letters = {s for shape in (*known.values(), wanted) for x in shape for s in x.symbols}
+    words = set(re.findall(r"[A-Za-z_φ]\w*", expression)) - {*known, "split", "combine", "T", "mT"}
+    letters |= words - {"transpose"}  # sizes that heads are cut to
+
+    def fails(values: Mapping[str, int]) -> bool:
+        at = {name: _numbers(shape, values) for name, shape in known.items()}
+        meant = _numbers(wanted, values)
+        if meant is None or any(shape is None for shape in at.values()):
+            return False
+        found = _evaluate(expression, {k: v for k, v in at.items() if v is not None}, values)
+        return isinstance(found, str) or found.shape != meant
+
+    for step in range(1, 6):
+        values = {s: 1 + step * (i + 1) for i, s in enumerate(sorted(letters))}
+        if fails(values):
+            shown: dict[str, Any] = dict(values) or {"sizes": "as given"}
+            again = functools.partial(fails, values)
+            return Counterexample(reason, shown, again, (SIZES,))
+    return None
+
+
+def _numbers(shape: Shape, values: Mapping[str, int]) -> Shape | None:
+    """The shape with numbers for its letters; None if these are no sizes."""
+    found = [x.at(**{s: values[s] for s in x.symbols}) for x in shape]
+    if any(x != int(x) or x < 1 for x in found):
+        return None
+    return tuple(Polynomial({(): int(x)}) for x in found)
 
 
 def _size(x: int | str) -> Size:
@@ -59,24 +105,32 @@ def _size(x: int | str) -> Size:
         costs.symbol,
         {},
         lambda value: Polynomial({(): value}),
-        lambda size, power: size ** int(power),
+        _whole_power,
     )
     found = scalar_value(read_expression(text), scope)
     assert isinstance(found, Polynomial)
     return found
 
 
+def _whole_power(size: Size, power: Fraction) -> Size:
+    if power.denominator != 1:
+        raise ValueError(f"sizes have whole exponents, not {power}")
+    return size ** int(power)
+
+
 def _show(shape: Shape) -> str:
     return "×".join(str(s) if len(s.terms) < 2 else f"({s})" for s in shape) or "a number"
 
 
-def _evaluate(text: str, known: Mapping[str, Shape]) -> Operand | str:
-    """The shape of a product, or why it has none."""
+def _evaluate(
+    text: str, known: Mapping[str, Shape], values: Mapping[str, int] | None = None
+) -> Operand | str:
+    """The shape of a product, or why it has none; sizes that are named get their values."""
     factors = text.split("@")
     total: Operand | str = ""
     at = 0
     for i, factor in enumerate(factors):
-        operand = _factor(text, at, factor, known)
+        operand = _factor(text, at, factor, known, values or {})
         at += len(factor) + 1
         if isinstance(operand, str):
             return operand
@@ -87,22 +141,30 @@ def _evaluate(text: str, known: Mapping[str, Shape]) -> Operand | str:
 
 
 def _product(a: Operand, b: Operand) -> Operand | str:
+    """The matrix product: leading axes are broadcast; a vector is a row before, a column after."""
+    pair = f"{a.text} is {_show(a.shape)} and {b.text} is {_show(b.shape)}"
     inner, outer = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[-1]
     if inner != outer:
-        return (
-            f"{a.text} is {_show(a.shape)} and {b.text} is {_show(b.shape)}: {inner} and {outer} "
-            "do not contract"
-        )
-    lead = a.shape[:-2] or b.shape[:-2]
+        return f"{pair}: {inner} and {outer} do not contract"
+    lead = list[Size]()
+    heads = a.shape[:-2], b.shape[:-2]
+    width = max(map(len, heads))
+    for x, y in zip(*(((_ONE,) * (width - len(h)) + h) for h in heads), strict=True):
+        if x != y and _ONE not in (x, y):
+            return f"{pair}: the leading axes {x} and {y} are not the same"
+        lead.append(y if x == _ONE else x)
     rows = a.shape[-2:-1]
     columns = b.shape[-1:] if len(b.shape) > 1 else ()
     return Operand(f"{a.text} @ {b.text}", (*lead, *rows, *columns))
 
 
-def _factor(text: str, at: int, factor: str, known: Mapping[str, Shape]) -> Operand | str:
+def _factor(
+    text: str, at: int, factor: str, known: Mapping[str, Shape], values: Mapping[str, int]
+) -> Operand | str:
     call = re.fullmatch(r"\s*(split|combine)\((.*)\)\s*", factor)
     if call is not None:
-        return _heads(text, at, call[1], [x.strip() for x in call[2].split(",")], known)
+        arguments = [x.strip() for x in call[2].split(",")]
+        return _heads(text, at, call[1], arguments, known, values)
     match = _STEP.match(factor)
     if match is None or not match["name"]:
         raise ClaimError(text, at, "expected a product of names such as Q @ K.T")
@@ -112,12 +174,22 @@ def _factor(text: str, at: int, factor: str, known: Mapping[str, Shape]) -> Oper
         raise ClaimError(text, where, f"{name} has no shape; known are {', '.join(known)}")
     shape = known[name]
     if match["turned"]:
+        if len(shape) > 2 and match["turned"] != ".mT":
+            raise ClaimError(
+                text, text.find(name, at), f"{name} has {len(shape)} axes: write {name}.mT to turn "
+                f"the last two over ({match['turned']} turns all over in NumPy)"
+            )  # fmt: skip
         shape = (*shape[:-2], *reversed(shape[-2:]))
     return Operand(factor.strip(), shape)
 
 
 def _heads(
-    text: str, at: int, what: str, arguments: list[str], known: Mapping[str, Shape]
+    text: str,
+    at: int,
+    what: str,
+    arguments: list[str],
+    known: Mapping[str, Shape],
+    values: Mapping[str, int],
 ) -> Operand | str:
     count = 3 if what == "split" else 1
     if len(arguments) != count or arguments[0] not in known:
@@ -129,7 +201,10 @@ def _heads(
             return f"{arguments[0]} is {_show(shape)}: combine needs heads × n × width"
         h, n, width = shape[-3:]
         return Operand(f"combine({arguments[0]})", (*shape[:-3], n, h * width))
-    h, width = map(_size, arguments[1:])
+    if len(shape) < 2:
+        return f"{arguments[0]} is {_show(shape)}: split needs n × columns"
+    sizes = [_size(x) for x in arguments[1:]]
+    h, width = (x.subs(**{s: values[s] for s in x.symbols if s in values}) for x in sizes)
     if shape[-1] != h * width:
         return (
             f"{arguments[0]} has {shape[-1]} columns, which cannot be cut into {h} heads of width "
@@ -140,7 +215,9 @@ def _heads(
 
 def _mended(text: str, known: Mapping[str, Shape], wanted: Shape) -> tuple[str, ...]:
     """Products of the same names, turned over or not, and the width that splits, which fit."""
-    names = [re.sub(r"(\.T|ᵀ|\.transpose\(\))\s*$", "", x.strip()) for x in text.split("@")]
+    if any(len(shape) > 2 for shape in known.values()):
+        return ()
+    names = [re.sub(r"(\.mT|\.T|ᵀ|\.transpose\(\))\s*$", "", x.strip()) for x in text.split("@")]
     if any(x not in known for x in names):
         return _mended_split(text, known)
     found = []

@@ -2,118 +2,235 @@
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneltrick import maps
-from kerneltrick.proofs._interval import ALL, POSITIVE, Interval, interval
+from kerneltrick.proofs._feature_map import product_of
+from kerneltrick.proofs._form import Form, NotNormalError, form_sign
+from kerneltrick.proofs._interval import ALL, Interval, interval
+from kerneltrick.proofs._normal import Space, scalar
+from kerneltrick.proofs._own_maps import own_features, own_kernel
+from kerneltrick.proofs._psd_form import is_psd
+from kerneltrick.proofs._search import dimensions, search
+from kerneltrick.proofs._statement import (
+    Condition,
+    Statement,
+    assumptions,
+    breaks,
+    read_conditions,
+    setting,
+    span,
+)
 from kerneltrick.proofs._sufficient import check_sufficient
 from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi
-from kerneltrick.proofs._sympy import real, sympy, write
-from kerneltrick.proofs._syntax import ClaimError, Node, Reader, Side, read_features
-from kerneltrick.proofs._verdict import Status, Verdict
-from kerneltrick.proofs._witness import RANDOM, Known, Subject, find_witness, of_dot
+from kerneltrick.proofs._sympy import sympy, write
+from kerneltrick.proofs._syntax import ClaimError, Node, Reader, names, place
+from kerneltrick.proofs._verdict import (
+    Counterexample,
+    Derivation,
+    Evidence,
+    Verdict,
+)
+from kerneltrick.proofs._witness import (
+    drawn_witness,
+    function_witness,
+    sum_witness,
+    zero_features,
+)
 
 _CLAIM = re.compile(r"^(?P<sim>.*?)\s*(?P<relation>>=|<=|!=|>|<|≥|≤|≠)\s*0\s*$", re.DOTALL)
 _SPELLED = {"≥": ">=", "≤": "<=", "≠": "!="}
 _WORDS = {">": "positive", ">=": "non-negative", "<": "negative", "<=": "non-positive"}
+_ZERO = Node("number", 0, Fraction(0))
+Subject = Kernel | Phi
+
+
+class Known(NamedTuple):
+    """What is proven about the sign of a similarity, and how."""
+
+    sign: str  # positive, non-negative, negative, non-positive or any
+    why: str
+
+
+class _Claim(NamedTuple):
+    """sim relation 0, under conditions; the similarity as an expression where it has one."""
+
+    subject: Subject
+    node: Node | None
+    relation: str
+    conditions: tuple[Condition, ...]
+    text: str
+
+    @property
+    def statement(self) -> Statement:
+        assert self.node is not None
+        return Statement(self.subject.text, self.node, self.relation, _ZERO, self.conditions)
 
 
 def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     """Whether a similarity keeps a sign, and so whether its normaliser can vanish.
 
-    `sim` is a text, also with a relation ("relu(q·k) > 0"), a feature map, a list of features
-    or a function. Without a relation the claim is that Σⱼ sim(q, kⱼ) is never 0. Proven by the
-    values each part can take, by the real roots of polynomials in q·k, and by the sign of
-    features; refuted by a query and keys. "… suffices" and "… is necessary" judge conditions:
-    "sim > 0 suffices", "some sim != 0 suffices".
+    `sim` is a text, also with a relation ("relu(q·k) > 0") and conditions ("where s > 0"), a
+    feature map, a list of features or a function. Without a relation the claim is that
+    Σⱼ sim(q, kⱼ) is never 0. Proven by the values each part can take, by the real roots of
+    polynomials, and by the sign of features; refuted by a query and keys. "… suffices" and "… is
+    necessary" judge conditions: "sim > 0 suffices", "some sim != 0 suffices".
 
     >>> print(check_sign("1 + q·k + (q·k)**2/2"))
     TRUE: Σ 1 + q·k + (q·k)**2/2 is never 0
-      it is positive: as a polynomial in t = q·k it has no real root and is 1 at t = 0
+      it is positive: as a polynomial in t = q·k it has no real root and is 1 at t = 0 (every d)
+      assumed: all numbers are real; d is a whole number ≥ 1
     >>> print(check_sign("relu(q·k) > 0"))
     FALSE: relu(q·k) > 0
       it is non-negative, but 0 is reached
       counterexample: q = (1), k = (-1), sim = 0
+      assumed: all numbers are real; d is a whole number ≥ 1
     """
     if isinstance(sim, str):
         if re.search(r"\b(suffices|is sufficient|is necessary)\s*$", sim):
             return check_sufficient(sim)
         match = re.search(r"\s+can vanish\s*$", sim)
         if match is not None:
-            return _flipped(check_sign(sim[: match.start()], "!="), sim)
-    subject, relation, limits, claim = _read(sim, relation)
-    known = _prove(subject, limits)
-    if _settles(known.sign, relation):
-        return Verdict("true", claim, f"it is {known.sign}: {known.why}", facts=_facts(known))
-    found = find_witness(subject, relation, known, limits)
-    if found is None:
-        reason = f"no proof, and no counterexample on a grid and {RANDOM} random points"
-        return Verdict("undecided", claim, reason, facts=_facts(known))
-    witness, why = found
-    return Verdict("false", claim, why, (), witness.shown(), "counterexample", facts=_facts(known))
+            return _flipped(*_judge(_read(sim[: match.start()], "!=")), sim)
+    claim = _read(sim, relation)
+    evidence, holds, known = _judge(claim)
+    facts = {"sign": known.sign}
+    if evidence is None:
+        missing = "no proof of the sign, and no counterexample was found"
+        return Verdict.undecided(claim.text, missing, facts=facts)
+    if holds and not isinstance(evidence, Counterexample):
+        return Verdict.true(claim.text, evidence, facts=facts)
+    return Verdict.false(claim.text, evidence, facts=facts)
 
 
-def _read(sim: KernelLike, relation: str | None) -> tuple[Subject, str, dict[str, Interval], str]:
-    limits: dict[str, Interval] = {}
-    text = sim if isinstance(sim, str) else None
-    body = text
-    if text is not None:
-        head, word, tail = text.partition(" where ")
+def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
+    """What decides the claim, whether it holds, and what is known of the sign."""
+    tried = search(claim.statement, 1) if claim.node is not None else None  # reads every name
+    if claim.node is not None and setting(claim.statement).impossible:
+        return None, False, Known("any", "")
+    known, taken = _prove(claim)
+    if tried is None and _settles(known.sign, claim.relation):
+        return Derivation(f"it is {known.sign}: {known.why}", taken), True, known
+    return _witness(claim, known), False, known
+
+
+def _witness(claim: _Claim, known: Known) -> Counterexample | None:
+    proven = f"it is {known.sign}, but " if known.sign != "any" else ""
+    subject = claim.subject
+    if claim.node is None:
+        if isinstance(subject, Kernel):
+            return function_witness(subject, claim.relation)
+        if isinstance(subject.map, maps.Favor):
+            return drawn_witness(subject.map, claim.relation)
+        return zero_features(subject, claim.relation)
+    statement = claim.statement
+    beyond = {">": ">=", "<": "<="}.get(claim.relation)  # the wrong sign says more than 0
+    found = search(statement._replace(relation=beyond)) if beyond else None
+    found = found or search(statement)
+    if found is not None:
+        sign = found.left.sign
+        what = "0 is reached" if sign == 0 else (
+            f"it is {'negative' if sign < 0 else 'positive'} here"
+        )  # fmt: skip
+        return Counterexample(
+            proven + what,
+            {**found.shown(statement), "sim": found.sides("sim", "")["sim"]},
+            lambda: breaks(statement, found.d, found.point) is not None,
+            assumptions(statement),
+        )
+    return _root(statement) or (
+        sum_witness(statement, dimensions(statement)) if claim.relation == "!=" else None
+    )
+
+
+def _root(statement: Statement) -> Counterexample | None:
+    """A zero of a polynomial in q·k that is no fraction: q·k takes every value."""
+    if statement.relation in (">=", "<=") or statement.conditions:
+        return None
+
+    def polynomial() -> Any:
+        found = _one_atom(scalar(statement.left, setting(statement).space))
+        return None if found is None or _atom_name(found[0]) != "q·k" else found[1]
+
+    try:
+        found = polynomial()
+    except (NotNormalError, ZeroDivisionError):
+        return None
+    if found is None or found.is_zero or found.count_roots() == 0:
+        return None
+    root = write(sympy.real_roots(found)[0])
+    return Counterexample(
+        f"it is 0 where q·k = {root}, and q·k takes every value",
+        {"q·k": root, "sim": 0},
+        lambda: bool(polynomial().count_roots() > 0),
+        assumptions(statement),
+    )
+
+
+def _read(sim: KernelLike, relation: str | None) -> _Claim:
+    body: Any = sim
+    tail, conditions = "", tuple[Condition, ...]()
+    if isinstance(sim, str):
+        head, word, tail = sim.partition(" where ")
         match = _CLAIM.match(head)
+        body = head
         if match is not None and relation is None:
             body = match["sim"]
             relation = _SPELLED.get(match["relation"], match["relation"])
-        elif word:
-            body = head
         if word:
-            limits = _limits(text, len(head) + 1)
-        if not body or not body.strip():
-            raise ClaimError(text, 0, "expected a similarity such as relu(q·k)")
+            conditions = _conditions(sim, len(head) + 1)
+            tail = word + tail
+        if not body.strip():
+            raise ClaimError(sim, 0, "expected a similarity such as relu(q·k)")
+        body = body.strip()
     relation = relation or "!="
     if relation not in (*_WORDS, "!="):
         raise ValueError(f"relation must be one of >, >=, <, <=, !=, not {relation!r}")
-    shown = body if body is not None else sim
-    subject = _subject(shown)
-    tail = f" where {text.partition(' where ')[2]}" if text and " where " in text else ""
-    claim = f"{subject.text.strip()} {relation} 0{tail}"
+    subject = _subject(body)
+    if conditions and not (isinstance(subject, Kernel) and subject.node is not None):
+        raise ClaimError(str(sim), str(sim).find(" where "), "conditions are on texts with letters")
+    text = f"{subject.text} {relation} 0{tail}"
     if relation == "!=":
-        claim = f"Σ {subject.text.strip()} is never 0{tail}"
-    return subject, relation, limits, claim
+        text = f"Σ {subject.text} is never 0{tail}"
+    return _Claim(subject, _node(subject), relation, conditions, text)
+
+
+def _conditions(text: str, at: int) -> tuple[Condition, ...]:
+    try:
+        return read_conditions(text, Reader(text[at:]).conditions())
+    except ClaimError as error:
+        raise ClaimError(text, at + error.at, error.problem) from None
 
 
 def _subject(sim: Any) -> Subject:
     if isinstance(sim, maps.FeatureMap):
         return Phi(sim)
     if isinstance(sim, str):
-        word = sim.strip().partition(":")[0].strip()
-        if sim.lstrip().startswith("[") or word in maps.names():
-            return Phi(sim.strip())
-        return Kernel(sim.strip())
+        word = sim.partition(":")[0].strip()
+        if sim.startswith("[") or word in maps.names():
+            return Phi(sim)
     return Kernel(sim)
 
 
-def _limits(text: str, at: int) -> dict[str, Interval]:
-    """Letters with a sign: where s > 0, c >= 0."""
-    reader = Reader(text[at:])
-    found: dict[str, Interval] = {}
-    for sides in reader.conditions():
-        name, bound = sides[0].node, sides[-1]
-        if len(sides) != 2 or name.kind != "name" or bound.node.value != 0:
-            raise ClaimError(text, at + name.at, "conditions are of the form s > 0")
-        found[str(name.value)] = _limit(bound)
-    return found
-
-
-def _limit(side: Side) -> Interval:
-    positive = POSITIVE._replace(low_open=side.relation in (">", "<"))
-    if side.relation in (">", ">="):
-        return positive
-    if side.relation in ("<", "<="):
-        return Interval(-math.inf, Fraction(0), True, positive.low_open)
-    return ALL
+def _node(subject: Subject) -> Node | None:
+    """sim as an expression in q and k; None for what has none."""
+    if isinstance(subject, Kernel):
+        if subject.node is not None:
+            for name in sorted(names(subject.node) & {"x", "y", "w"}):
+                at = place(subject.node, name)
+                raise ClaimError(subject.text, at, f"a similarity is of q and k, not of {name}")
+        return subject.node
+    if subject.map is None:
+        return None if subject.node is None else product_of(subject.node)
+    if isinstance(subject.map, maps.Favor):
+        return None
+    known = own_kernel(subject.map)
+    if known is not None:
+        return known[0]
+    features = own_features(subject.map)
+    return None if features is None else product_of(features)
 
 
 def _settles(sign: str, relation: str) -> bool:
@@ -127,40 +244,93 @@ def _settles(sign: str, relation: str) -> bool:
     return sign in accepted[relation]
 
 
-def _facts(known: Known) -> dict[str, Any]:
-    return {"sign": known.sign}
+def _prove(claim: _Claim) -> tuple[Known, tuple[str, ...]]:
+    """The best that is known of the sign, and what it takes for granted."""
+    subject = claim.subject
+    if claim.node is None:
+        return _by_definition(subject), ()
+    statement = claim.statement
+    given = setting(statement)
+    covered = f" ({span(statement, given)})" if statement.speaks_of_d else ""
+    found = [_by_features(subject), _by_values(claim, given.space)]
+    try:
+        form = scalar(claim.node, given.space)
+        found += [_by_terms(form, given.space), _by_roots(form, given.space), _by_squares(form)]
+    except (NotNormalError, ZeroDivisionError):
+        pass
+    order = ("positive", "negative", "non-negative", "non-positive", "any")
+    best = min(found, key=lambda x: order.index(x.sign))
+    return Known(best.sign, best.why + covered), assumptions(statement)
 
 
-def _prove(subject: Subject, limits: dict[str, Interval]) -> Known:
-    if isinstance(subject, Phi):
-        return _prove_features(subject)
-    if subject.node is None:
-        return Known("any", "a function is not looked into")
-    values = interval(subject.node, limits)
-    if _word(values) != "any":
-        return Known(_word(values), f"its values lie in {values}")
-    return _prove_polynomial(subject.node, subject.text) or Known("any", "")
+def _by_definition(subject: Subject) -> Known:
+    if isinstance(subject, Phi) and subject.map is not None:
+        if isinstance(subject.map, maps.Favor):
+            if subject.map.kind != "trig":
+                return Known("positive", "every feature is an exponential")
+        elif isinstance(subject.map, maps.T2R | maps.Cosformer):
+            return Known("non-negative", "by the map's definition")
+    return Known("any", "a function is not looked into")
 
 
-def _prove_features(phi: Phi) -> Known:
-    if phi.map is not None:
-        reason = {
-            "positive": "every feature is > 0",
-            "non-negative": "no feature changes its sign",
-        }
-        if isinstance(phi.map, maps.Poly | maps.Taylor):
-            reason = dict.fromkeys(reason, "a polynomial of even degree in q·k")
-        return Known(phi.map.sign, f"{reason.get(phi.map.sign, '')}, by the map's definition")
-    if phi.node is None:
+def _by_features(subject: Subject) -> Known:
+    """φ(q)·φ(k) is a sum of products of one feature at two places."""
+    if isinstance(subject, Kernel):
         return Known("any", "")
-    parts = [p.parts[1] if p.kind == "for" else p for p in read_features(phi.text).parts]
-    found = [interval(part, {}) for part in parts]
-    # φ(q)·φ(k) is a sum of products of one feature at two places.
-    if all(x.positive or x.negative for x in found):
-        return Known("positive", "no feature changes its sign or vanishes")
-    if all(x.low >= 0 or x.high <= 0 for x in found):
+    node = subject.node or (own_features(subject.map) if subject.map is not None else None)
+    if node is None:
+        return Known("any", "")
+    kept, sometimes = list[Interval](), list[bool]()
+    for item in node.parts:
+        body, strict = item, 1
+        if item.kind == "for":
+            body = item.parts[1]
+            strict += str(item.parts[0].value).split("|").count("<")
+        kept.append(interval(body, {}))
+        sometimes.append(strict > 1)  # for i<j there may be none
+    if all(x.low >= 0 or x.high <= 0 for x in kept):
+        always = [x for x, rare in zip(kept, sometimes, strict=True) if not rare]
+        if any(x.positive or x.negative for x in always):
+            return Known("positive", "no feature changes its sign, and one never vanishes")
         return Known("non-negative", "no feature changes its sign")
     return Known("any", "")
+
+
+def _by_values(claim: _Claim, space: Space) -> Known:
+    assert claim.node is not None
+    limits = {name: _limits(name, space) for name in claim.statement.letters}
+    values = interval(claim.node, limits, _least(claim))
+    return Known(_word(values), f"its values lie in {values}")
+
+
+def _limits(name: str, space: Space) -> Interval:
+    """Where a letter lies, by the conditions of the form c·letter + r ≥ 0."""
+    found, own = ALL, frozenset([(("name", name), Fraction(1))])
+    for form, strict in space.positive:
+        c = form.terms.get(own)
+        rest = Form({m: x for m, x in form.terms.items() if m != own}).constant
+        if c is None or rest is None:
+            continue
+        bound = -rest / c
+        if c > 0 and bound >= found.low:
+            is_open = strict or (bound == found.low and found.low_open)
+            found = found._replace(low=bound, low_open=is_open)
+        if c < 0 and bound <= found.high:
+            is_open = strict or (bound == found.high and found.high_open)
+            found = found._replace(high=bound, high_open=is_open)
+    return found
+
+
+def _least(claim: _Claim) -> int:
+    """The least d that the conditions allow: where d >= 2."""
+    found = 1
+    for left, relation, right in claim.conditions:
+        if left.kind == "name" and left.value == "d" and isinstance(right.value, Fraction):
+            if relation in (">=", "="):
+                found = max(found, -(-right.value.numerator // right.value.denominator))
+            if relation == ">":
+                found = max(found, right.value.numerator // right.value.denominator + 1)
+    return found
 
 
 def _word(values: Interval) -> str:
@@ -173,37 +343,110 @@ def _word(values: Interval) -> str:
     return "non-positive" if values.high <= 0 else "any"
 
 
-def _prove_polynomial(node: Node, text: str) -> Known | None:
-    """The sign of a polynomial in t = q·k, by its real roots."""
-    t = real("t")
-    expression = of_dot(node, text, t)
-    if expression is None or expression.free_symbols - {t} or not expression.is_polynomial(t):
+def _by_terms(form: Form, space: Space) -> Known:
+    return Known(form_sign(form, space.known), "every term of its normal form has that sign")
+
+
+def _by_roots(form: Form, space: Space) -> Known:
+    """The sign of a polynomial in one atom, by its real roots (Sturm) where that atom can be."""
+    found = _one_atom(form)
+    if found is None:
+        return Known("any", "")
+    a, polynomial = found
+    low, closed = None, False  # where the atom is ≥ 0 or > 0
+    sign = space.known(a)
+    if sign in ("positive", "non-negative"):
+        low, closed = sympy.Integer(0), sign == "non-negative"
+    elif sign != "any":
+        return Known("any", "")
+    return _polynomial_sign(polynomial, low, closed, _atom_name(a))
+
+
+def _one_atom(form: Form) -> tuple[Any, Any] | None:
+    """The atom that a form is a polynomial in, and that polynomial."""
+    atoms = form.atoms()
+    powers = [e for m in form.terms for _, e in m]
+    if len(atoms) != 1 or any(e.denominator != 1 or e < 0 for e in powers):
         return None
-    polynomial = sympy.Poly(expression, t)
-    if polynomial.degree() < 1:
-        return None
-    roots = sympy.real_roots(polynomial)
-    start = expression.subs(t, 0)
-    what = "as a polynomial in t = q·k it has"
-    if not roots:
-        sign = "positive" if start > 0 else "negative"
-        return Known(sign, f"{what} no real root and is {write(start)} at t = 0")
-    if all(roots.count(r) % 2 == 0 for r in roots):
-        beyond = expression.subs(t, max(roots) + 1)
-        sign = "non-negative" if beyond > 0 else "non-positive"
+    t = sympy.Symbol("t")
+    expression = sum(
+        (sympy.Rational(c.numerator, c.denominator) * t ** int(sum(e for _, e in m))
+         for m, c in form.terms.items()), sympy.Integer(0))  # fmt: skip
+    return atoms.pop(), sympy.Poly(expression, t)
+
+
+def _by_squares(form: Form) -> Known:
+    """Σᵢ of a quadratic form in the coordinates that is nowhere negative, as norm2(q − k)."""
+    letters = list[str]()
+    table: dict[tuple[str, str], Fraction] = {}
+    for m, c in form.terms.items():
+        if m == frozenset():
+            if c < 0:
+                return Known("any", "")
+            continue
+        ((a, e), *others) = m
+        if others or e != 1 or a[0] != "sum" or any(x[0] != "any" for x, _ in a[1]):
+            return Known("any", "")
+        words = [x[1] for x, power in a[1] for _ in range(int(power)) if power.denominator == 1]
+        if len(words) != 2:
+            return Known("any", "")
+        letters += words
+        half = c if words[0] == words[1] else c / 2
+        table[words[0], words[1]] = table[words[1], words[0]] = half
+    keys = sorted(set(letters))
+    matrix = [[table.get((a, b), Fraction(0)) for b in keys] for a in keys]
+    if not keys or not is_psd(matrix):
+        return Known("any", "")
+    sign = "positive" if form.terms.get(frozenset()) else "non-negative"
+    return Known(sign, "it is a sum of squares of the coordinates")
+
+
+def _polynomial_sign(polynomial: Any, low: Any, closed: bool, name: str) -> Known:
+    """By square-free factors: those of odd power must not change their sign."""
+    t = polynomial.gen
+    odd = reached = False
+    for factor, power in polynomial.sqf_list()[1]:
+        inside = factor.count_roots(low, None)
+        if low is not None and factor.eval(low) == 0:
+            reached |= closed
+            inside -= 1  # a root at the end of the range changes no sign inside
+        odd |= power % 2 == 1 and inside > 0
+        reached |= inside > 0
+    if odd:
+        return Known("any", "")
+    start = sympy.Integer(0) if low is None else low + 1
+    while polynomial.eval(start) == 0:
+        start += sympy.Rational(1, 7)
+    value = polynomial.eval(start)
+    what = f"as a polynomial in t = {name} it has"
+    if reached:
+        sign = "non-negative" if value > 0 else "non-positive"
         return Known(sign, f"{what} only double roots")
-    return None
+    sign = "positive" if value > 0 else "negative"
+    range_ = "" if low is None else f" where {t} {'≥' if closed else '>'} 0"
+    return Known(sign, f"{what} no real root{range_} and is {write(value)} at t = {write(start)}")
 
 
-def _flipped(verdict: Verdict, claim: str) -> Verdict:
-    """The verdict on "can vanish" from the one on "is never 0"."""
-    opposite: dict[Status, Status] = {"true": "false", "false": "true", "undecided": "undecided"}
-    return Verdict(
-        opposite[verdict.status],
-        claim,
-        f"the sum is never 0: {verdict.reason}" if verdict else verdict.reason,
-        verdict.details + (() if verdict or not verdict.counterexample else (
-            "example: " + ", ".join(f"{a} = {b}" for a, b in verdict.counterexample.items()),
-        )),
-        facts=verdict.facts,
-    )  # fmt: skip
+def _atom_name(a: tuple[Any, ...]) -> str:
+    if a[0] == "sum" and all(x[0] == "any" for x, _ in a[1]):
+        powers = {x[1]: e for x, e in a[1]}
+        if powers == {"q": 1, "k": 1}:
+            return "q·k"
+        if len(powers) == 1 and set(powers.values()) == {2}:
+            return f"norm2({next(iter(powers))})"
+    return str(a[1]) if a[0] == "name" else "one sum"
+
+
+def _flipped(evidence: Evidence | None, holds: bool, known: Known, claim: str) -> Verdict:
+    """The verdict on "can vanish" from what decides "is never 0"."""
+    facts = {"sign": known.sign}
+    if evidence is None:
+        missing = "no proof of the sign, and no keys with sum 0 were found"
+        return Verdict.undecided(claim, missing, facts=facts)
+    if isinstance(evidence, Counterexample):
+        example = ", ".join(f"{a} = {b}" for a, b in evidence.values.items())
+        derived = Derivation(evidence.reason, evidence.assumptions)
+        return Verdict.true(claim, derived, (f"example: {example}",), facts)
+    reason = f"the sum is never 0: {evidence.reason}"
+    assert holds
+    return Verdict.false(claim, Derivation(reason, evidence.assumptions), facts=facts)

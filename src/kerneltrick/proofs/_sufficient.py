@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from kerneltrick.proofs._syntax import ClaimError
-from kerneltrick.proofs._verdict import Verdict
+from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 _CONDITION = re.compile(r"^(some\s+)?sim\s*(>=|<=|!=|>|<|≥|≤|≠)\s*0$")
 _SPELLED = {"≥": ">=", "≤": "<=", "≠": "!="}
@@ -44,32 +44,41 @@ def check_sufficient(text: str) -> Verdict:
         return _necessary(text, holds, patterns)
     allowed = [p for p in patterns if holds(p)]
     if not allowed:
-        return Verdict("undecided", text, "no similarities meet this condition")
+        return Verdict.undecided(text, "no similarities meet this condition")
     zeros = next((p for p in allowed if not any(p)), None)
     if zeros is not None:
-        point = {"similarities": list(zeros), "sum": 0}
-        reason = "similarities that are all 0 are allowed"
-        return Verdict("false", text, reason, (), point, "counterexample")
+        return _insufficient(text, holds, list(zeros), "similarities that are all 0 are allowed")
     mixed = next((p for p in allowed if min(p) < 0 < max(p)), None)
     if mixed is not None:
-        point = {"similarities": _balanced(mixed), "sum": 0}
         reason = "similarities of both signs are allowed, and they can cancel"
-        return Verdict("false", text, reason, (), point, "counterexample")
-    return Verdict(
-        "true", text, "all similarities have one sign and not all are 0, so their sum has that sign"
-    )
+        return _insufficient(text, holds, _balanced(mixed), reason)
+    # Conditions speak of three signs only: what is possible at all is so with three keys.
+    reason = "all similarities have one sign and not all are 0, so their sum has that sign"
+    return Verdict.true(text, Derivation(reason))
+
+
+def _insufficient(text: str, holds: Test, values: list[int], reason: str) -> Verdict:
+    def vanishes() -> bool:
+        return holds(values) and sum(values) == 0
+
+    point = {"similarities": values, "sum": 0}
+    return Verdict.false(text, Counterexample(reason, point, vanishes))
 
 
 def _necessary(text: str, holds: Test, patterns: Sequence[Sequence[int]]) -> Verdict:
     """Necessary: whenever the sum is not 0, the condition holds."""
     for pattern in patterns:
         for sizes in itertools.product((1, 2), repeat=len(pattern)):
-            values = [s * size for s, size in zip(pattern, sizes, strict=True)]
-            if sum(values) and not holds(pattern):
+            values = [s * size for s, size in zip(pattern, sizes, strict=True)]  # whole numbers
+            if sum(values) and not holds(values):
                 point = {"similarities": values, "sum": sum(values)}
                 reason = "the sum can differ from 0 without it"
-                return Verdict("false", text, reason, (), point, "counterexample")
-    return Verdict("true", text, "without it every sum is 0")
+
+                def breaks(values: Sequence[int] = values) -> bool:
+                    return sum(values) != 0 and not holds(values)
+
+                return Verdict.false(text, Counterexample(reason, point, breaks))
+    return Verdict.true(text, Derivation("without it every sum is 0"))
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -127,7 +130,7 @@ class Phi:
     def symbolic(self, xs: list[Expr]) -> list[Expr]:
         """The features at x; NotSymbolicError if φ works on numbers only."""
         if self.node is not None:
-            return feature_list(self.node, Scope(self.text, {"x": xs}, _letters(len(xs))))
+            return feature_list(self.node, Scope(self.text, {"x": xs}, letters_as_symbols(len(xs))))
         assert self.function is not None
         traced = np.array([Traced(x) for x in xs], dtype=object)
         try:
@@ -178,7 +181,8 @@ class Kernel:
 
     def symbolic(self, qs: list[Expr], ks: list[Expr]) -> Expr:
         if self.node is not None:
-            return scalar_value(self.node, Scope(self.text, {"q": qs, "k": ks}, _letters(len(qs))))
+            scope = Scope(self.text, {"q": qs, "k": ks}, letters_as_symbols(len(qs)))
+            return scalar_value(self.node, scope)
         assert self.function is not None
         q, k = (np.array([Traced(x) for x in xs], dtype=object) for xs in (qs, ks))
         try:
@@ -211,6 +215,51 @@ class Kernel:
 def symbols(d: int) -> tuple[list[Expr], list[Expr], list[Expr]]:
     """x, q and k of width d."""
     return vector("x", d), vector("q", d), vector("k", d)
+
+
+FLOATS_READ = "floats in functions stand for the simple numbers nearest to them (√2 for 1.414…)"
+_CALLS = {
+    sympy.exp: "exp",
+    sympy.log: "log",
+    sympy.sin: "sin",
+    sympy.cos: "cos",
+    sympy.tanh: "tanh",
+    sympy.cosh: "cosh",
+    sympy.sinh: "sinh",
+    sympy.Abs: "abs",
+}
+_TO_PLAIN = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_COORDINATE = re.compile(r"([A-Za-z]+)([₀-₉]+)")
+
+
+def as_node(expression: Expr) -> Node:
+    """What a function made of symbols, as an expression of the claims' language."""
+    if expression.is_Rational:
+        return Node("number", 0, Fraction(int(expression.p), int(expression.q)))
+    if expression.is_Float:
+        raise NotSymbolicError(f"the function holds {expression}, which is no simple number")
+    if expression == sympy.pi:
+        return Node("name", 0, "pi")
+    if expression == sympy.E:
+        return Node("call", 0, "exp", (Node("number", 0, Fraction(1)),))
+    if expression.is_Symbol:
+        match = _COORDINATE.fullmatch(str(expression))
+        if match is None:
+            return Node("name", 0, str(expression))
+        place = Fraction(int(match[2].translate(_TO_PLAIN)))
+        return Node("index", 0, match[1], (Node("number", 0, place),))
+    if expression.is_Add or expression.is_Mul:
+        sign = "+" if expression.is_Add else "*"
+        return functools.reduce(
+            lambda a, b: Node("op", 0, sign, (a, b)), map(as_node, expression.args)
+        )
+    if expression.is_Pow and expression.exp.is_Rational:
+        power = Fraction(int(expression.exp.p), int(expression.exp.q))
+        return Node("op", 0, "**", (as_node(expression.base), Node("number", 0, power)))
+    name = _CALLS.get(type(expression))
+    if name is None:
+        raise NotSymbolicError(f"the function holds {type(expression).__name__}, which is not read")
+    return Node("call", 0, name, (as_node(expression.args[0]),))
 
 
 def _rows(function: Callable[..., Any], x: Any) -> Any:
@@ -279,7 +328,7 @@ def _label(x: Any, anonymous: str) -> str:
     return str(getattr(x, "__name__", type(x).__name__)).replace("<lambda>", anonymous)
 
 
-def _letters(d: int) -> Callable[[str], Expr]:
+def letters_as_symbols(d: int) -> Callable[[str], Expr]:
     """d is the width, all other letters are symbols."""
     return lambda name: sympy.Integer(d) if name == "d" else real(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 try:
     import sympy
+    from mpmath import iv
 except ImportError as error:  # pragma: no cover - the test extra installs it
     raise ImportError(
         "kerneltrick.proofs needs sympy: pip install 'kerneltrick[proofs]'"
@@ -17,7 +18,7 @@ Expr = Any  # sympy is untyped
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOWERED = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
-__all__ = ["Expr", "exact", "real", "sympy", "vector", "write", "write_monomial"]
+__all__ = ["Expr", "exact", "iv", "real", "subscript", "sympy", "vector", "write", "write_monomial"]
 
 
 def real(name: str) -> Expr:
@@ -26,7 +27,12 @@ def real(name: str) -> Expr:
 
 def vector(name: str, d: int) -> list[Expr]:
     """The symbols name₁ … name_d."""
-    return [sympy.Symbol(f"{name}{str(i + 1).translate(_LOWERED)}", real=True) for i in range(d)]
+    return [sympy.Symbol(subscript(name, i), real=True) for i in range(d)]
+
+
+def subscript(name: str, place: int) -> str:
+    """The name of a coordinate, q₁ for the place 0."""
+    return f"{name}{str(place + 1).translate(_LOWERED)}"
 
 
 def exact(x: float) -> Expr:

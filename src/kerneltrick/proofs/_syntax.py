@@ -13,6 +13,7 @@ size of an exponent and the degree it can lead to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ __all__ = [
     "read_expression",
     "read_features",
     "read_relation",
+    "renamed",
+    "replaced",
 ]
 
 
@@ -262,11 +265,40 @@ class Reader:
         return Node("list", token.at, "", tuple(items))
 
     def _item(self) -> Node:
+        if self.now.text == "…":
+            raise self.error("write out what … stands for, such as √2*x[i]*x[j] for i<j",
+                             self.now.at)  # fmt: skip
         body = self.expression()
         token = self.take("for")
-        if token is None:
+        if token is not None:
+            return Node("for", token.at, "", (self._indices(), body))
+        loose = _loose_indices(body)
+        if len(loose) > 1:
+            one, other = (str(x.value) for x in loose[:2])
+            raise self.error(
+                f"over which {one} and {other}? add 'for {one}<={other}', 'for {one}<{other}' or "
+                f"'for {one}, {other}' after this feature", loose[0].at
+            )  # fmt: skip
+        if not loose:
             return body
-        return Node("for", token.at, "", (self._indices(), body))
+        # x[i]**2 alone is what people write for x[i]**2 for i.
+        return Node("for", body.at, "", (Node("indices", body.at, "", (loose[0],)), body))
+
+
+def _loose_indices(node: Node, bound: frozenset[str] = frozenset()) -> list[Node]:
+    """The indices of coordinates that no sum runs over, each once."""
+    if node.kind == "sum":
+        inside = bound | {str(part.value) for part in node.parts[0].parts}
+        return _loose_indices(node.parts[1], inside)
+    if node.kind == "index":
+        at = node.parts[0]
+        loose = at.kind == "name" and at.value in INDICES and at.value not in bound
+        return [at] if loose else []
+    found: dict[str, Node] = {}
+    for part in node.parts:
+        for x in _loose_indices(part, bound):
+            found.setdefault(str(x.value), x)
+    return list(found.values())
 
 
 def read_expression(text: str) -> Node:
@@ -321,6 +353,19 @@ def place(node: Node, name: str) -> int:
         return node.at
     found = [at for part in node.parts if (at := place(part, name)) >= 0]
     return min(found, default=-1)
+
+
+def renamed(node: Node, old: str, new: str) -> Node:
+    """The expression with another name for a vector or a letter."""
+    value = new if node.kind in ("name", "index") and node.value == old else node.value
+    return node._replace(value=value, parts=tuple(renamed(x, old, new) for x in node.parts))
+
+
+def replaced(node: Node, values: Mapping[str, Node]) -> Node:
+    """The expression with other expressions in place of letters."""
+    if node.kind == "name" and node.value in values:
+        return values[str(node.value)]
+    return node._replace(parts=tuple(replaced(x, values) for x in node.parts))
 
 
 def largest_index(*nodes: Node | None) -> int:

@@ -1,10 +1,15 @@
-"""The answer to a claim."""
+"""The answer to a claim, and what it must rest on.
+
+A verdict is TRUE only with a `Derivation` and FALSE only with a `Counterexample` that was evaluated
+exactly, or with a derivation of the opposite; claims about given numbers, such as rankings on given
+data, rest on a `Computation`. Everything else is undecided and says what is missing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from kerneltrick._text import to_json
@@ -12,6 +17,56 @@ from kerneltrick._text import to_json
 Status = Literal["true", "false", "undecided"]
 WIDTH = 100  # columns of a verdict as text
 _MARKS = {"true": "TRUE", "false": "FALSE", "undecided": "UNDECIDED"}
+REAL = "all numbers are real"
+WHOLE = "d is a whole number ≥ 1"
+DEFINED = "where both sides are defined"
+
+
+@dataclasses.dataclass(frozen=True)
+class Derivation:
+    """Why a claim holds, or cannot, in all that it speaks of; what it takes for granted."""
+
+    reason: str
+    assumptions: tuple[str, ...] = ()
+    basis = "proof"
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What came out of the numbers a claim is about; of other numbers it says nothing."""
+
+    reason: str
+    assumptions: tuple[str, ...] = ()
+    basis = "measurement"
+
+
+class NotBrokenError(ValueError):
+    """Values that were thought to break a claim do not, when they are evaluated exactly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterexample:
+    """Values at which a claim fails. `breaks` evaluates the claim and all its conditions there,
+    exactly; without a breach there is no such object.
+
+    >>> Counterexample("2 is not 3", {"a": 2}, lambda: 2 == 3)
+    Traceback (most recent call last):
+    ...
+    kerneltrick.proofs._verdict.NotBrokenError: these values do not break the claim: {'a': 2}
+    """
+
+    reason: str
+    values: Mapping[str, Any]
+    breaks: dataclasses.InitVar[Callable[[], bool]]
+    assumptions: tuple[str, ...] = ()
+    basis = "counterexample"
+
+    def __post_init__(self, breaks: Callable[[], bool]) -> None:
+        if breaks() is not True:
+            raise NotBrokenError(f"these values do not break the claim: {dict(self.values)}")
+
+
+Evidence = Derivation | Counterexample | Computation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +74,16 @@ class Verdict:
     """Whether a claim holds, why, and a counterexample where there is one.
 
     `bool(verdict)` is True only for a claim that holds; "undecided" is never True. `basis` says
-    what the answer rests on: "proof", "counterexample" or "measurement" (with its confidence in
-    words in the reason).
+    what the answer rests on: "proof", "counterexample", "measurement" (of the numbers that the
+    claim is about, or that show nothing definite) or "none". `assumptions` are what the answer
+    takes for granted. Made by `Verdict.true`, `Verdict.false` and `Verdict.undecided` only.
 
-    >>> verdict = Verdict("false", "2 = 3", "the sides differ by 1", basis="counterexample")
+    >>> found = Counterexample("the sides differ by 1", {"left": 2, "right": 3}, lambda: 2 != 3)
+    >>> verdict = Verdict.false("2 = 3", found)
     >>> print(verdict)
     FALSE: 2 = 3
       the sides differ by 1
+      counterexample: left = 2, right = 3
     >>> bool(verdict)
     False
     """
@@ -35,8 +93,58 @@ class Verdict:
     reason: str
     details: tuple[str, ...] = ()
     counterexample: Mapping[str, Any] | None = None
-    basis: str = "proof"
+    basis: str = "none"
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+    evidence: dataclasses.InitVar[Evidence | None] = None
+
+    def __post_init__(self, evidence: Evidence | None) -> None:
+        if (self.status == "undecided") != (evidence is None):
+            raise ValueError(f"a verdict is {self.status} only with evidence, undecided without")
+        if self.status == "true" and isinstance(evidence, Counterexample):
+            raise ValueError("a counterexample makes no claim true")
+
+    @classmethod
+    def true(
+        cls,
+        claim: str,
+        evidence: Derivation | Computation,
+        details: tuple[str, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+    ) -> Verdict:
+        return cls(
+            "true", claim, evidence.reason, details, None, evidence.basis, facts or {},
+            evidence.assumptions, evidence,
+        )  # fmt: skip
+
+    @classmethod
+    def false(
+        cls,
+        claim: str,
+        evidence: Evidence,
+        details: tuple[str, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+    ) -> Verdict:
+        values = evidence.values if isinstance(evidence, Counterexample) else None
+        return cls(
+            "false", claim, evidence.reason, details, values, evidence.basis, facts or {},
+            evidence.assumptions, evidence,
+        )  # fmt: skip
+
+    @classmethod
+    def undecided(
+        cls,
+        claim: str,
+        missing: str,
+        details: tuple[str, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+        basis: str = "none",
+    ) -> Verdict:
+        return cls("undecided", claim, missing, details, None, basis, facts or {})
+
+    def of(self, claim: str) -> Verdict:
+        """The same verdict with the claim as it was said."""
+        return Verdict.from_dict({**self.to_dict(), "claim": claim})
 
     def __bool__(self) -> bool:
         return self.status == "true"
@@ -46,6 +154,8 @@ class Verdict:
         if self.counterexample:
             shown = ", ".join(f"{name} = {_show(x)}" for name, x in self.counterexample.items())
             lines.append(f"  counterexample: {shown}")
+        if self.assumptions:
+            lines.append(f"  assumed: {'; '.join(self.assumptions)}")
         wrapped = (textwrap.fill(x, WIDTH, subsequent_indent="    ", break_long_words=False,
                                  break_on_hyphens=False) for x in lines)  # fmt: skip
         return "\n".join((f"{_MARKS[self.status]}: {self.claim}", *wrapped))
@@ -64,11 +174,18 @@ class Verdict:
             "counterexample": _plain(self.counterexample),
             "basis": self.basis,
             "facts": _plain(self.facts),
+            "assumptions": list(self.assumptions),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
-        return cls(**{**values, "details": tuple(values["details"])})
+        """The verdict that `to_dict` wrote down, as it was found then."""
+        found = cls.undecided(values["claim"], values["reason"], tuple(values["details"]),
+                              values["facts"], values["basis"])  # fmt: skip
+        for name in ("status", "counterexample"):
+            object.__setattr__(found, name, values[name])
+        object.__setattr__(found, "assumptions", tuple(values["assumptions"]))
+        return found
 
 
 def _show(x: Any) -> str:

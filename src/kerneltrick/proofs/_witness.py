@@ -1,228 +1,195 @@
-"""Queries and keys that break a claim about the sign of a similarity."""
+"""Queries and keys that break a claim about the sign of a similarity, beside single points."""
 
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from kerneltrick.proofs._evaluate import FLOATS, Scope, feature_list, scalar_value
-from kerneltrick.proofs._interval import ALL, Interval
-from kerneltrick.proofs._psd import is_dot
+from kerneltrick import maps
+from kerneltrick.proofs._black_box import RETURNED, ROUNDING
+from kerneltrick.proofs._number import EXACTLY, Number, exactly
+from kerneltrick.proofs._search import plain, points
+from kerneltrick.proofs._statement import Statement, assumptions, sides_at
 from kerneltrick.proofs._symbolic import Floats, Kernel, Phi
-from kerneltrick.proofs._sympy import Expr, real, sympy, write
-from kerneltrick.proofs._syntax import Node, largest_index, names
+from kerneltrick.proofs._syntax import Node, names
+from kerneltrick.proofs._verdict import Counterexample
 
-GRID = (-3, -2, -1, 0, 1, 2, 3)
-RANDOM = 200
-CONFIRMED = 60  # suspected breaches looked at in exact arithmetic, per dimension
-Subject = Kernel | Phi
-
-
-class Known(NamedTuple):
-    """What is proven about the sign of a similarity, and how."""
-
-    sign: str  # positive, non-negative, negative, non-positive or any
-    why: str
+MOST_KEYS = 30
+TRIES = 60
+GRID = range(-3, 4)
 
 
-class Witness(NamedTuple):
-    """A query and keys with the sum of their similarities."""
-
-    q: list[float]
-    keys: list[list[float]]
-    total: float
-
-    def shown(self) -> dict[str, Any]:
-        keys = {f"k{i + 1}" if len(self.keys) > 1 else "k": k for i, k in enumerate(self.keys)}
-        return {"q": self.q, **keys, "sim" if len(keys) == 1 else "sum": self.total + 0.0}
-
-
-def find_witness(
-    subject: Subject, relation: str, known: Known, limits: dict[str, Interval]
-) -> tuple[Witness, str] | None:
-    """A query and keys that break the relation, and what happens there."""
-    least = largest_index(subject.node)
-    for d in range(least, max(4, least + 1)):
-        q, k = _points(d)
-        similarities = _similarities(subject, q, k, limits)
-        found = _among(subject, similarities, q, k, relation, known, limits)
-        if found is not None:
-            return found
-    return _root(subject, relation)
-
-
-def _root(subject: Subject, relation: str) -> tuple[Witness, str] | None:
-    """A zero of a polynomial in q·k that lies between the points of the grid."""
-    if not isinstance(subject, Kernel) or subject.node is None or relation in (">=", "<="):
-        return None
-    t = real("t")
-    expression = of_dot(subject.node, subject.text, t)
-    if expression is None or expression.free_symbols != {t} or not expression.is_polynomial(t):
-        return None
-    roots = sympy.real_roots(sympy.Poly(expression, t))
-    if not roots:
-        return None
-    text = write(roots[0])
-    return Witness([1.0], [[float(roots[0])]], 0.0), f"it is 0 where q·k = {text}"
-
-
-def _points(d: int) -> tuple[Floats, Floats]:
-    """Queries and keys to try: small whole numbers first, the origin after them, then others."""
-    grid = list(itertools.product(GRID, repeat=d))
-    simple = sorted(grid, key=lambda x: (not any(x), sum(map(abs, x)), sum(y < 0 for y in x)))
-    near = np.array([*simple[:60], (0,) * d], dtype=float)
-    far = 2 * np.random.default_rng([d, *b"sign"]).standard_normal((RANDOM, d))
-    return np.concatenate([near, far[:40]]), np.concatenate([near, far[40:]])
-
-
-def _similarities(subject: Subject, q: Floats, k: Floats, limits: dict[str, Interval]) -> Floats:
-    """sim of all pairs (n_q, n_k); letters with a sign are ±1, others 1."""
-    with np.errstate(all="ignore"):
-        if isinstance(subject, Phi):
-            return np.asarray(subject.numeric(q) @ subject.numeric(k).T)
-        left, right = np.repeat(q, len(k), axis=0), np.tile(k, (len(q), 1))
-        if subject.node is None:
-            values = subject.numeric(left, right)
-        else:
-            vectors = {"q": list(left.T), "k": list(right.T)}
-            scope = Scope(subject.text, vectors, lambda name: _value(limits.get(name, ALL)),
-                          FLOATS, float)  # fmt: skip
-            values = np.broadcast_to(scalar_value(subject.node, scope), len(left))
-    return np.asarray(values, dtype=np.float64).reshape(len(q), len(k))
-
-
-def _value(limit: Interval) -> float:
-    return -1.0 if limit.high <= 0 else 1.0
-
-
-def _among(
-    subject: Subject,
-    sims: Floats,
-    q: Floats,
-    k: Floats,
-    relation: str,
-    known: Known,
-    limits: dict[str, Interval],
-) -> tuple[Witness, str] | None:
-    """A breach among these similarities, confirmed exactly where the similarity is a text."""
-    size = float(np.max(np.abs(np.where(np.isfinite(sims), sims, 0)), initial=1.0))
-    small = 1e-9 * size
-    suspects = {
-        ">": sims <= small,
-        "<": sims >= -small,
-        ">=": sims < small,
-        "<=": sims > -small,
-        "!=": np.abs(sims) <= small,
-    }[relation]
-    proven = f"it is {known.sign}, but " if known.sign != "any" else ""
-    for i, j in np.argwhere(suspects)[:CONFIRMED]:
-        total = _exactly(subject, q[i], k[j], float(sims[i, j]), limits)
-        if total is not None and _breaks(total, relation):
-            what = "0 is reached" if total == 0 else f"it is {_side(total)} here"
-            return Witness(q[i].tolist(), [k[j].tolist()], total), proven + what
-    return _cancelling(subject, sims, q, k, limits) if relation == "!=" else None
-
-
-def _breaks(total: float, relation: str) -> bool:
-    return {
-        ">": total <= 0,
-        "<": total >= 0,
-        ">=": total < 0,
-        "<=": total > 0,
-        "!=": total == 0,
-    }[relation]
-
-
-def _exactly(
-    subject: Subject, q: Floats, k: Floats, rounded: float, limits: dict[str, Interval]
-) -> float | None:
-    """sim(q, k) in exact arithmetic, 0 only if it is 0; None if that cannot be told."""
-    if subject.node is None:
-        return rounded if math.isfinite(rounded) else None
-    at_q, at_k = ([sympy.Rational(*float(x).as_integer_ratio()) for x in p] for p in (q, k))
-
-    def letter(name: str) -> Expr:
-        return sympy.Integer(int(_value(limits.get(name, ALL))))
-
-    if isinstance(subject, Phi):
-        features = (
-            feature_list(subject.node, Scope(subject.text, {"x": x}, letter)) for x in (at_q, at_k)
-        )
-        value = sum((a * b for a, b in zip(*features, strict=True)), sympy.Integer(0))
-    else:
-        value = scalar_value(subject.node, Scope(subject.text, {"q": at_q, "k": at_k}, letter))
-    if value.is_zero or sympy.simplify(value) == 0:
-        return 0.0
-    number = sympy.N(value, 30)
-    if not number.is_real or not number.is_finite or abs(number) < sympy.Float(10) ** -25:
-        return None
-    return float(number)
-
-
-def _cancelling(
-    subject: Subject, sims: Floats, q: Floats, k: Floats, limits: dict[str, Interval]
-) -> tuple[Witness, str] | None:
-    """Two keys whose similarities cancel, or have opposite signs."""
-    for i, row in enumerate(sims):
-        finite = np.where(np.isfinite(row), row, 0)
-        low, high = int(finite.argmin()), int(finite.argmax())
-        if finite[low] < -1e-9 and finite[high] > 1e-9:
-            matches = np.argwhere(finite[:, None] + finite[None, :] == 0)
-            both = [(int(a), int(b)) for a, b in matches if finite[a] < 0]
-            a, b = both[0] if both else (low, high)
-            first, second = (
-                _exactly(subject, q[i], k[j], float(finite[j]), limits) for j in (a, b)
-            )
-            if first is None or second is None or first * second >= 0:
-                continue
-            total = float(finite[a] + finite[b])
-            if total != 0 and not _continuous(subject):
-                continue
-            keys = [k[a].tolist(), k[b].tolist()]
-            why = "it has both signs; between two such keys lies one with sum 0"
-            if total == 0:
-                why = "similarities of both signs cancel"
-            return Witness(q[i].tolist(), keys, total), why
+def sum_witness(statement: Statement, widths: Sequence[int]) -> Counterexample | None:
+    """Keys whose similarities to one query cancel: exactly, or between two of them."""
+    for d in widths:
+        for point in points(statement, d, TRIES):
+            if "k" not in point or "q" not in point:
+                return None
+            found = _cancelling(statement, d, point)
+            if found is not None:
+                return found
     return None
 
 
-def _inverse(node: Node) -> bool:
-    power = node.parts[1].value if node.kind == "op" and node.value == "**" else Fraction(0)
-    return isinstance(power, Fraction) and power < 0
+def _cancelling(statement: Statement, d: int, point: dict[str, Any]) -> Counterexample | None:
+    """Keys near this one, and its opposite, of which two have similarities of both signs."""
+    keys = [point["k"], [-x for x in point["k"]], [2 * x for x in point["k"]], [Fraction(0)] * d]
+    keys += [[-2 * x for x in point["k"]], [Fraction(1)] + [Fraction(0)] * (d - 1)]
+    signed = list[tuple[list[Fraction], int, Number]]()
+    for key in keys:
+        value = _similarity(statement, d, {**point, "k": key})
+        if value is not None:
+            signed.append((key, *value))
+    for (down, a, x), (up, b, y) in itertools.permutations(signed, 2):
+        if not a < 0 < b:
+            continue
+        if x.exact and y.exact:
+            ratio = -x.value / y.value
+            n_up, n_down = ratio.numerator, ratio.denominator
+            if n_up + n_down <= MOST_KEYS:
+                return _sum(statement, d, point, [down] * n_down + [up] * n_up)
+        if continuous(statement.left):
+            return _between(statement, d, point, down, up)
+    return None
 
 
-def _continuous(subject: Subject) -> bool:
-    """Whether between values of both signs lies a 0: known of maps, and of texts that divide by
-    numbers only."""
-
-    def divides(node: Node) -> bool:
-        bottom = node.kind == "op" and node.value == "/" and bool(names(node.parts[1]))
-        return bottom or _inverse(node) or any(divides(part) for part in node.parts)
-
-    if isinstance(subject, Phi) and subject.map is not None:
-        return True
-    return subject.node is not None and not divides(subject.node)
+def _similarity(statement: Statement, d: int, point: dict[str, Any]) -> tuple[int, Number] | None:
+    return exactly(lambda: sides_at(statement, d, point)[0])
 
 
-def _side(x: float) -> str:
-    return "negative" if x < 0 else "positive"
+def _sum(
+    statement: Statement, d: int, point: dict[str, Any], keys: list[list[Fraction]]
+) -> Counterexample:
+    def vanishes() -> bool:
+        values = [_similarity(statement, d, {**point, "k": key}) for key in keys]
+        return all(v is not None and v[1].exact for v in values) and (
+            sum((v[1].value for v in values if v is not None), Fraction(0)) == 0
+        )
+
+    shown = {"q": [plain(x) for x in point["q"]]}
+    shown |= {f"k{i + 1}": [plain(x) for x in key] for i, key in enumerate(keys)}
+    others = {name: plain(x) for name, x in point.items() if name not in ("q", "k")}
+    reason = "similarities of both signs cancel"
+    return Counterexample(reason, {**shown, **others, "sum": 0}, vanishes, assumptions(statement))
 
 
-def of_dot(node: Node, text: str, t: Expr) -> Expr | None:
-    """The expression as a function of t = q·k, if q and k occur in no other way."""
+def _between(
+    statement: Statement,
+    d: int,
+    point: dict[str, Any],
+    down: list[Fraction],
+    up: list[Fraction],
+) -> Counterexample:
+    def both_signs() -> bool:
+        found = [_similarity(statement, d, {**point, "k": key}) for key in (down, up)]
+        return continuous(statement.left) and all(
+            v is not None and v[0] == sign for v, sign in zip(found, (-1, 1), strict=True)
+        )
 
-    def only_dots(part: Node) -> bool:
-        if is_dot(part):
-            return True
-        if part.kind in ("name", "index") and part.value in ("q", "k"):
+    shown = {
+        "q": [plain(x) for x in point["q"]],
+        "k1": [plain(x) for x in down],
+        "k2": [plain(x) for x in up],
+    }
+    others = {name: plain(x) for name, x in point.items() if name not in ("q", "k")}
+    reason = "it is continuous and has both signs: between two such keys lies one with sum 0"
+    return Counterexample(reason, {**shown, **others}, both_signs, assumptions(statement))
+
+
+def continuous(node: Node) -> bool:
+    """Whether an expression is continuous and defined everywhere, seen from how it is written."""
+    if node.kind == "call" and node.value in ("log", "sqrt", "norm", "cosine", "C", "factorial"):
+        return not names(node)
+    if node.kind == "op" and node.value == "/" and names(node.parts[1]):
+        return False
+    if node.kind == "op" and node.value == "**":
+        e = node.parts[1].value
+        if isinstance(e, Fraction) and (e < 0 or e.denominator != 1) and names(node.parts[0]):
             return False
-        return all(only_dots(x) for x in part.parts)
+    return all(continuous(part) for part in node.parts)
 
-    if not only_dots(node) or names(node) & {"x", "y", "w"}:
+
+def function_witness(kernel: Kernel, relation: str) -> Counterexample | None:
+    """A point at which a function returns a number of the wrong sign, beyond rounding."""
+    grid = np.array(list(itertools.product(GRID, repeat=2)), dtype=float)
+    for q, k in itertools.product(grid, repeat=2):
+        with np.errstate(all="ignore"):
+            value = float(kernel.numeric(q[None], k[None])[0])
+        if _wrong(value, relation):
+            shown = {"q": q.tolist(), "k": k.tolist(), "sim": value}
+
+            def breaks(q: Floats = q, k: Floats = k) -> bool:
+                return _wrong(float(kernel.numeric(q[None], k[None])[0]), relation)
+
+            word = "negative" if value < 0 else "positive" if value > 0 else "0"
+            return Counterexample(f"it is {word} here", shown, breaks, (RETURNED,))
+    return None
+
+
+def _wrong(value: float, relation: str) -> bool:
+    if relation in (">", ">="):
+        return value < -ROUNDING
+    return value > ROUNDING if relation in ("<", "<=") else value == 0
+
+
+def drawn_witness(feature_map: maps.Favor, relation: str) -> Counterexample | None:
+    """q and k at which the trigonometric features drawn from this seed have the wrong sign.
+
+    φ(q)·φ(k) is a positive factor times Σ cos ω·(q − k), and the draws ω are numbers.
+    """
+    draws = [[Fraction(float(x)) for x in row] for row in feature_map.projection(1)]
+
+    def total(z: Fraction) -> tuple[int, Number] | None:
+        def value() -> Number:
+            found = Number(0)
+            for (w,) in draws:
+                found = found + EXACTLY["cos"](Number(w * z))
+            return found
+
+        return exactly(value)
+
+    if feature_map.kind != "trig":
+        if relation not in ("<", "<="):
+            return None
+        point = {"q": [0], "k": [0], "sim": 1}
+        return Counterexample("it is positive here", point, lambda: True, ())
+    wanted = 1 if relation in ("<", "<=") else -1
+    for z in (Fraction(i, 4) for i in range(400)):
+        found = total(z)
+        if found is not None and found[0] == wanted:
+            word = "negative" if wanted < 0 else "positive"
+            reason = f"it is {word} here"
+            if relation == "!=":  # at z = 0 it is positive, and it is continuous
+                reason += ", and positive for q = k: between lies a key with sum 0"
+            shown = {"q": [float(z)], "k": [0.0], "Σ cos ω·(q − k)": float(found[1])}
+
+            def breaks(z: Fraction = z) -> bool:
+                again = total(z)
+                return again is not None and again[0] == wanted
+
+            return Counterexample(reason, shown, breaks, (f"the draws of {feature_map}, d = 1",))
+    return None
+
+
+def zero_features(phi: Phi, relation: str) -> Counterexample | None:
+    """A query all of whose features are exactly 0, for maps that end in a ReLU."""
+    if relation in (">=", "<="):
         return None
-    vectors = {"q": [t], "k": [sympy.Integer(1)]}
-    return sympy.expand(scalar_value(node, Scope(text, vectors, real)))
+    for x in ([[0.0]], [[-1.0]], [[0.0, 0.0]], [[-1.0, -1.0]]):
+        try:
+            features = phi.numeric(np.array(x))
+        except ValueError:  # a map with weights for another width
+            continue
+        if not features.any():
+            shown = {"q": x[0], "k": x[0], "sim": 0}
+
+            def breaks(x: list[list[float]] = x) -> bool:
+                return not phi.numeric(np.array(x)).any()
+
+            return Counterexample("0 is reached: every feature of q is 0", shown, breaks,
+                                  (RETURNED,))  # fmt: skip
+    return None

@@ -1,0 +1,224 @@
+"""Values to try against a statement: small whole numbers first, then others of all sizes.
+
+Nothing here is trusted: what is found is evaluated exactly by `_statement.breaks`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from kerneltrick.proofs._form import Form
+from kerneltrick.proofs._number import Number
+from kerneltrick.proofs._statement import (
+    FLIPPED,
+    Condition,
+    Point,
+    Statement,
+    breaks,
+    explanations,
+    fixed_dimension,
+    setting,
+)
+from kerneltrick.proofs._syntax import Node, degree, largest_index, names
+
+TRIES = 80  # points per dimension
+MOST_DIMENSIONS = 40
+_POOLS = (
+    (1, 2, 3),
+    (1, -1),
+    (0, 1, -1),
+    (1, 2, 3, -1, -2, -3),
+    (0, 1, -1, 2),
+    (Fraction(1, 2), Fraction(-1, 2), Fraction(1, 3), 2, -1, Fraction(3, 2)),
+    (2, 3, 5, 7, -2, -3, -5, 11),
+    (50, -50, 1, -1, Fraction(1, 100), Fraction(-1, 100)),
+    (1000, -1000, 1, Fraction(1, 1000), 0),
+    (Fraction(9, 10), Fraction(11, 10), Fraction(-9, 10), Fraction(-11, 10)),
+)
+
+
+class Found(NamedTuple):
+    """A breach: the dimension, the values, and what the sides are there."""
+
+    d: int
+    point: Point
+    left: Number
+    right: Number
+
+    def shown(self, statement: Statement) -> dict[str, Any]:
+        """Vectors and letters, and d where nothing else tells it."""
+        values = {
+            name: [plain(x) for x in value] if isinstance(value, list) else plain(value)
+            for name, value in self.point.items()
+        }
+        if statement.speaks_of_d and not any(isinstance(x, list) for x in values.values()):
+            values = {"d": self.d, **values}
+        return values
+
+    def sides(self, left: str, right: str) -> dict[str, Any]:
+        """What the sides are; and their difference, where it would not be seen."""
+        values = {left: plain(self.left), right: plain(self.right)}
+        rounded = [f"{float(x):.6g}" for x in (self.left, self.right)]
+        if rounded[0] == rounded[1]:
+            values[f"{left} − {right}"] = plain(self.left - self.right)
+        return values
+
+
+def plain(x: Fraction | Number) -> int | str | float:
+    """A number for people: whole, a fraction, or rounded if it is neither."""
+    value = x.value if isinstance(x, Number) else x
+    if not isinstance(value, Fraction):
+        rounded = float(x)
+        whole = abs(rounded) < 10**15 and abs(rounded - round(rounded)) < 1e-12
+        return round(rounded) if whole else rounded
+    if value.denominator == 1 and abs(value) < 10**15:
+        return int(value)
+    text = str(value)
+    return text if len(text) <= 20 else float(x)
+
+
+def search(statement: Statement, tries: int = TRIES) -> Found | None:
+    """A point at which the statement breaks."""
+    for d in dimensions(statement):
+        for point in points(statement, d, tries):
+            sides = breaks(statement, d, point)
+            if sides is not None:
+                return Found(d, point, *sides)
+    return None
+
+
+def points(statement: Statement, d: int, tries: int) -> Iterator[dict[str, Any]]:
+    """Values for all that no condition explains, inside the bounds that conditions set."""
+    vectors, letters = _free(statement)
+    bounds = {name: _bounds(statement, name) for name in letters}
+    solved = {
+        name: form
+        for name, form in setting(statement).solved.items()
+        if name in letters and name not in explanations(statement)
+    }
+    chooser = random.Random(d)
+    for i in range(tries if vectors or letters else 1):
+        point = _point(i, d, vectors, letters, bounds, chooser)
+        for name, form in solved.items():
+            value = _rational(form, point, d)
+            if value is not None:
+                point[name] = value
+        yield point
+
+
+def dimensions(statement: Statement) -> list[int]:
+    """The dimensions to try: small ones, and as many as a polynomial in d can have zeros."""
+    fixed = fixed_dimension(statement)
+    if fixed is not None:
+        return [fixed]
+    if not statement.speaks_of_d:
+        return [1]
+    least = largest_index(*statement.nodes)
+    named = any("d" in names(node) for node in statement.nodes)
+    zeros = sum(degree(node) for node in (statement.left, statement.right)) if named else 0
+    top = max(least + 3, min(least + zeros + 1, MOST_DIMENSIONS), _largest_number(statement))
+    return list(range(least, min(top, MOST_DIMENSIONS) + 1))
+
+
+def _largest_number(statement: Statement) -> int:
+    """A little more than the bounds that conditions set to d."""
+    found = [0]
+    for left, _, right in statement.conditions:
+        if "d" in names(left) | names(right):
+            found += [int(x.value) + 3 for x in (left, right) if isinstance(x.value, Fraction)]
+    return max(found)
+
+
+def _free(statement: Statement) -> tuple[list[str], list[str]]:
+    """Vectors and letters that no condition explains."""
+    explained = explanations(statement)
+    vectors = sorted((x for x in statement.vectors if x not in explained), reverse=True)
+    return vectors, sorted(x for x in statement.letters if x not in explained)
+
+
+Bounds = tuple[Fraction | None, Fraction | None]
+
+
+def _bounds(statement: Statement, name: str) -> Bounds:
+    low: Fraction | None = None
+    high: Fraction | None = None
+    for condition in statement.conditions:
+        found = _bound(condition, name)
+        if found is None:
+            continue
+        relation, value = found
+        if relation in (">", ">="):
+            low = value if low is None else max(low, value)
+        elif relation in ("<", "<="):
+            high = value if high is None else min(high, value)
+    return low, high
+
+
+def _bound(condition: Condition, name: str) -> tuple[str, Fraction] | None:
+    left, relation, right = condition
+    if right.kind == "name" and right.value == name:
+        left, relation, right = right, FLIPPED[relation], left
+    if left.kind != "name" or left.value != name:
+        return None
+    value = _number(right)
+    return None if value is None else (relation, value)
+
+
+def _number(node: Node) -> Fraction | None:
+    if node.kind == "number" and isinstance(node.value, Fraction):
+        return node.value
+    if node.kind == "neg":
+        inner = _number(node.parts[0])
+        return None if inner is None else -inner
+    return None
+
+
+def _point(
+    i: int,
+    d: int,
+    vectors: list[str],
+    letters: list[str],
+    bounds: Mapping[str, Bounds],
+    chooser: random.Random,
+) -> dict[str, Any]:
+    """The i-th point: 1, 2, 3, … first, then drawn from pools of numbers."""
+    pool = _POOLS[i % len(_POOLS)]
+    counted: Iterator[int] = iter(range(1, 10**6))
+    point: dict[str, Any] = {}
+    for name in vectors:
+        point[name] = [
+            Fraction(next(counted) if i == 0 else chooser.choice(pool)) for _ in range(d)
+        ]
+    for place, name in enumerate(letters):
+        value = Fraction(2 + place if i == 0 else chooser.choice(pool))
+        point[name] = _inside(value, *bounds[name])
+    return point
+
+
+def _inside(value: Fraction, low: Fraction | None, high: Fraction | None) -> Fraction:
+    """The number, moved into the bounds."""
+    if low is not None and high is not None:
+        return low + (high - low) * (abs(value) / (1 + abs(value)))
+    if low is not None:
+        return value if value > low else low + abs(value)
+    if high is not None:
+        return value if value < high else high - abs(value)
+    return value
+
+
+def _rational(form: Form, point: Point, d: int) -> Fraction | None:
+    """The value of a form in letters at fractions, if it is one."""
+    total = Fraction(0)
+    for m, c in form.terms.items():
+        for a, e in m:
+            base = point.get(a[1]) if a[0] == "name" else Fraction(d) if a[0] == "rest" else None
+            if base is None or isinstance(base, list) or e.denominator != 1:
+                return None
+            if base == 0 and e < 0:
+                return None
+            c *= base ** int(e)
+        total += c
+    return total

@@ -1,0 +1,150 @@
+"""Can letters be chosen so that an equation holds?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from kerneltrick.proofs._form import Atom, Form, Monomial, NotNormalError
+from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._normal import scalar
+from kerneltrick.proofs._statement import Setting, Statement, assumptions, derive, setting, span
+from kerneltrick.proofs._symbolic import NotSymbolicError, as_node
+from kerneltrick.proofs._sympy import Expr, real, subscript, sympy, write, write_monomial
+from kerneltrick.proofs._syntax import replaced
+from kerneltrick.proofs._verdict import Derivation, Verdict
+
+SHOWN = 8
+_Table = dict[Monomial, Expr]
+
+
+def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict:
+    """Whether real numbers for the letters `some` make an equation hold.
+
+    The sides are compared coefficient by coefficient. A choice that is found is put in and derived
+    like any other claim; that there is none follows from equations without a common root.
+    """
+    settle(statement)  # refuses what cannot be read
+    given = setting(statement)
+    try:
+        tables = [_table(scalar(x, given.space), some) for x in (statement.left, statement.right)]
+    except (NotNormalError, ZeroDivisionError) as error:
+        return Verdict.undecided(claim, f"no normal form: {error}")
+    left, right = tables
+    if left is None or right is None:
+        letters = ", ".join(some)
+        return Verdict.undecided(claim, f"the sides are no polynomials in {letters}")
+    zero = sympy.Integer(0)
+    keys = [key for key in {**left, **right} if left.get(key, zero) != right.get(key, zero)]
+    keys.sort(key=_order)
+    equations = [sympy.expand(left.get(key, zero) - right.get(key, zero)) for key in keys]
+    needs = tuple(
+        f"{_name(key)} needs {write(left.get(key, zero))} = {write(right.get(key, zero))}"
+        for key in keys[:SHOWN]
+    )
+    return _choice(claim, statement, some, equations, needs) or _none(
+        claim, statement, given, some, equations, needs
+    )
+
+
+def _table(form: Form, some: Sequence[str]) -> _Table | None:
+    """Coefficients, polynomials in the letters to choose, by the monomials in all else."""
+    found: _Table = {}
+    for m, c in form.terms.items():
+        value, rest = sympy.Rational(c.numerator, c.denominator), set[tuple[Atom, Fraction]]()
+        for a, e in m:
+            if a[0] == "name" and a[1] in some:
+                if e.denominator != 1 or e < 0:
+                    return None
+                value *= real(a[1]) ** int(e)
+            elif a[0] == "prime":
+                value *= sympy.Integer(a[1]) ** sympy.Rational(e.numerator, e.denominator)
+            elif a[0] in ("at", "sum", "rest", "name", "pi"):
+                rest.add((a, e))
+            else:
+                return None
+        key = frozenset(rest)
+        found[key] = found.get(key, sympy.Integer(0)) + value
+    return found
+
+
+def _choice(
+    claim: str,
+    statement: Statement,
+    some: Sequence[str],
+    equations: list[Expr],
+    needs: tuple[str, ...],
+) -> Verdict | None:
+    unknowns = [real(name) for name in some]
+    for solution in sympy.solve(equations, unknowns, dict=True) if equations else [{}]:
+        values = [sympy.sympify(solution.get(x, 1)).subs(dict.fromkeys(unknowns, 1))
+                  for x in unknowns]  # fmt: skip
+        if not all(v.is_real for v in values):
+            continue
+        try:
+            chosen = {name: as_node(v) for name, v in zip(some, values, strict=True)}
+        except NotSymbolicError:
+            continue
+        put = statement._replace(
+            left=replaced(statement.left, chosen), right=replaced(statement.right, chosen)
+        )
+        derived = derive(put)
+        if isinstance(derived, Derivation):
+            text = ", ".join(f"{x} = {write(v)}" for x, v in zip(some, values, strict=True))
+            reason = f"with {text} {derived.reason}"
+            return Verdict.true(claim, Derivation(reason, derived.assumptions), needs)
+    return None
+
+
+def _none(
+    claim: str,
+    statement: Statement,
+    given: Setting,
+    some: Sequence[str],
+    equations: list[Expr],
+    needs: tuple[str, ...],
+) -> Verdict:
+    letters = ", ".join(some)
+    unknowns = [real(name) for name in some]
+    if all(x.is_polynomial(*unknowns) and _rational(x, unknowns) for x in equations):
+        basis = sympy.groebner(equations, *unknowns, order="lex")
+        for element in basis.exprs:
+            free = element.free_symbols
+            if not free or (len(free) == 1 and sympy.Poly(element).count_roots() == 0):
+                reason = f"no real {letters} meets all conditions ({span(statement, given)})"
+                return Verdict.false(claim, Derivation(reason, assumptions(statement)), needs)
+    missing = f"no choice of {letters} was found, and no derivation that there is none"
+    return Verdict.undecided(claim, missing, needs)
+
+
+def _rational(x: Expr, unknowns: list[Expr]) -> bool:
+    return all(c.is_Rational for c in sympy.Poly(x, *unknowns).coeffs())
+
+
+def _order(key: Monomial) -> tuple[int, str]:
+    return (sum(int(e) for _, e in key), _name(key))
+
+
+def _name(key: Monomial) -> str:
+    """x₁·x₂ for q₁q₂k₁k₂; other monomials as they are."""
+    powers: dict[tuple[str, int], int] = {}
+    others = []
+    for a, e in key:
+        if a[0] == "at" and e.denominator == 1:
+            powers[a[1], a[2]] = int(e)
+        else:
+            others.append(_atom(a) + (f"^{e}" if e != 1 else ""))
+    mirrored = {i: e for (v, i), e in powers.items() if v == "q"}
+    if not others and mirrored == {i: e for (v, i), e in powers.items() if v == "k"}:
+        return write_monomial([(subscript("x", i), e) for i, e in sorted(mirrored.items())])
+    own = [(subscript(v, i), e) for (v, i), e in sorted(powers.items())]
+    return "·".join(x for x in (write_monomial(own) if own else "", *sorted(others)) if x)
+
+
+def _atom(a: tuple[object, ...]) -> str:
+    if a[0] == "rest":
+        return "d"
+    if a[0] == "sum":
+        inner = sorted(f"{x[1]}ᵢ" + (f"^{e}" if e != 1 else "") for x, e in a[1])  # type: ignore[attr-defined]
+        return f"Σ{''.join(inner)}"
+    return str(a[-1])
