@@ -29,9 +29,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(_timing, "LENGTHS", (32, 64, 128))
 
 
-def failed(result, *parts):
-    """One line on stderr that holds all parts, nothing on stdout, exit code 2."""
-    assert result[:2] == (2, "")
+def failed(result, *parts, code=3):
+    """One line on stderr that holds all parts, nothing on stdout, the code of an error."""
+    assert result[:2] == (code, "")
     assert result[2].count("\n") == 1
     for part in parts:
         assert part in result[2]
@@ -43,7 +43,8 @@ def failed(result, *parts):
         ("map", "[1, √2*x, x[i]*x[j] for i, j] gives (q·k + 1)**2", 0, "every d"),
         ("map", "[x[i]*x[j] for i<=j] gives (q·k)**2", 1, "scale this feature by √2"),
         ("map", "[x[i]*x[j] for i<=j] = (q·k)**2", 1, "scale this feature by √2"),
-        ("map", "elu gives c*(q·k)", 2, "c has no value"),
+        ("map", "elu gives c*(q·k)", 1, "c = 2"),
+        ("map", "t2r gives t2r", 2, "not a proof"),
         ("identity", "(a + b)**2 = a**2 + 2*a*b + b**2", 0, "same polynomial"),
         ("identity", "(a + b)**2 = a**2 + b**2", 1, "a·b: left has 2, right has 0"),
         ("cost", "quadratic: O(n*D**2*M)", 0, "which is O(n·D²·M)"),
@@ -81,7 +82,7 @@ def test_json_is_the_verdict(run, here):
 
 def test_unreadable_claims_show_the_character(run, here):
     code, out, err = run("prove", "identity", "q·k + = 1")
-    assert (code, out) == (2, "")
+    assert (code, out) == (3, "")
     message, shown, caret = err.splitlines()
     assert message.startswith("kerneltrick: expected a number")
     assert shown[caret.index("^")] == "="
@@ -112,6 +113,21 @@ def test_the_command_runs_as_a_program():
     )
     assert done.returncode == 1
     assert "a·b: left has 2, right has 0" in done.stdout
+
+
+def test_an_error_is_never_taken_for_an_answer(run, here, tmp_path):
+    """0, 1 and 2 are answers of `prove` and `lab check`; whatever goes wrong in them is 3."""
+    failed(run("prove", "identity"), "what is the claim?")
+    failed(run("prove", "identity", "a = a", "--timeout", "soon"), "--timeout")
+    failed(run("prove", "identity", "a = a", "--nothing"), "unexpected extra argument")
+    failed(run("prove", "map", "nothing gives q·k"), "unknown feature map")
+    failed(run("lab", "check", tmp_path / "none"), "no file or folder")
+    failed(run("lab", "check", tmp_path, "--seconds", 0), "--seconds")
+    failed(run("lab", "check", tmp_path), "no lab found", code=2)  # nothing to grade
+    _, out, _ = run("--help")
+    text = re.sub(r"\s+", " ", out)
+    assert "prove: 0 true, 1 false, 2 undecided, 3 an error" in text
+    assert "lab check: 0 all right, 1 something is wrong, 2 nothing to grade, 3 an error" in text
 
 
 def test_help_and_version_do_not_load_sympy():
@@ -191,11 +207,11 @@ def test_costs_draw_a_picture(run, quick, tmp_path):
 
 
 def test_wrong_sizes_and_maps_are_one_line(run, tmp_path):
-    failed(run("costs", "--n", 0), "n must be a whole number ≥ 1")
-    failed(run("costs", "--d", "x"), "--d")
-    failed(run("costs", "--map", "ell"), "did you mean 'elu'")
-    failed(run("costs", "--map", ","), "names no map")
-    failed(run("costs", "--decode", "--kv-heads", 3), "shared evenly")
-    failed(run("costs", "--map", "taylor:order=9"), "features for d = 64")
-    failed(run("costs", "--plot", tmp_path / "costs.doc"), ".png, .pdf or .svg")
-    failed(run("costs", "--plot", tmp_path / "none" / "costs.png"), "cannot write")
+    failed(run("costs", "--n", 0), "n must be a whole number ≥ 1", code=2)
+    failed(run("costs", "--d", "x"), "--d", code=2)
+    failed(run("costs", "--map", "ell"), "did you mean 'elu'", code=2)
+    failed(run("costs", "--map", ","), "names no map", code=2)
+    failed(run("costs", "--decode", "--kv-heads", 3), "shared evenly", code=2)
+    failed(run("costs", "--map", "taylor:order=9"), "features for d = 64", code=2)
+    failed(run("costs", "--plot", tmp_path / "costs.doc"), ".png, .svg, .pdf", code=2)
+    failed(run("costs", "--plot", tmp_path / "none" / "costs.png"), "cannot write", code=2)

@@ -38,6 +38,7 @@ def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Ver
       wrong: the term n²·M is missing; it is O(n²·D + n²·M)
       - right when M = D
       counterexample: M = 1000, others = 1, count = 1001, claim = 1
+      assumed: sizes are whole numbers ≥ 1
     """
     if quantity not in QUANTITIES:
         raise ValueError(f"quantity must be one of {', '.join(QUANTITIES)}, not {quantity!r}")

@@ -77,7 +77,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "/": operator.truediv,
 }
 _ON_VECTORS = ("dot", "norm", "norm2", "sum", "cosine")
-_ARGUMENTS = {"pi": 0, "max": 2, "min": 2, "C": 2, "dot": 2, "cosine": 2}
+_ARGUMENTS = {"max": 2, "min": 2, "C": 2, "dot": 2, "cosine": 2}
 
 
 class Scope:
@@ -222,7 +222,8 @@ def _sum(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
 
 def _call(node: Node, scope: Scope, values: list[Any]) -> Any:
     name = str(node.value)
-    known = [*scope.functions, *(_ON_VECTORS if scope.vectors else ())]
+    known = [x for x in scope.functions if x != "pi"]
+    known += _ON_VECTORS if scope.vectors else ()
     if name not in known:
         raise scope.error(node, f"unknown function {name!r}; {_text.nearest(name, known)}")
     count = _ARGUMENTS.get(name, 1)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from fractions import Fraction
 
 from kerneltrick import maps
 from kerneltrick.proofs._black_box import compare_numbers
+from kerneltrick.proofs._evaluate import Scope, feature_list, scalar_value
 from kerneltrick.proofs._explain_map import explanation
 from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._number import EXACTLY, Number
 from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._random import check_drawn_function, check_favor
 from kerneltrick.proofs._search import Found
@@ -25,7 +28,7 @@ from kerneltrick.proofs._symbolic import (
     as_node,
     symbols,
 )
-from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
+from kerneltrick.proofs._syntax import ClaimError, Node, largest_index, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 DIMENSIONS = (1, 2, 3, 4)  # of functions, whose dimension is that of the symbols they are run on
@@ -52,7 +55,7 @@ def check_feature_map(
       one monomial is wrong (d = 2)
       - x₁·x₂: kernel has 2, φ·φ has 1 → scale this feature by √2
       counterexample: q = (1, 2), k = (3, 4), φ(q)·φ(k) = 97, kernel = 121
-      assumed: all numbers are real; d is a whole number ≥ 1
+      assumed: all numbers are real
     """
     wanted_map = Phi(phi)
     if kernel is None:
@@ -102,10 +105,22 @@ def _check_names(phi: Phi, kernel: Kernel, some: Sequence[str]) -> None:
     if kernel.node is not None and "x" in names(kernel.node):
         at = place(kernel.node, "x")
         raise ClaimError(kernel.text, at, "a kernel is a function of q and k, not of x")
+    least = largest_index(phi.node, kernel.node)
+    ones = [Number(1)] * least
+    with contextlib.suppress(ArithmeticError):  # what cannot be read is refused in its own text
+        if phi.node is not None:
+            feature_list(phi.node, _ones(phi.text, {"x": ones}, least))
+    with contextlib.suppress(ArithmeticError):
+        if kernel.node is not None:
+            scalar_value(kernel.node, _ones(kernel.text, {"q": ones, "k": ones}, least))
     known = phi.parameters | kernel.parameters
     for name in some:
         if name not in known:
             raise ValueError(f"{name} is to be chosen, but it does not occur in the claim")
+
+
+def _ones(text: str, vectors: dict[str, list[Number]], d: int) -> Scope:
+    return Scope(text, vectors, lambda _: Number(1), EXACTLY, Number, lambda x, p: x**p, d)
 
 
 def _by_definition(claim: str, feature_map: maps.FeatureMap) -> Verdict:

@@ -8,6 +8,7 @@ expressions are defined. Different forms may still be equal: that is for others 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -323,17 +324,33 @@ def sign_of(a: Atom, known: Known) -> str:
 
 def form_sign(form: Form, known: Known) -> str:
     """The sign of a form, where it shows: every term has it."""
-    signs = {_term_sign(m, c, known) for m, c in form.terms.items()}
+    signs = [_term_sign(m, c, known) for m, c in form.terms.items()]
     if not signs:
         return "non-negative"
-    if signs <= {"positive", "non-negative"}:
-        return "positive" if "positive" in signs else "non-negative"
-    if signs <= {"negative", "non-positive"}:
-        return "negative" if "negative" in signs else "non-positive"
-    return known(("form", form))
+    found = functools.reduce(sum_sign, signs)
+    return known(("form", form)) if found == "any" else found
 
 
-_FLIPPED = {
+def sum_sign(a: str, b: str) -> str:
+    """The sign of a sum of numbers of these signs."""
+    for strict, weak in (("positive", "non-negative"), ("negative", "non-positive")):
+        if {a, b} <= {strict, weak}:
+            return strict if strict in (a, b) else weak
+    return "any"
+
+
+def product_sign(a: str, b: str) -> str:
+    """The sign of a product of numbers of these signs."""
+    if "any" in (a, b):
+        return "any"
+    weak = not {a, b} <= {"positive", "negative"}
+    below = (a in ("negative", "non-positive")) != (b in ("negative", "non-positive"))
+    if weak:
+        return "non-positive" if below else "non-negative"
+    return "negative" if below else "positive"
+
+
+FLIPPED_SIGN = {
     "positive": "negative",
     "negative": "positive",
     "non-negative": "non-positive",
@@ -351,13 +368,8 @@ def _term_sign(m: Monomial, c: Fraction, known: Known) -> str:
             one = "positive" if even and one in ("positive", "negative") else "non-negative"
         if e < 0:  # it is not 0 where it is defined
             one = {"non-negative": "positive", "non-positive": "negative"}.get(one, one)
-        if one == "any":
-            return "any"
-        if one in ("negative", "non-positive"):
-            sign = _FLIPPED[sign]
-        if one in ("non-negative", "non-positive"):
-            sign = {"positive": "non-negative", "negative": "non-positive"}.get(sign, sign)
-    return sign if c > 0 else _FLIPPED[sign]
+        sign = product_sign(sign, one)
+    return sign if c > 0 else FLIPPED_SIGN[sign]
 
 
 def rebuilt(form: Form, leaf: Callable[[Atom], Form | None], known: Known) -> Form:

@@ -21,7 +21,6 @@ from kerneltrick.proofs._statement import (
     assumptions,
     breaks,
     derive,
-    difference,
     fixed_dimension,
     read_conditions,
     setting,
@@ -251,8 +250,9 @@ def _without_calls(node: Node) -> Node:
 
 
 def _difference(statement: Statement) -> str:
+    space = setting(statement).space
     try:
-        return _as_text(difference(statement, setting(statement)))
+        return _as_text(scalar(statement.left, space) - scalar(statement.right, space))
     except (NotNormalError, ZeroDivisionError):
         return ""
 

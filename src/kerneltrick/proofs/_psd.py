@@ -15,7 +15,7 @@ from kerneltrick.proofs._evaluate import Scope, evaluate
 from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import settle
 from kerneltrick.proofs._interval import same
-from kerneltrick.proofs._normal import scalar
+from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._psd_form import kernel_by_form
 from kerneltrick.proofs._search import Found, dimensions
@@ -40,8 +40,8 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     >>> print(check_psd("elu(q·k) + 1"))
     FALSE: elu(q·k) + 1 is positive semi-definite
       the Gram matrix of 4 points (d = 1) has the eigenvalue -0.0114: Σ wᵢwⱼK_ij < 0
-      counterexample: points = ((-2), (-1), (1), (2)), eigenvalue = -0.0114101, w = (63/100,
-        -19/25, -1/10, 13/100)
+      counterexample: points = ((-2), (-1), (1), (2)), eigenvalue = -0.0114101, w = (7/20, -61/100,
+        61/100, -7/20)
       assumed: all numbers are real; d is a whole number ≥ 1
     """
     wanted = Kernel(kernel)
@@ -99,14 +99,10 @@ def _derived(kernel: Kernel, symmetry: Statement) -> Derivation | None:
     assert kernel.node is not None
     given = setting(symmetry)
     covered = f" ({span(symmetry, given)})"
-    reason = _by_rules(kernel.node)
-    if reason is None:
-        try:
-            form = scalar(kernel.node, given.space)
-        except (NotNormalError, ZeroDivisionError):
-            return None
-        reason = kernel_by_form(form, 0 if given.space.places else 1)
-    return None if reason is None else Derivation(reason + covered, assumptions(symmetry))
+    steps: list[str] = []
+    if not _psd(kernel.node, steps, given.space):
+        return None
+    return Derivation("; ".join(dict.fromkeys(steps)) + covered, assumptions(symmetry))
 
 
 class _Negative(NamedTuple):
@@ -174,6 +170,8 @@ def _negative(kernel: Kernel, d: int) -> _Negative | None:
             values, vectors = np.linalg.eigh((part + part.T) / 2)
             scale = 10**digits
             weights = [Fraction(round(float(x) * scale), scale) for x in vectors[:, 0]]
+            if next((w for w in weights if w), 0) < 0:
+                weights = [-w for w in weights]
             exact = [[Fraction(float(x)) for x in points[i]] for i in kept]
             if any(weights) and _is_negative(kernel, exact, weights):
                 return _Negative(exact, weights, float(values[0]))
@@ -250,17 +248,30 @@ def _returned(kernel: Kernel, points: Floats, d: int, gram: Floats) -> Counterex
     )
 
 
-def _by_rules(node: Node) -> str | None:
-    """A proof by the ways in which kernels make kernels."""
-    steps: list[str] = []
-    return "; ".join(dict.fromkeys(steps)) if _psd(node, steps) else None
+def _psd(node: Node, steps: list[str], space: Space) -> bool:
+    """Whether an expression is a kernel: by the ways in which kernels make kernels, or else by the
+    coefficients of its normal form; the steps of the proof are noted."""
+    own: list[str] = []
+    if _by_rules(node, own, space):
+        steps += own
+        return True
+    try:
+        reason = kernel_by_form(scalar(node, space), 0 if space.places else 1)
+    except (NotNormalError, ZeroDivisionError):
+        return False
+    if reason is not None:
+        steps.append(reason)
+    return reason is not None
 
 
-def _psd(node: Node, steps: list[str]) -> bool:
+def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
         steps.append("a constant ≥ 0 is one")
         return node.value >= 0
+    if node.kind == "name" and node.value in ("d", "pi", "π"):
+        steps.append("a constant ≥ 0 is one")
+        return True
     if is_dot(node):
         steps.append("q·k is a Gram matrix")
         return True
@@ -268,12 +279,12 @@ def _psd(node: Node, steps: list[str]) -> bool:
         steps.append("the cosine is the dot product of unit vectors")
         return [str(x.value) for x in node.parts] in (["q", "k"], ["k", "q"])
     if node.kind == "call" and node.value in ("exp", "cosh", "sinh") and len(node.parts) == 1:
-        ok = _psd(node.parts[0], steps)
+        ok = _psd(node.parts[0], steps, space)
         steps.append(f"{node.value} has a power series with coefficients ≥ 0")
         return ok
     if node.kind == "sum":
         steps.append("sums keep it")
-        return _psd(node.parts[1], steps)
+        return _psd(node.parts[1], steps, space)
     if node.kind != "op":
         return False
     left, right = node.parts
@@ -281,19 +292,19 @@ def _psd(node: Node, steps: list[str]) -> bool:
         steps.append("f(q)·f(k) is a Gram matrix with one feature")
         return True
     if node.value == "+":
-        ok = _psd(left, steps) and _psd(right, steps)
+        ok = _psd(left, steps, space) and _psd(right, steps, space)
         steps.append("sums keep it")
         return ok
     if node.value == "*":
-        ok = _psd(left, steps) and _psd(right, steps)
+        ok = _psd(left, steps, space) and _psd(right, steps, space)
         steps.append("products keep it (Schur)")
         return ok
-    positive = right.kind in ("number", "call") and _positive_number(right)
+    positive = right.kind in ("number", "call", "name") and _positive_number(right)
     if node.value == "/" and positive:
-        return _psd(left, steps)
+        return _psd(left, steps, space)
     if node.value == "**" and isinstance(right.value, Fraction):
         whole = right.value.denominator == 1 and right.value >= 0
-        ok = whole and _psd(left, steps)
+        ok = whole and _psd(left, steps, space)
         steps.append("products keep it (Schur)")
         return ok
     return False
@@ -324,6 +335,8 @@ def _mirrored(factors: list[Node]) -> bool:
 def _positive_number(node: Node) -> bool:
     if node.kind == "number":
         return isinstance(node.value, Fraction) and node.value > 0
+    if node.kind == "name":
+        return node.value in ("d", "pi", "π")
     return node.value == "sqrt" and _positive_number(node.parts[0])
 
 

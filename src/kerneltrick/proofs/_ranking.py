@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -60,6 +61,7 @@ def read_ranking(text: str) -> Verdict:
     return check_ranking(order)
 
 
+@functools.cache
 def _errors(text: str, softmax_scale: float) -> Floats:
     found = []
     for seed in range(SEEDS):

@@ -5,12 +5,14 @@ Nothing here is trusted: what is found is evaluated exactly by `_statement.break
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from kerneltrick.proofs._form import Form
+from kerneltrick.proofs._form import Form, NotNormalError
+from kerneltrick.proofs._normal import REST
 from kerneltrick.proofs._number import Number
 from kerneltrick.proofs._statement import (
     FLIPPED,
@@ -18,6 +20,7 @@ from kerneltrick.proofs._statement import (
     Point,
     Statement,
     breaks,
+    difference,
     explanations,
     fixed_dimension,
     setting,
@@ -36,6 +39,7 @@ _POOLS = (
     (2, 3, 5, 7, -2, -3, -5, 11),
     (50, -50, 1, -1, Fraction(1, 100), Fraction(-1, 100)),
     (1000, -1000, 1, Fraction(1, 1000), 0),
+    (10**7, -(10**7), 1, Fraction(1, 10**7), Fraction(-1, 10**7)),
     (Fraction(9, 10), Fraction(11, 10), Fraction(-9, 10), Fraction(-11, 10)),
 )
 
@@ -117,10 +121,20 @@ def dimensions(statement: Statement) -> list[int]:
     if not statement.speaks_of_d:
         return [1]
     least = largest_index(*statement.nodes)
-    named = any("d" in names(node) for node in statement.nodes)
-    zeros = sum(degree(node) for node in (statement.left, statement.right)) if named else 0
-    top = max(least + 3, min(least + zeros + 1, MOST_DIMENSIONS), _largest_number(statement))
+    top = max(least + 3, least + _zeros(statement) + 1, _largest_number(statement))
     return list(range(least, min(top, MOST_DIMENSIONS) + 1))
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(statement: Statement) -> int:
+    """How many d the difference can vanish at without being 0: its degree in d."""
+    try:
+        form = difference(statement, setting(statement))
+    except (NotNormalError, ZeroDivisionError):
+        named = any("d" in names(node) for node in statement.nodes)
+        return sum(degree(x) for x in (statement.left, statement.right)) if named else 0
+    powers = (e for m in form.terms for a, e in m if a == REST)
+    return int(max(powers, default=Fraction(0)))
 
 
 def _largest_number(statement: Statement) -> int:

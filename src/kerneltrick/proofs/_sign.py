@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from kerneltrick import maps
 from kerneltrick.proofs._feature_map import product_of
-from kerneltrick.proofs._form import Form, NotNormalError, form_sign
+from kerneltrick.proofs._form import (
+    FLIPPED_SIGN,
+    Form,
+    NotNormalError,
+    form_sign,
+    product_sign,
+    sum_sign,
+)
 from kerneltrick.proofs._interval import ALL, Interval, interval
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._own_maps import own_features, own_kernel
@@ -85,7 +92,7 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     >>> print(check_sign("relu(q·k) > 0"))
     FALSE: relu(q·k) > 0
       it is non-negative, but 0 is reached
-      counterexample: q = (1), k = (-1), sim = 0
+      counterexample: q = (1), k = (0), sim = 0
       assumed: all numbers are real; d is a whole number ≥ 1
     """
     if isinstance(sim, str):
@@ -252,15 +259,34 @@ def _prove(claim: _Claim) -> tuple[Known, tuple[str, ...]]:
     statement = claim.statement
     given = setting(statement)
     covered = f" ({span(statement, given)})" if statement.speaks_of_d else ""
-    found = [_by_features(subject), _by_values(claim, given.space)]
+    best = _best(_by_features(subject), _of_node(claim.node, claim, given.space))
+    return Known(best.sign, best.why + covered), assumptions(statement)
+
+
+def _best(*found: Known) -> Known:
+    order = ("positive", "negative", "non-negative", "non-positive", "any")
+    return min(found, key=lambda x: order.index(x.sign))
+
+
+def _of_node(node: Node, claim: _Claim, space: Space) -> Known:
+    """The sign of an expression as a whole, or else by the signs of its parts."""
+    found = [_by_values(node, claim, space)]
     try:
-        form = scalar(claim.node, given.space)
-        found += [_by_terms(form, given.space), _by_roots(form, given.space), _by_squares(form)]
+        form = scalar(node, space)
+        found += [_by_terms(form, space), _by_roots(form, space), _by_squares(form)]
     except (NotNormalError, ZeroDivisionError):
         pass
-    order = ("positive", "negative", "non-negative", "non-positive", "any")
-    best = min(found, key=lambda x: order.index(x.sign))
-    return Known(best.sign, best.why + covered), assumptions(statement)
+    best = _best(*found)
+    if best.sign in ("positive", "negative") or node.kind not in ("op", "neg"):
+        return best
+    if node.kind == "op" and node.value not in ("+", "-", "*"):
+        return best
+    parts = [_of_node(part, claim, space) for part in node.parts]
+    if node.kind == "neg" or node.value == "-":
+        parts[-1] = parts[-1]._replace(sign=FLIPPED_SIGN[parts[-1].sign])
+    sign = product_sign if node.value == "*" else sum_sign
+    whole = parts[0].sign if len(parts) == 1 else sign(parts[0].sign, parts[1].sign)
+    return _best(best, Known(whole, "; ".join(dict.fromkeys(x.why for x in parts))))
 
 
 def _by_definition(subject: Subject) -> Known:
@@ -296,10 +322,9 @@ def _by_features(subject: Subject) -> Known:
     return Known("any", "")
 
 
-def _by_values(claim: _Claim, space: Space) -> Known:
-    assert claim.node is not None
+def _by_values(node: Node, claim: _Claim, space: Space) -> Known:
     limits = {name: _limits(name, space) for name in claim.statement.letters}
-    values = interval(claim.node, limits, _least(claim))
+    values = interval(node, limits, _least(claim))
     return Known(_word(values), f"its values lie in {values}")
 
 

@@ -312,7 +312,7 @@ def _derive(statement: Statement, d: int | None) -> Derivation | str:
 def assumptions(statement: Statement) -> tuple[str, ...]:
     """What every verdict on a statement takes for granted."""
     found = [REAL]
-    if statement.speaks_of_d:
+    if statement.speaks_of_d and fixed_dimension(statement) is None:
         found.append(WHOLE)
     if any(_partial(node) for node in (statement.left, statement.right)):
         found.append(DEFINED)
