@@ -175,7 +175,15 @@ def test_polynomials_in_d_that_vanish_in_small_dimensions_are_refuted_beyond(zer
     assert proofs.check_feature_map("[x]", f"q·k + {counted}").status == "false"
 
 
-@pytest.mark.parametrize("text", [*kt.maps.names(), "poly:degree=3,constant=0.3", "taylor:order=4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *kt.maps.names(),
+        "poly:degree=3,constant=0.3",
+        "hedgehog:separate=true",
+        "hedgehog:activation=exp",
+    ],
+)
 def test_the_exact_forms_of_maps_are_what_they_compute(text):
     """The proofs know our maps by definition: here the definition meets the code."""
     text = {"cosformer": "cosformer:horizon=9"}.get(text, text)
@@ -195,6 +203,13 @@ def test_the_exact_forms_of_maps_are_what_they_compute(text):
     if listed is not None:
         assert len(listed) == feature_map.dim(2)
     assert features is not None or known is not None or text in ("cosformer:horizon=9", "t2r")
+
+
+def test_softmax_has_no_features_and_the_kernel_that_it_stands_for():
+    assert proofs.check_feature_map("softmax", "exp(q·k)")
+    assert not proofs.check_feature_map("softmax", "q·k")
+    assert proofs.check_sign("softmax", ">")
+    assert proofs.check_psd("softmax")
 
 
 def proofs_phi(text, node):

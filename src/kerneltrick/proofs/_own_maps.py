@@ -52,6 +52,10 @@ def own_kernel(feature_map: maps.FeatureMap) -> tuple[Node, str] | None:
             part = _op("**", t, _number(Fraction(r)))
             total = _op("+", total, _op("/", part, _number(Fraction(math.factorial(r)))))
         return total, "by the multinomial theorem its features give Σ (q·k)ʳ/r!"
+    if isinstance(feature_map, maps.Softmax):
+        return read_expression(
+            "exp(q·k)"
+        ), "it has no features: its kernel is e^{q·k} by definition"
     if isinstance(feature_map, maps.Favor):
         why = "each ω is N(0, I), so the mean of φ(q)·φ(k) over draws is e^{q·k}"
         return read_expression("exp(q·k)"), f"{why} (Choromanski et al. 2021, Lemma 1)"

@@ -50,6 +50,8 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
         if isinstance(wanted.map, maps.Hedgehog) and wanted.map.key_weight is not None:
             return Verdict.undecided(claim, "keys have features of their own")
         reason = "its Gram matrix is ΦΦᵀ, the product of features with itself"
+        if isinstance(wanted.map, maps.Softmax):
+            reason = "it is e^{q·k}, and exp has a power series with coefficients ≥ 0"
         return Verdict.true(claim, Derivation(reason))
     if wanted.node is None:
         return _of_function(claim, wanted, (1, 2, 3) if d is None else (d,))

@@ -124,7 +124,7 @@ class Phi:
     def random(self) -> bool:
         """Whether φ is one draw of many, told apart by a seed."""
         if self.map is not None:
-            return not self.map.exact
+            return isinstance(self.map, maps.Favor)
         return self.function is not None and _takes(self.function, "seed")
 
     def symbolic(self, xs: list[Expr]) -> list[Expr]:

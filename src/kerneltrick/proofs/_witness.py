@@ -184,7 +184,7 @@ def zero_features(phi: Phi, relation: str) -> Counterexample | None:
             features = phi.numeric(np.array(x))
         except ValueError:  # a map with weights for another width
             continue
-        if not features.any():
+        if features.size and not features.any():
             shown = {"q": x[0], "k": x[0], "sim": 0}
 
             def breaks(x: list[list[float]] = x) -> bool:
