@@ -244,7 +244,7 @@ class TestCheck:
             {"student": 'zoe, "the" second', "lab02_file": "", "lab02_score": "",
              "lab02_right": "", "lab02_functions": "", "lab02_hint": "nothing to grade"},
         ]  # fmt: skip
-        assert run("lab", "check", tmp_path, "--csv", "--json")[0] == 2
+        assert run("lab", "check", tmp_path, "--csv", "--json")[0] == 3
 
     @pytest.mark.parametrize(
         ("files", "students"),
@@ -313,7 +313,7 @@ class TestCheck:
         monkeypatch.setattr(grader, "Limits", open_limits)
         (tmp_path / "kernel_trick.py").write_text(RIGHT, encoding="utf-8")
         code, out, err = run("lab", "check", tmp_path)
-        assert (code, out) == (2, "")
+        assert (code, out) == (3, "")
         assert "grade as another user, or add --as-root" in err
         code, out, err = run("lab", "check", tmp_path, "--as-root")
         assert code == 0
@@ -337,9 +337,9 @@ class TestCheck:
         code, _, err = run("lab", "check", tmp_path)
         assert code == 2
         assert "kernel_trick.py" in err
-        assert run("lab", "check", tmp_path / "nowhere")[0] == 2
-        assert run("lab", "check", tmp_path, "--lab", "99")[0] == 2
-        assert run("lab", "check", tmp_path, "--seconds", "-1")[0] == 2
+        assert run("lab", "check", tmp_path / "nowhere")[0] == 3
+        assert run("lab", "check", tmp_path, "--lab", "99")[0] == 3
+        assert run("lab", "check", tmp_path, "--seconds", "-1")[0] == 3
 
     @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
     @pytest.mark.parametrize("option", [(), ("--csv",)])
