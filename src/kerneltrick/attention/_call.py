@@ -33,7 +33,8 @@ from kerneltrick.attention._arguments import (
     token_array,
 )
 from kerneltrick.attention._dial import Dial, check_far, check_window, combined
-from kerneltrick.attention._state import LONGEST, State, carry_of, fingerprint, known_int
+from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
+from kerneltrick.attention._state_file import LONGEST
 from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry
 
 OnZero = Literal["raise", "nan", "zero"]

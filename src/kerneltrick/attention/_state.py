@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from kerneltrick._arrays import (
 from kerneltrick._files import write
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.attention._dial import Dial, check_window, combined, dial_text
+from kerneltrick.attention._state_file import LONGEST, decoded, encoded
 from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
@@ -44,9 +44,6 @@ from kerneltrick.engines import (
     near_ranks,
     settle,
 )
-
-FORMAT = "kerneltrick.State/1"
-LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -298,111 +295,13 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
-        import safetensors.numpy  # only here and in load: it would slow every import
-
-        whole = self.sums.numpy()
-        tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
-        if self.scale_log is not None:
-            tensors["log_scale"] = as_numpy(self.scale_log)
-        if self.decay_log is not None:
-            tensors["log_decay"] = self.decay_log.numpy()
-        if self.near is not None:
-            tensors |= {f"near_{name}": as_numpy(x) for name, x in self.near._asdict().items()}
-        metadata = {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "start": str(int(self.start)),
-            "stop": str(int(self.stop)),
-            "window": str(self.window),
-            "sinks": str(self.sinks),
-        }
-        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-        write(path, safetensors.numpy.save(tensors, metadata))
+        write(path, encoded(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
         """Read a state back, as NumPy arrays or as those of the library of `like`."""
-        import safetensors
-
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no state file at {os.fspath(path)}")
-        try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise ValueError(f"{os.fspath(path)} is not a readable state file: {error}") from None
-        state = _rebuild(os.fspath(path), metadata, tensors)
+        state = State(*decoded(path))
         return state if like is None else state.to(like)
-
-
-def _rebuild(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> State:
-    def fail(reason: str) -> ValueError:
-        return ValueError(f"{path} is not a state of this package: {reason}")
-
-    if metadata.get("format") != FORMAT:
-        raise fail(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
-    try:
-        start, stop = int(metadata["start"]), int(metadata["stop"])
-        print_ = metadata["fingerprint"]
-        U, Z = tensors["U"], tensors["Z"]
-    except (KeyError, ValueError) as error:
-        raise fail(f"missing or malformed entry {error}") from None
-    try:
-        window, sinks = (int(metadata.get(name, "0")) for name in ("window", "sinks"))
-    except ValueError as error:
-        raise fail(f"malformed window or sinks: {error}") from None
-    names = [f"near_{name}" for name in Near._fields] if window or sinks else []
-    unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay", *names}
-    if unknown:
-        raise fail(f"unexpected tensors {sorted(unknown)}")
-    if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
-        raise fail(f"U {U.dtype} {U.shape} and Z {Z.dtype} {Z.shape} do not belong together")
-    if not 0 <= start <= stop < LONGEST:
-        raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**53")
-    scale, decay = tensors.get("log_scale"), tensors.get("log_decay")
-    if scale is not None and (scale.shape != (*U.shape[:-2], 1, 1) or scale.dtype.kind != "f"):
-        raise fail(f"log_scale is {scale.dtype} {scale.shape}")
-    if scale is not None and not (scale < math.inf).all():
-        raise fail("log_scale is NaN or infinite")
-    if decay is not None and decay.shape not in ((*U.shape[:-2], 1, e) for e in (1, U.shape[-2])):
-        raise fail(f"log_decay is {decay.dtype} {decay.shape}")
-    # A key that is not finite makes NaN of all it enters, a value only of its column of U.
-    lost = np.isnan(Z).any(axis=-1, keepdims=True) & ~np.isnan(U).any(axis=-2)
-    if lost.any():
-        raise fail("Z is NaN where U is a number")
-    near = None
-    if names:
-        near = Near._make([tensors.get(name) for name in names])
-        problem = _wrong_near(near, U, window, sinks)
-        if problem:
-            raise fail(problem)
-    sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
-    decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
-    return State(sums, scale, decay_log, start, stop, print_, near, window, sinks)
-
-
-def _wrong_near(near: Near, U: Any, window: int, sinks: int) -> str:
-    """What is wrong with the near tokens of a file; nothing if they can be used."""
-    if any(x is None for x in near):
-        return "it has a window or sinks, but not all of their tokens"
-    k, v, positions, keep, count = near
-    lead, slots = U.shape[:-2], k.shape[-2] if k.ndim >= 2 else 0
-    shapes = {
-        "k": (k, (*lead, slots, k.shape[-1] if k.ndim else 0), "f"),
-        "v": (v, (*lead, slots, U.shape[-1]), "f"),
-        "positions": (positions, (*lead, slots, 1), "if"),
-        "keep": (keep, (*lead, slots, 1), "b"),
-        "count": (count, (*lead, 1, 1), "i"),
-    }
-    for name, (x, shape, kinds) in shapes.items():
-        if x.shape != shape or x.dtype.kind not in kinds:
-            return f"near_{name} is {x.dtype} {x.shape}"
-    if not 0 <= sinks <= slots <= sinks + max(window - 1, 0):
-        return f"it has {slots} near tokens with window={window} and sinks={sinks}"
-    if (count < 0).any() or (count >= LONGEST).any():
-        return f"it counts {count.min()} tokens"
-    return ""
 
 
 def _nearest_dtype(x: Any, like: Array) -> Any:

@@ -69,6 +69,7 @@ class _Sight(NamedTuple):
 
     allowed: Array  # (..., H, r, n) bool
     near: Array | None  # (..., H, r, n) bool: its weight is exact
+    far: Array  # (..., H, r, n) bool: its weight is the map's
     exponent: Array  # (..., H, r, n, e), −inf where not far
     sees_state: Array  # (..., H, r, 1) bool
     entry: Array  # (..., H, r, e): the exponent of the initial state, −inf where not seen
@@ -145,13 +146,11 @@ def dense_parts(plan: Plan, data: Data, rows: np.ndarray[Any, Any], view: View) 
     else:
         weights = xp.sum(phi_q[..., :, None, :] * phi_k[..., None, :, :] * factor, axis=-1)
     allowed = xp.expand_dims(sight.allowed, axis=-3)
+    weights = xp.where(xp.expand_dims(sight.far, axis=-3), weights, xp.zeros_like(weights))
     near = top = None
-    far = allowed
     if sight.near is not None:
-        close = xp.expand_dims(sight.near, axis=-3)
-        far = allowed & ~close
-        near, top = near_weights(queries.exact @ xp.expand_dims(keys.exact, axis=-3).mT, close)
-    weights = xp.where(far, weights, xp.zeros_like(weights))
+        scores = queries.exact @ xp.expand_dims(keys.exact, axis=-3).mT
+        near, top = near_weights(scores, xp.expand_dims(sight.near, axis=-3))
 
     sees_state = xp.expand_dims(sight.sees_state, axis=-3)
     sums = xp.expand_dims(wide_narrow(data.carry.sums, phi_q.dtype), axis=-3)
@@ -223,7 +222,7 @@ def _look(
     if keys.log_scale is not None:
         largest = xp.max(xp.max(exponent, axis=-1), axis=-1)[..., None]
         reference = stop_gradient(xp.maximum(largest, xp.max(entry, axis=-1, keepdims=True)))
-    return _Sight(allowed, near, exponent, sees_state, entry, reference)
+    return _Sight(allowed, near, far, exponent, sees_state, entry, reference)
 
 
 def _after(plan: Plan, data: Data, keys: Keys) -> Carry:

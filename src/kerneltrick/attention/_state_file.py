@@ -1,0 +1,125 @@
+"""A state as a safetensors file; what is read is checked before it is used."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerneltrick._arrays import Wide, as_numpy
+from kerneltrick.engines import Near
+
+FORMAT = "kerneltrick.State/1"
+LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
+
+
+def encoded(state: Any) -> bytes:
+    """The file of a State."""
+    import safetensors.numpy  # only here and in decoded: it would slow every import
+
+    whole = state.sums.numpy()
+    tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
+    if state.scale_log is not None:
+        tensors["log_scale"] = as_numpy(state.scale_log)
+    if state.decay_log is not None:
+        tensors["log_decay"] = state.decay_log.numpy()
+    if state.near is not None:
+        tensors |= {f"near_{name}": as_numpy(x) for name, x in state.near._asdict().items()}
+    metadata = {
+        "format": FORMAT,
+        "fingerprint": state.fingerprint,
+        "start": str(int(state.start)),
+        "stop": str(int(state.stop)),
+        "window": str(state.window),
+        "sinks": str(state.sinks),
+    }
+    tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+    made: bytes = safetensors.numpy.save(tensors, metadata)
+    return made
+
+
+def decoded(path: str | os.PathLike[str]) -> tuple[Any, ...]:
+    """The fields of the State in a file."""
+    import safetensors
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no state file at {os.fspath(path)}")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise ValueError(f"{os.fspath(path)} is not a readable state file: {error}") from None
+    return _fields(os.fspath(path), metadata, tensors)
+
+
+def _fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tuple[Any, ...]:
+    def fail(reason: str) -> ValueError:
+        return ValueError(f"{path} is not a state of this package: {reason}")
+
+    if metadata.get("format") != FORMAT:
+        raise fail(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
+    try:
+        start, stop = int(metadata["start"]), int(metadata["stop"])
+        print_ = metadata["fingerprint"]
+        U, Z = tensors["U"], tensors["Z"]
+    except (KeyError, ValueError) as error:
+        raise fail(f"missing or malformed entry {error}") from None
+    try:
+        window, sinks = (int(metadata.get(name, "0")) for name in ("window", "sinks"))
+    except ValueError as error:
+        raise fail(f"malformed window or sinks: {error}") from None
+    names = [f"near_{name}" for name in Near._fields] if window or sinks else []
+    unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay", *names}
+    if unknown:
+        raise fail(f"unexpected tensors {sorted(unknown)}")
+    if U.dtype != np.float64 or Z.dtype != np.float64 or U.ndim < 2 or Z.shape != U.shape[:-1]:
+        raise fail(f"U {U.dtype} {U.shape} and Z {Z.dtype} {Z.shape} do not belong together")
+    if not 0 <= start <= stop < LONGEST:
+        raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**53")
+    scale, decay = tensors.get("log_scale"), tensors.get("log_decay")
+    if scale is not None and (scale.shape != (*U.shape[:-2], 1, 1) or scale.dtype.kind != "f"):
+        raise fail(f"log_scale is {scale.dtype} {scale.shape}")
+    if scale is not None and not (scale < math.inf).all():
+        raise fail("log_scale is NaN or infinite")
+    if decay is not None and decay.shape not in ((*U.shape[:-2], 1, e) for e in (1, U.shape[-2])):
+        raise fail(f"log_decay is {decay.dtype} {decay.shape}")
+    # A key that is not finite makes NaN of all it enters, a value only of its column of U.
+    lost = np.isnan(Z).any(axis=-1, keepdims=True) & ~np.isnan(U).any(axis=-2)
+    if lost.any():
+        raise fail("Z is NaN where U is a number")
+    near = None
+    if names:
+        near = Near._make([tensors.get(name) for name in names])
+        problem = _wrong_near(near, U, window, sinks)
+        if problem:
+            raise fail(problem)
+    sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
+    decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
+    return sums, scale, decay_log, start, stop, print_, near, window, sinks
+
+
+def _wrong_near(near: Near, U: Any, window: int, sinks: int) -> str:
+    """What is wrong with the near tokens of a file; nothing if they can be used."""
+    if any(x is None for x in near):
+        return "it has a window or sinks, but not all of their tokens"
+    k, v, positions, keep, count = near
+    lead, slots = U.shape[:-2], k.shape[-2] if k.ndim >= 2 else 0
+    shapes = {
+        "k": (k, (*lead, slots, k.shape[-1] if k.ndim else 0), "f"),
+        "v": (v, (*lead, slots, U.shape[-1]), "f"),
+        "positions": (positions, (*lead, slots, 1), "if"),
+        "keep": (keep, (*lead, slots, 1), "b"),
+        "count": (count, (*lead, 1, 1), "i"),
+    }
+    for name, (x, shape, kinds) in shapes.items():
+        if x.shape != shape or x.dtype.kind not in kinds:
+            return f"near_{name} is {x.dtype} {x.shape}"
+    if not 0 <= sinks <= slots <= sinks + max(window - 1, 0):
+        return f"it has {slots} near tokens with window={window} and sinks={sinks}"
+    if (count < 0).any() or (count >= LONGEST).any():
+        return f"it counts {count.min()} tokens"
+    return ""

@@ -1,0 +1,97 @@
+"""Near and far in PyTorch, JAX and array-api-strict: the numbers of NumPy, returned in kind."""
+
+import itertools
+
+import array_api_strict
+import numpy as np
+import pytest
+
+import kerneltrick as kt
+from kerneltrick._arrays import as_numpy
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+LIBRARIES = {
+    "torch": torch.asarray,
+    "jax": jax.numpy.asarray,
+    "array-api-strict": array_api_strict.asarray,
+}
+
+
+def arrays(n=23, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((2, h, n, w)).astype(dtype) for h, w in ((4, 4), (2, 4), (2, 3))]
+
+
+def slow(library, engine, causal):
+    """XLA compiles each case for seconds: causal without recurrent every time, all in test-all."""
+    return library == "jax" and (engine == "recurrent" or not causal)
+
+
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.slow] if slow(*case) else [])
+    for case in itertools.product(LIBRARIES, ("dense", "recurrent", "chunked"), (False, True))
+]
+
+
+@pytest.mark.parametrize(("library", "engine", "causal"), CASES)
+def test_every_library_agrees_with_numpy(library, engine, causal):
+    """Masks, segments, grouped queries, a gain for each head, a state before and after."""
+    convert = LIBRARIES[library]
+    rng = np.random.default_rng(1)
+    masks = [rng.random((2, 23)) < 0.8 for _ in range(2)]
+    ids = np.sort(rng.integers(0, 3, 23))
+    gain = rng.standard_normal(4).astype(np.float32)
+
+    def run(convert, engine, text, relative):
+        options = {"causal": causal, "window": 4, "sinks": 2, "chunk_size": 8, "engine": engine}
+        options["far"] = kt.Far(convert(gain), relative)
+        options["return_state"] = True
+        q, k, v = (convert(x) for x in arrays())
+        _, state = kt.linear_attention(q, k, v, text, mask=convert(masks[0]), **options)
+        if causal:
+            options["segment_ids"] = convert(ids)
+        q, k, v = (convert(x) for x in arrays(seed=1))
+        return kt.linear_attention(q, k, v, text, mask=convert(masks[1]), state=state, **options)
+
+    for text, relative in (("favor:features=8", False), ("elu", True), ("softmax", False)):
+        want, before = run(np.asarray, "dense", text, relative)
+        out, after = run(convert, engine, text, relative)
+        assert type(out) is type(convert(np.ones(1, np.float32)))
+        np.testing.assert_allclose(as_numpy(out), want, atol=2e-5)
+        np.testing.assert_array_equal(as_numpy(after.near.keep), before.near.keep)
+        np.testing.assert_array_equal(as_numpy(after.near.count), before.near.count)
+        keep = before.near.keep
+        np.testing.assert_array_equal(
+            np.where(keep, as_numpy(after.near.k), 0), np.where(keep, before.near.k, 0)
+        )
+
+
+def test_bfloat16_comes_back_in_kind():
+    q, k, v = (torch.asarray(x).to(torch.bfloat16) for x in arrays())
+    options = {"causal": True, "window": 4, "sinks": 1}
+    out, state = kt.linear_attention(q, k, v, "elu", return_state=True, **options)
+    assert out.dtype == state.near.k.dtype == torch.bfloat16
+    want = kt.linear_attention(*(x.double() for x in (q, k, v)), "elu", engine="dense", **options)
+    np.testing.assert_allclose(out.double(), want, atol=2e-2)
+    half = kt.linear_attention(q, k, v, "elu", state=state.to(q), **options)
+    assert torch.equal(half, kt.linear_attention(q, k, v, "elu", state=state, **options))
+
+
+def test_jax_compiles_the_call():
+    q, k, v = (jax.numpy.asarray(x) for x in arrays())
+
+    @jax.jit
+    def run(q, k, v, gain):
+        return kt.linear_attention(q, k, v, "elu", causal=True, window=4, sinks=1, far=gain)
+
+    gain = np.linspace(-1, 1, 4, dtype=np.float32)
+    want = kt.linear_attention(*arrays(), "elu", causal=True, window=4, sinks=1, far=gain)
+    np.testing.assert_allclose(run(q, k, v, jax.numpy.asarray(gain)), want, atol=1e-5)
+
+
+def test_a_function_of_one_library_has_a_unit_in_it():
+    q, k, v = (torch.asarray(x) for x in arrays())
+    out = kt.linear_attention(q, k, v, torch.nn.functional.softplus, causal=True, window=4)
+    assert torch.isfinite(out).all()
