@@ -60,6 +60,10 @@ BAD = {
     "negative multiple": (lambda: -1 * Linear(), ValueError, "c > 0 and finite, not -1"),
     "sum with a number": (lambda: Linear() + 1, TypeError, "unsupported operand"),
     "cosformer": (lambda: MapKernel("cosformer:horizon=9"), ValueError, "no kernel of points"),
+    "map without features": (lambda: MapKernel("softmax")(x), ValueError, "'exponential'"),
+    "map with two sets of weights": (
+        lambda: MapKernel(maps.Hedgehog(key_weight=np.eye(3))), ValueError, "no kernel, which",
+    ),
     "map per head": (
         lambda: MapKernel(maps.Hedgehog(np.ones((1, 3, 4))))(x), ValueError,
         r"into \(1, 6, 8\); a kernel needs features \(n, m\)",

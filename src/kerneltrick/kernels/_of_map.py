@@ -37,6 +37,11 @@ class MapKernel(Kernel):
                 f"{found} weighs tokens by their positions, so it is no kernel of points alone; "
                 f"use relu, which it reweighs"
             )
+        if getattr(found, "key_weight", None) is not None:
+            raise ValueError(
+                f"{found} maps queries and keys by weights of their own: it is no kernel, which is "
+                f"symmetric"
+            )
         object.__setattr__(self, "map", found)
 
     @property
@@ -45,7 +50,8 @@ class MapKernel(Kernel):
 
     def _gram(self, x: Floats, y: Floats) -> Floats:
         phi = self.feature_map
-        if phi.exact and type(phi).kernel is not maps.FeatureMap.kernel:  # a closed form is cheaper
+        closed = type(phi).kernel is not maps.FeatureMap.kernel and not phi.weighted
+        if phi.exact and closed:  # cheaper than features
             return np.asarray(phi.kernel(x, y), dtype=np.float64)
         a = explicit(phi, x)
         b = a if x is y else explicit(phi, y)
@@ -103,6 +109,8 @@ def explicit(feature_map: maps.FeatureMap, x: Floats) -> Floats:
         raise ValueError(
             f"{feature_map} turns points {x.shape} into {phi.shape}; a kernel needs features (n, m)"
         )
+    if phi.shape[1] == 0:
+        raise ValueError(f"{feature_map} has no features; e^(x·y) is the kernel 'exponential'")
     if not np.isfinite(phi).all():
         row = int(np.argwhere(~np.isfinite(phi))[0][0])
         raise ValueError(
