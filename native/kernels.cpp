@@ -91,7 +91,10 @@ template <class T> struct Stop {
 };
 
 // One row by all threads: the sums of a group of chunks at once, their running total in order, then
-// the outputs at once. The additions are those of `run_row`, so the results are the same bits.
+// the outputs at once. The additions are those of `run_row`, so the results are the same bits; but φ
+// of keys is computed twice, and sums are stored.
+constexpr double WIDE_EXTRA = 0.25;
+
 template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
     const Problem& p = s.p;
     Arena arena;
@@ -184,13 +187,13 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
                               stops[g % 2][std::size_t(i - reads)]);
             }
             fence();
-        });
+        }, {}, WIDE_EXTRA);
         if (control.stopped()) return;
         if (g == groups) break;
         const int64_t part = round_up((state + tasks - 1) / tasks, 64);
         parallel(tasks, control.threads, [&](int64_t w) {
             prefix(g, std::min(w * part, state), std::min((w + 1) * part, state));
-        });
+        }, {}, WIDE_EXTRA);
         for (int64_t c = low; c < high; ++c) {
             Stop<T>& stop = stops[g % 2][std::size_t(c - low)];
             for (int64_t i = 0; i < s.m; ++i) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -51,26 +52,28 @@ Nanoseconds worked() {
     return now();
 }
 
-// What waking threads has lost: time that callers waited for others who did less than that meanwhile,
-// because the machine had other work for them. It is forgotten as time goes by. Threads are woken for
-// work that can win more, so the loss is bounded whatever the machine does.
+// What waking threads has lost: time that calls took beyond the work in them, because callers waited for
+// others and the machine had other work for these. It is forgotten as time goes by. Threads are woken
+// for work that can win more, so the loss is bounded whatever the machine does.
 class Losses {
   public:
     double owed() const {
         const double since = double(now() - when_.load()) * FORGOTTEN;
-        return std::max(0.0, double(amount_.load()) - since);
+        return std::max(0.0, amount_.load() - since);
     }
-    void add(Nanoseconds lost) {  // by one caller at a time
-        if (lost <= 0) return;
-        amount_.store(int64_t(owed()) + lost);
+    void add(double lost) {  // by one caller at a time
+        if (lost == 0) return;
+        amount_.store(owed() + lost);
         when_.store(now());
     }
 
   private:
-    std::atomic<Nanoseconds> amount_{0}, when_{0};
+    std::atomic<double> amount_{0};
+    std::atomic<Nanoseconds> when_{0};
 };
 Losses losses;
 std::atomic<bool> always{false};
+thread_local double stake = INFINITY;  // what the call at hand can win, less what it has lost
 
 // Waking a thread that sleeps can take a millisecond, so wait that long awake first, letting others
 // run meanwhile.
@@ -198,8 +201,10 @@ std::atomic<int> chosen{0};
 
 void run(Job& job) {
     const Parallel parallel = openmp.load();
-    // A team of another size than the last one of PyTorch's would end threads, or start them.
-    if (parallel && job.room < openmp_threads.load()()) return parallel(take_part, &job, 0, 0);
+    // OpenMP waits for all of a team, at work or not: on a busy machine too long. A team of another
+    // size than the last one of PyTorch's would end threads, or start them.
+    if (parallel && losses.owed() == 0 && job.room < openmp_threads.load()())
+        return parallel(take_part, &job, 0, 0);
     if (!pool) pool = new Pool;
     pool->run(job);
 }
@@ -247,27 +252,32 @@ int default_threads() {
 }
 
 int worth(double multiply_adds, int threads) {
+    stake = INFINITY;
     if (always.load()) return threads;
     const double alone = multiply_adds / RATE;
     const int count = int(std::min(double(threads), alone / SHARE));
     if (count <= 1) return 1;
-    return alone - alone / count > losses.owed() ? count : 1;
+    stake = alone - alone / count;
+    return stake > losses.owed() ? count : 1;
 }
 
 void wake_always(bool on) { always.store(on); }
 
 void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task,
-              const std::function<void()>& waiting) {
+              const std::function<void()>& waiting, double extra) {
     if (int64_t(threads) > count) threads = int(count);
     std::unique_lock<std::mutex> alone(one_at_a_time, std::defer_lock);
-    if (threads <= 1 || !alone.try_lock()) {
+    if (threads <= 1 || stake < 0 || !alone.try_lock()) {
         for (int64_t i = 0; i < count; ++i) task(i);
         return;
     }
     Job job{count, task, waiting, {threads - 1}};
     const Nanoseconds before = now();
     run(job);
-    losses.add((now() - before) - (job.finished - job.started) - job.helped.load());
+    const double all = double(job.finished - job.started + job.helped.load());
+    const double lost = std::max(0.0, double(now() - before) - all * (1 - extra));
+    losses.add(lost);
+    stake -= lost;
     if (job.error) std::rethrow_exception(job.error);
 }
 

@@ -14,8 +14,8 @@ void set_threads(int count);
 // … or else OMP_NUM_THREADS, or else the processors this process may run on.
 int default_threads();
 
-// As many of these threads as so many multiply-adds are worth: none is woken for little work, or where
-// waking them has lost time lately.
+// As many of these threads as so many multiply-adds are worth, of the call that this thread is about to
+// make: none is woken for little work, or where waking them has lost more time lately than could be won.
 int worth(double multiply_adds, int threads);
 void wake_always(bool always);  // for tests: whatever the work is worth
 
@@ -24,8 +24,9 @@ bool share_threads();
 
 // task(i) for i in 0 … count−1, each once, on up to `threads` threads; returns when all are done. A
 // caller whose own share is done calls `waiting` now and then. Calls of several threads at once do not
-// wait for each other: only one of them gets help.
+// wait for each other: only one of them gets help. `extra` is the share of the work that one thread
+// alone would not have.
 void parallel(int64_t count, int threads, const std::function<void(int64_t)>& task,
-              const std::function<void()>& waiting = {});
+              const std::function<void()>& waiting = {}, double extra = 0);
 
 }  // namespace kt
