@@ -143,3 +143,13 @@ def test_maps_whose_memory_is_measured_are_the_fused_ones():
 
     kinds = {_native.fused(maps.get(name), 16).numbers["map"] for name in native.FUSED}
     assert kinds == set(_native.KIND.values())
+
+
+def test_a_quick_run_compares_one_thread_with_two():
+    pytest.importorskip("kerneltrick._core")
+    command = [sys.executable, str(FOLDER / "threads.py"), "--quick", "--load", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if " ms | " in line]
+    assert len(rows) == 2 * 3 + 1
+    assert all(float(row[3]) > 0 for row in rows)
