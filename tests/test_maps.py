@@ -306,6 +306,49 @@ class TestLearned:
                 out = kt.linear_attention(q, k, v, learned, engine=engine)
                 np.testing.assert_allclose(out[h], expected, rtol=1e-10)
 
+    @pytest.mark.parametrize(
+        "learned",
+        [
+            maps.Hedgehog(np.eye(3), key_weight=2 * np.ones((2, 3, 3), np.float32), separate=True),
+            maps.Hedgehog(activation="exp"),
+            maps.T2R(weight=np.ones((3, 5)), bias=np.arange(5.0)),
+            maps.get("favor:features=6,kind=trig,seed=4,orthogonal=false"),
+            maps.get("poly:degree=3,constant=0.5"),
+        ],
+        ids=str,
+    )
+    def test_a_file_gives_the_map_back(self, learned, tmp_path):
+        maps.save(learned, tmp_path / "map")
+        again = maps.load(tmp_path / "map")
+        assert type(again) is type(learned)
+        assert str(again) == str(learned)
+        x = np.random.default_rng(0).standard_normal((2, 4, 3))
+        np.testing.assert_array_equal(again.kernel(x, x), learned.kernel(x, x))
+
+    def test_what_is_no_file_of_a_map_is_refused(self, tmp_path):
+        from safetensors.numpy import save_file
+
+        for own in (maps.get(np.exp), type("Mine", (maps.Elu,), {})()):
+            with pytest.raises(TypeError, match="of what is your own, keep the code"):
+                maps.save(own, tmp_path / "map")
+        with pytest.raises(FileNotFoundError, match="no file of a map"):
+            maps.load(tmp_path / "none")
+        (tmp_path / "text").write_text("elu")
+        with pytest.raises(ValueError, match="not a readable file of a map"):
+            maps.load(tmp_path / "text")
+        good = {"format": "kerneltrick.FeatureMap/1", "name": "hedgehog"}
+        for metadata, tensors, message in (
+            ({}, {}, "expected format"),
+            ({**good, "name": "elo"}, {}, "did you mean 'elu'"),
+            ({**good, "wait": "3"}, {}, "no parameter 'wait'"),
+            (good, {"w": np.eye(3)}, r"no weights \['w'\]"),
+            (good, {"activation": np.eye(3)}, r"no weights \['activation'\]"),
+            (good, {"weight": np.ones(3)}, "needs weight to be an array"),
+        ):
+            save_file({"x": np.ones(1)} if metadata == {} else tensors, tmp_path / "bad", metadata)
+            with pytest.raises(ValueError, match=message):
+                maps.load(tmp_path / "bad")
+
     def test_text_tells_the_weights_of_keys_apart(self):
         eye = np.eye(3)
         texts = {str(maps.Hedgehog(eye, key_weight=w)) for w in (None, eye, 2 * eye)}

@@ -4,6 +4,7 @@ from kerneltrick.maps._base import Custom, FeatureMap, digest, feature_shape, me
 from kerneltrick.maps._cosformer import Cosformer
 from kerneltrick.maps._elementwise import Elu, Exp, Identity, Relu, Relu2, Square
 from kerneltrick.maps._favor import Favor, draw_projection, random_features
+from kerneltrick.maps._file import load, save
 from kerneltrick.maps._learned import T2R, Hedgehog
 from kerneltrick.maps._polynomial import Poly, Taylor
 from kerneltrick.maps._registry import MapLike, get, names
@@ -30,7 +31,9 @@ __all__ = [
     "draw_projection",
     "feature_shape",
     "get",
+    "load",
     "mean_similarity",
     "names",
     "random_features",
+    "save",
 ]

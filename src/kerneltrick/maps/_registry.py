@@ -46,6 +46,11 @@ def names() -> list[str]:
     return list(_REGISTRY)
 
 
+def is_ours(feature_map: object) -> bool:
+    """Whether a text and weights say all about a map: not of functions and subclasses."""
+    return type(feature_map) in _REGISTRY.values()
+
+
 def get(feature_map: MapLike) -> FeatureMap:
     """The map for a text `name:key=value,key=value`, a map (itself) or a function x → φ(x).
 
@@ -75,6 +80,11 @@ def _parse(text: str) -> FeatureMap:
             f"{text!r} is attention with a window; the map alone is {text.partition('@')[0]!r}"
         )
     name, given = _text.split("feature map", text)
+    return from_fields(name, given, {})
+
+
+def from_fields(name: str, given: dict[str, str], weights: dict[str, Array]) -> FeatureMap:
+    """The map of that name, its parameters from texts and its weights from arrays."""
     if name not in _REGISTRY:
         raise ValueError(f"unknown feature map {name!r}; {_text.nearest(name, _REGISTRY)}")
     cls = _REGISTRY[name]
@@ -93,7 +103,10 @@ def _parse(text: str) -> FeatureMap:
     ]
     if missing:
         raise ValueError(f"{name} needs {missing[0]}: write {name}:{missing[0]}=...")
-    return cls(**values)
+    unknown = set(weights) - {f.name for f in dataclasses.fields(cls)} | set(weights) & set(fields)
+    if unknown:
+        raise ValueError(f"{name} has no weights {sorted(unknown)}")
+    return cls(**values, **weights)
 
 
 def _writable(hint: Any) -> bool:
