@@ -547,9 +547,23 @@ MUTANTS = [
     Mutant(
         "a token without a normaliser not counted",
         "attention/_decode.py",
-        "        self._stop += 1\n",
-        "        self._stop += not vanished\n",
+        "self._stop = position + 1",
+        "self._stop = position + (not vanished)",
         "test_decoder.py::TestVanishingNormalizer::test_is_reported_and_the_token_counts[compiled]",
+    ),
+    Mutant(
+        "steps of one decoder at once",
+        "attention/_decode.py",
+        "self._lock = threading.Lock()",
+        "self._lock = __import__('contextlib').nullcontext()",
+        "test_decoder.py::test_steps_of_one_decoder_exclude_each_other[elu]",
+    ),
+    Mutant(
+        "a call known without the types of its numbers",
+        "attention/_call.py",
+        "types = tuple(map(type, numbers))",
+        "types = tuple(map(type, numbers))[:0]",
+        "test_call.py::test_what_is_wrong_is_refused_after_what_is_equal_and_right[scale-]",
     ),
     Mutant(
         "variance without the means",
