@@ -31,7 +31,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures docs digits solvers claims sample mutants clean
+.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -132,7 +132,12 @@ figures: $(VENV)/.test ## the pictures in the README and in docs/
 	$(BIN)/python tools/make_figures.py
 	$(BIN)/python tools/make_recall.py
 
+refresh: $(VENV)/.test ## every picture and table again, on a quiet machine: half an hour
+	$(MAKE) labs notebooks stars claims kin figures bench bench-native
+	$(BIN)/python tools/generated.py --all
+
 docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are errors
+	$(BIN)/python tools/generated.py
 	$(BIN)/python -m sphinx -q -E -W --keep-going -n -c docs -d build/doctrees . build/docs
 	@echo "Open $(CURDIR)/build/docs/index.html in a browser."
 

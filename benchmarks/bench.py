@@ -23,6 +23,9 @@ from typing import Any
 
 from kerneltrick._files import write
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tools"))
+from generated import page_with
+
 THREADS = 2
 HEADS, WIDTH = 8, 64  # B = 1, D = M = 64, float32
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -246,14 +249,6 @@ def _grid(
     )
 
 
-def insert(document: str, text: str) -> str:
-    """The document with `text` between its markers."""
-    if START not in document or END not in document:
-        raise ValueError(f"the document has no place for the tables: {START} … {END}")
-    head, _, rest = document.partition(START)
-    return f"{head}{START}\n{text}\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="short lengths only")
@@ -268,7 +263,7 @@ def main() -> None:
     if arguments.probe is not None:
         return probe(arguments.probe)
     if arguments.write:
-        insert(arguments.write.read_text(encoding="utf-8"), "")
+        page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
     lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
     peaks = measure_memory(lengths)
     seconds, patience = (0.2, 3.0) if arguments.quick else (1.5, 120.0)
@@ -278,8 +273,8 @@ def main() -> None:
     text = tables(lengths, times, peaks)
     print(text)
     if arguments.write:
-        document = insert(arguments.write.read_text(encoding="utf-8"), text)
-        write(arguments.write, document)
+        page = arguments.write.read_text(encoding="utf-8")
+        write(arguments.write, page_with(page, text, START, END))
     return None
 
 

@@ -493,17 +493,6 @@ def table(rows: list[Row], run: Bench) -> str:
     return "\n".join(lines)
 
 
-def insert(document: str, text: str) -> str:
-    """The document with `text` between the markers, which go after bench.py's tables if missing."""
-    if START not in document and bench.END in document:
-        document = document.replace(bench.END, f"{bench.END}\n\n{START}\n{END}", 1)
-    head, start, rest = document.partition(START)
-    _, end, tail = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"the document has no place for the table: {START} … {END}")
-    return f"{head}{START}\n{text}\n{END}{tail}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
@@ -524,15 +513,15 @@ def main() -> int:
         print(json.dumps(extra(*arguments.extra)))
         return 0
     if arguments.write:
-        insert(arguments.write.read_text(encoding="utf-8"), "")
+        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
     patience = 0.0 if arguments.quick else 300.0
     if arguments.patience is not None:
         patience = arguments.patience
     text = measure(QUICK if arguments.quick else Sizes(), patience)
     print(text)
     if arguments.write:
-        document = insert(arguments.write.read_text(encoding="utf-8"), text)
-        write(arguments.write, document)
+        page = arguments.write.read_text(encoding="utf-8")
+        write(arguments.write, bench.page_with(page, text, START, END))
     return 0
 
 

@@ -7,6 +7,7 @@ their absence is a failure, elsewhere a skip.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from test_report import HOSTILE, MAPS, OTHERS, comparison_of, encoded, hostile, map_of, topical
 
 import kerneltrick as kt
-from kerneltrick import report
+from kerneltrick import analysis, report
 
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
@@ -291,6 +292,26 @@ def test_charts_show_every_map_every_family_and_the_crossover(open_report, compa
     for chart in ("#pareto", "#curves"):
         assert page.locator(f"{chart} .level").text_content() == "looking at nothing"
     assert tab.page.locator("#crossover").text_content() == "crossover n ≈ 849"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_page_computes_weights_with_a_window_as_the_library_does(open_report, causal):
+    data = analysis.synthetic_attention("clustered:n=24,d=4,heads=2")
+    half = {name: getattr(data, name).astype(np.float16).astype(np.float64) for name in "qkv"}
+    data = dataclasses.replace(data, **half)
+    texts = [
+        "elu@window=4,sinks=2", "hedgehog@window=3,relative", "softmax@window=3,sinks=1", "softmax",
+        "favor:features=8,seed=1@window=2,gain=-1", "taylor:order=2@sinks=1", "exp@window=5",
+        "hedgehog:separate=true", "hedgehog:separate=true,activation=exp@window=3",
+    ]  # fmt: skip
+    result = analysis.compare(data, texts, causal=causal, measure=False)
+    values = {**result.to_dict(), "picture": analysis.picture(data, texts)}
+    tab = open_report(values)
+    for number_, text in enumerate(texts):
+        truth = kt.attention_weights(data.q[0, 1], data.k[0, 1], text, causal=causal)
+        np.testing.assert_allclose(tab.weights(0, 1, number_), truth, atol=2e-6, err_msg=text)
+    assert tab.page.locator("#windows .line").count() == len(result.windows)
+    assert tab.page.locator("#windows-legend span").last.text_content() == "the window alone"
 
 
 def test_a_curve_far_above_looking_at_nothing_is_cut_off(open_report, comparison):

@@ -58,12 +58,13 @@ def test_the_default_run_prints_one_row_for_each_map_and_a_verdict(run):
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(" ") and line.strip()]
-    names = [text for text in default_maps(128) if "hyperbolic" not in text]
+    names = [text for text in default_maps(128) if "hyperbolic" not in text and "@" not in text]
     assert rows[2] == "softmax"
     assert set(names) <= set(rows)
     assert "1 layer × 2 heads, n = 128, d = 32" in out
     assert "Looking at nothing" in out
     assert rows[3] == "uniform"
+    assert any(row.startswith("softmax@window=16") for row in rows)
 
 
 def test_the_table_shows_the_numbers_of_the_analysis(run):

@@ -294,16 +294,16 @@ def test_verdict_names_the_best_map_and_the_lost_heads(sample_result):
     fine = of_error(elu, 0.1)
     lost = of_error(elu, 0.9).heads[0][0]
     mixed = dataclasses.replace(fine, heads=((*fine.heads[0], lost),))
-    words = verdict([mixed], uniform, [3], [6, 7], None)
+    words = verdict([mixed], uniform, [["3.6", "3.7"]], (), None)
     assert "elu (m = 32) can stand in for softmax here: its output is off by 10 %" in words
     assert "is off by 80 %, so elu goes 88 % of the way to softmax" in words
     assert "In head 3.7 (layer.head) each map with m ≤ 256 is off by more than half" in words
-    assert "can stand in" not in verdict([of_error(elu, 0.2)], uniform, [3], [6], None)
+    assert "can stand in" not in verdict([of_error(elu, 0.2)], uniform, [["3.6"]], (), None)
 
 
 def test_a_map_that_is_no_better_than_looking_at_nothing_is_said_to_be_so(sample_result):
     elu, uniform = sample_result.maps[0], sample_result.uniform
-    words = verdict([of_error(elu, 0.9)], of_error(uniform, 0.8), [3], [6], None)
+    words = verdict([of_error(elu, 0.9)], of_error(uniform, 0.8), [["3.6"]], (), None)
     assert "off by 80 %: no map here does better than that" in words
     assert "of the way" not in words
 
@@ -314,7 +314,7 @@ def test_verdict_speaks_of_measured_lengths_and_names_what_softmax_was(sample_re
 
     def words(crossover):
         changed = dataclasses.replace(timing, crossover=crossover)
-        return verdict([elu], uniform, [3], [6], changed)
+        return verdict([elu], uniform, [["3.6"]], (), changed)
 
     assert "softmax written in NumPy at every length measured, from n = 128 on" in words(50.0)
     assert "16 times as fast at n = 1024, the longest measured" in words(50.0)

@@ -556,3 +556,36 @@ def test_the_picture_is_drawn(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["costs.svg"]
     with pytest.raises(ValueError, match=r"\.png"):
         costs.save_figure(figure, tmp_path / "costs.doc")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("w", "t"), [(0, 0), (0, 2), (1, 0), (1, 1), (4, 0), (4, 2), (7, 3)])
+def test_near_and_far_are_counted_as_a_loop_over_pairs_counts_them(w, t, causal):
+    n, d, m, width = 23, 5, 5, 3
+    near, reads, leaving = 0, set(), set()
+    for i in range(n):
+        for j in range(i + 1 if causal else n):
+            if abs(i - j) < w or j < t:
+                near += 1
+            else:  # the sums before the window or those behind it; without a window one for all
+                side = w > 0 and j > i
+                reads.add((i, side))
+                leaving.add((j, side))
+    found = costs.windowed(f"elu@window={w},sinks={t}" if w or t else "elu", causal=causal)
+    parts = found.at(n=n, D=d, M=width).parts
+    assert parts["near QKᵀ"] == near * d
+    assert parts["near weights·V"] == near * width
+    assert parts["φ(K)ᵀV into state"] == len(leaving) * m * (width + 1)
+    assert parts["φ(Q)·state"] == len(reads) * m * (width + 1)
+
+
+def test_the_window_alone_costs_no_features_and_no_window_is_linear_attention():
+    alone = costs.windowed("softmax@window=8").at(n=100, D=16, M=16)
+    assert {name for name, count in alone.parts.items() if count} == {
+        "near QKᵀ",
+        "near weights·V",
+    }
+    values = {"n": 100, "D": 16, "M": 16}
+    linear = costs.linear("elu").at(**values).multiply_adds
+    assert costs.windowed("elu", causal=True).at(**values).multiply_adds == linear
+    assert costs.windowed("elu").at(**values).multiply_adds == linear

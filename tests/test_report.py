@@ -151,6 +151,7 @@ def entry_of(text: str, d: int) -> dict[str, Any]:
     return {
         "map": text, "name": chosen.name, "parameters": parameters,
         "scale": chosen.default_scale(d), "projection": projection,
+        "window": 0, "sinks": 0, "gain": 0.0, "relative": False,
     }  # fmt: skip
 
 
@@ -242,6 +243,12 @@ def comparison_of(
         "uniform": rows[0],
         "maps": rows[1:],
         "curves": curves,
+        "windows": [
+            {"map": text, "points": [
+                {"window": w, "map": f"{text}@window={w}", "output_error": 0.5 / (1 + w),
+                 "whole_error": 0.4 / (1 + w), "heads": []} for w in (0, 1, 2, 4, 8)]}
+            for text in ("elu", "softmax")
+        ],
         "timing": {
             "map": "elu", "baseline": "softmax", "lengths": lengths,
             "linear_ms": linear, "softmax_ms": square,

@@ -1,21 +1,209 @@
-"""Files and parts of pages that tools write, and check to be up to date."""
+"""What tools make: pictures, tables and files, stamped with the version and the sources they show.
+
+python tools/generated.py         exit 1 if a picture or table is older than the code it shows
+python tools/generated.py --all   the same also for those that show times
+
+A stamp holds a hash of the sources that decide what is shown. Python counts without comments,
+docstrings and layout, and C++ without comments and layout, so that only a change of code makes a
+picture old. What a tool can quickly make again (`--check` of make_labs, make_claims, …) carries the
+version alone.
+"""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import functools
+import hashlib
+import io
+import re
+import struct
 import sys
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kerneltrick import __version__
 from kerneltrick._files import write
+from kerneltrick._pictures import picture_style
 
 ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+PACKAGE = "src/kerneltrick"
+_STAMP = re.compile(r"<!-- made by (kerneltrick [^>]*) -->\n")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A picture or table: how to make it again, and the sources of what it shows.
+
+    A source is a file, a pattern of files, or `file:name`, one function or class of a file.
+    """
+
+    target: str  # of make
+    sources: tuple[str, ...]
+    timed: bool = False  # it shows times, so it is made on a quiet machine
+
+    def stamp(self) -> str:
+        return f"kerneltrick {__version__}, sources {fingerprint(self.sources)}"
+
+
+def _simulation(name: str) -> Product:
+    figure = f"{PACKAGE}/simulate/_figures.py:{name}_figure"
+    return Product("figures", (f"{PACKAGE}/simulate/_{name}.py", figure))
+
+
+CORE = ("native/*.h", "native/*.cpp", f"{PACKAGE}/engines/*.py", f"{PACKAGE}/attention/_linear.py")
+PICTURES = {
+    "overview.png": Product(
+        "figures",
+        (*(f"tools/make_figures.py:{name}" for name in ("measured", "draw_weights", "draw_times")),
+         *CORE),
+        timed=True,
+    ),
+    "report.png": Product(
+        "figures",
+        ("tools/make_figures.py:screenshot", f"{PACKAGE}/report/page/*", f"{PACKAGE}/analysis/*.py",
+         f"{PACKAGE}/cli/_arguments.py:default_maps"),
+        timed=True,
+    ),
+    "complexity.png": Product(
+        "figures",
+        (f"{PACKAGE}/costs/_plot.py", f"{PACKAGE}/costs/_features.py",
+         f"{PACKAGE}/costs/_attention.py:softmax", f"{PACKAGE}/costs/_attention.py:linear"),
+    ),
+    "quadratic.png": Product("figures", ("tools/make_figures.py:quadratic",)),
+    "decoding.png": Product(
+        "figures", ("tools/make_figures.py:decoding", f"{PACKAGE}/costs/_decoding.py")
+    ),
+    "dial.png": Product(
+        "figures", ("tools/make_figures.py:dial", f"{PACKAGE}/analysis/_windows.py",
+                    f"{PACKAGE}/analysis/_blocks.py:_joined"),
+    ),
+    "recall.png": Product("figures", ("tools/make_recall.py", f"{PACKAGE}/labs/based.py")),
+    "kin.png": Product("kin", ("tools/make_kin.py:kin_figure", "tools/make_kin.py:weights")),
+    "choose.png": Product(
+        "kin", ("tools/make_kin.py:choose_figure", "tools/make_kin.py:measure",
+                f"{PACKAGE}/analysis/_quality.py", f"{PACKAGE}/analysis/_synthetic.py"),
+    ),
+    **{
+        f"{name}.png": _simulation(name)
+        for name in ("moments", "scaling", "features", "representer", "svm")
+    },
+}  # fmt: skip
+TABLES = {  # by the line that they begin with
+    "<!-- bench:start -->": Product(
+        "bench",
+        ("benchmarks/bench.py", "benchmarks/baselines.py", f"{PACKAGE}/engines/_chunked.py",
+         f"{PACKAGE}/attention/_linear.py"),
+        timed=True,
+    ),
+    "<!-- native:begin -->": Product("bench-native", ("benchmarks/native.py", *CORE), timed=True),
+}  # fmt: skip
+
+
+@functools.cache
+def fingerprint(sources: tuple[str, ...]) -> str:
+    """A hash of the code in these sources."""
+    digest = hashlib.sha256()
+    for source in sources:
+        pattern, _, name = source.partition(":")
+        files = sorted(path for path in ROOT.glob(pattern) if path.is_file())
+        if not files:
+            raise ValueError(f"there is no source {pattern}")
+        for path in files:
+            digest.update(f"{path.relative_to(ROOT)}:{name}\0{code(path, name)}\0".encode())
+    return digest.hexdigest()[:12]
+
+
+def code(path: Path, name: str = "") -> str:
+    """What counts in a file, or in one function or class of a Python file."""
+    if path.suffix == ".py":
+        tree: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+        if name:
+            named = {getattr(node, "name", None): node for node in ast.iter_child_nodes(tree)}
+            if name not in named:
+                raise ValueError(f"there is no {name} in {path}")
+            tree = named[name]
+        for node in ast.walk(tree):
+            body: list[Any] = getattr(node, "body", [])
+            if isinstance(body, list) and body and _is_docstring(body[0]):
+                del body[0]
+        return ast.dump(tree)
+    content = path.read_bytes()
+    if path.suffix in (".h", ".cpp"):
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", content.decode(), flags=re.DOTALL)
+        return " ".join(text.split())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def save_picture(figure: Any, name: str, folder: Path = IMAGES, dpi: int = 120) -> None:
+    """Write a matplotlib figure as the picture of that name."""
+    drawn = io.BytesIO()
+    with picture_style():
+        figure.savefig(drawn, format="png", dpi=dpi)
+    save_png(drawn.getvalue(), name, folder)
+
+
+def save_png(content: bytes, name: str, folder: Path = IMAGES) -> None:
+    """Write the picture of that name with its stamp."""
+    content = stamped(content, PICTURES[name].stamp())
+    write(folder / name, content)
+    print(f"wrote {folder / name}, {len(content) / 1000:.0f} kB")
+
+
+def stamped(png: bytes, stamp: str) -> bytes:
+    """The picture with a text chunk after its header (8 bytes of signature, 25 of IHDR)."""
+    chunk = b"tEXtkerneltrick\0" + stamp.encode()
+    size, check = struct.pack(">I", len(chunk) - 4), struct.pack(">I", zlib.crc32(chunk))
+    return png[:33] + size + chunk + check + png[33:]
+
+
+def stamp_of_picture(png: bytes) -> str | None:
+    place = 8
+    while place + 8 <= len(png):
+        (size,) = struct.unpack(">I", png[place : place + 4])
+        content = png[place + 4 : place + 8 + size]
+        if content.startswith(b"tEXtkerneltrick\0"):
+            return content[16:].decode()
+        place += 12 + size
+    return None
+
+
+def page_with(page: str, block: str, begin: str, end: str) -> str:
+    """The page with `block` between its lines `begin` and `end`, and the stamp before it."""
+    before, first, rest = page.partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last):
+        raise ValueError(f"the page needs a line {begin} and, after it, a line {end}")
+    stamp = TABLES[begin].stamp() if begin in TABLES else f"kerneltrick {__version__}"
+    return f"{before}{begin}\n<!-- made by {stamp} -->\n{block}\n{end}{after}"
+
+
+def stamp_of_table(page: str, begin: str) -> str | None:
+    found = _STAMP.match(page.partition(begin + "\n")[2])
+    return found[1] if found else None
 
 
 def update(wanted: dict[Path, str], check: bool, target: str) -> int:
-    """Write the files that are not as wanted; with `check` only name them, and return 1."""
+    """Write the files that are not as wanted; with `check` only name them, and return 1.
+
+    The version that made them is no reason.
+    """
     stale = [
         path
         for path, text in wanted.items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
+        if not path.exists()
+        or _STAMP.sub("", path.read_text(encoding="utf-8")) != _STAMP.sub("", text)
     ]
     if check and stale:
         names = ", ".join(map(str, stale))
@@ -28,10 +216,31 @@ def update(wanted: dict[Path, str], check: bool, target: str) -> int:
     return 0
 
 
-def page_with(page: str, block: str, begin: str, end: str) -> str:
-    """The page with `block` between its lines `begin` and `end`."""
-    before, first, rest = page.partition(begin)
-    _, last, after = rest.partition(end)
-    if not (first and last):
-        raise ValueError(f"the page needs a line {begin} and, after it, a line {end}")
-    return f"{before}{begin}\n{block}\n{end}{after}"
+def old() -> dict[str, Product]:
+    """The pictures and tables that do not show the code as it is, by name."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    stamps = {
+        **{name: stamp_of_picture((IMAGES / name).read_bytes()) for name in PICTURES},
+        **{begin: stamp_of_table(page, begin) for begin in TABLES},
+    }
+    products = {**PICTURES, **TABLES}
+    return {
+        name: products[name]
+        for name, stamp in stamps.items()
+        if stamp is None or not stamp.endswith(f"sources {fingerprint(products[name].sources)}")
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="fail for what shows times, too")
+    arguments = parser.parse_args(argv)
+    found = old()
+    for name, product in found.items():
+        when = " on a quiet machine" if product.timed else ""
+        print(f"older than the code it shows: {name}; make {product.target}{when}", file=sys.stderr)
+    return int(any(arguments.all or not product.timed for product in found.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -11,30 +11,25 @@ python tools/make_figures.py pages      those of the pages only; or overview, sc
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from generated import save_picture, save_png
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import kerneltrick as kt
 from kerneltrick import costs, simulate
-from kerneltrick._files import write
 from kerneltrick._pictures import BLUE as TEAL
-from kerneltrick._pictures import FAINT, GREEN, LINE, PURPLE, picture_style
+from kerneltrick._pictures import FAINT, GREEN, INK, LINE, PURPLE, picture_style, plain_numbers
 from kerneltrick._pictures import ORANGE as RUST
+from kerneltrick.analysis._windows import dial_at, head_errors, window_lengths
 
-IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-INK, MUTED, BLUE, ORANGE = "#1f2933", "#7b8794", "#2b6cb0", "#c05621"
 MAPS = ["elu", "favor:features=256", "taylor:order=2"]
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
 
@@ -58,13 +53,33 @@ def seconds(call, repeats: int = 7) -> float:
 
 
 def overview() -> None:
-    plt.rcParams.update(
-        {"font.size": 9, "axes.edgecolor": MUTED, "text.color": INK, "axes.labelcolor": INK,
-         "xtick.color": MUTED, "ytick.color": MUTED, "axes.titlesize": 9.5}
-    )  # fmt: skip
-    figure = plt.figure(figsize=(10.4, 2.35), dpi=160)
-    grid = figure.add_gridspec(1, 5, width_ratios=[1, 1, 1, 1, 1.55], wspace=0.18)
+    torch.set_num_threads(2)
+    times = measured()
+    with picture_style():
+        figure = Figure(figsize=(10.4, 2.6), layout="constrained")
+        panels = figure.subplots(1, 5, width_ratios=[1, 1, 1, 1, 1.7])
+        draw_weights(panels[:4])
+        draw_times(panels[4], times)
+    save_picture(figure, "overview.png", dpi=160)
+    for n, linear, softmax in zip(LENGTHS, *times.values(), strict=True):
+        print(f"n = {n:5}: linear {linear * 1e3:7.2f} ms, softmax {softmax * 1e3:7.2f} ms")
 
+
+def measured() -> dict[str, list[float]]:
+    """Seconds of linear and of softmax attention at each length."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found: dict[str, list[float]] = {"linear_attention, elu": [], "softmax (PyTorch)": []}
+    linear, quadratic = found.values()
+    for n in LENGTHS:
+        tensors = [torch.randn(1, 8, n, 64) for _ in range(3)]
+        with torch.no_grad():
+            linear.append(seconds(lambda x=tensors: kt.linear_attention(*x, "elu", causal=True)))
+            quadratic.append(seconds(lambda x=tensors: attention(*x, is_causal=True), 3))
+    return found
+
+
+def draw_weights(panels: np.ndarray) -> None:
+    """Softmax and three maps on the same queries and keys."""
     q, k = topical_tokens()
     _, softmax = kt.softmax_attention(q, k, k, causal=True, return_weights=True)
     shown = {"softmax": softmax}
@@ -72,51 +87,26 @@ def overview() -> None:
         shown[text] = kt.attention_weights(q, k, text, causal=True)
     top = float(np.quantile(softmax, 0.99))
     lower = np.tri(len(q), dtype=bool)
-    for column, (name, weights) in enumerate(shown.items()):
-        axes = figure.add_subplot(grid[column])
+    for axes, (name, weights) in zip(panels, shown.items(), strict=True):
         picture = np.where(lower, weights, np.nan)
         axes.imshow(picture, cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
         axes.set(xticks=[], yticks=[])
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
         error = np.linalg.norm(weights - softmax) / np.linalg.norm(softmax)
-        label = "keys j ≤ i" if name == "softmax" else f"error {error:.2f}"
         axes.set_title(name.replace(":", "\n", 1) if ":" in name else name + "\n")
-        axes.set_xlabel(label, color=MUTED)
-        if column == 0:
-            axes.set_ylabel("queries i")
+        axes.set_xlabel("keys j ≤ i" if name == "softmax" else f"error {error:.2f}", color=FAINT)
+    panels[0].set_ylabel("queries i")
 
-    torch.set_num_threads(2)
-    attention = torch.nn.functional.scaled_dot_product_attention
-    linear, quadratic = [], []
-    for n in LENGTHS:
-        tensors = [torch.randn(1, 8, n, 64) for _ in range(3)]
-        with torch.no_grad():
-            linear.append(seconds(lambda x=tensors: kt.linear_attention(*x, "elu", causal=True)))
-            quadratic.append(seconds(lambda x=tensors: attention(*x, is_causal=True), 3))
-    axes = figure.add_subplot(grid[4])
-    for values, name, colour, where in (
-        (quadratic, "softmax (torch SDPA)", ORANGE, (-8, -2)),
-        (linear, "linear_attention, elu", BLUE, (0, -44)),
-    ):
-        axes.loglog(LENGTHS, np.array(values) * 1e3, "o-", color=colour, ms=3.5, lw=1.6)
-        axes.annotate(
-            name, (LENGTHS[-1], values[-1] * 1e3), xytext=where, textcoords="offset points",
-            ha="right", color=colour,
-        )  # fmt: skip
+
+def draw_times(axes: Axes, times: dict[str, list[float]]) -> None:
+    for (name, values), colour in zip(times.items(), (TEAL, RUST), strict=True):
+        axes.loglog(LENGTHS, np.array(values) * 1e3, "o-", color=colour, ms=3.5, lw=1.6, label=name)
     axes.set_xticks([256, 1024, 4096], ["256", "1024", "4096"])
     axes.minorticks_off()
-    axes.grid(alpha=0.25, lw=0.5)
+    axes.grid(axis="y", color=LINE)
+    axes.legend(loc="upper left", borderaxespad=0)
+    axes.margins(y=0.3)
     axes.set_xlabel("tokens n")
-    axes.set_title("milliseconds, 2 cores,\n8 heads × 64, causal")
-    axes.yaxis.tick_right()
-    for side in ("top", "left"):
-        axes.spines[side].set_visible(False)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, bbox_inches="tight", facecolor="white", format="png")
-    write(IMAGES / "overview.png", drawn.getvalue())
-    for n, a, b in zip(LENGTHS, linear, quadratic, strict=True):
-        print(f"n = {n:5}: linear {a * 1e3:7.2f} ms, softmax {b * 1e3:7.2f} ms")
+    axes.set_title(f"milliseconds, 2 cores, 8 heads × 64,\ncausal; kerneltrick {kt.__version__}")
 
 
 def screenshot() -> None:
@@ -139,7 +129,7 @@ def screenshot() -> None:
         page = browser.new_page(viewport={"width": 1240, "height": 1900})
         page.goto(page_path.as_uri())
         page.wait_for_timeout(500)
-        write(IMAGES / "report.png", page.screenshot(type="png"))
+        save_png(page.screenshot(type="png"), "report.png")
         browser.close()
 
 
@@ -154,11 +144,40 @@ def pages() -> None:
         "complexity": costs.figure(costs.Sizes(n=4096, d=64), ["elu", "poly:degree=2"]),
         "quadratic": quadratic(),
         "decoding": decoding(),
+        "dial": dial(),
     }
     for name, figure in drawn.items():
-        path = IMAGES / f"{name}.png"
-        simulate.save_figure(figure, path, dpi=120)
-        print(f"wrote {path.name}, {path.stat().st_size / 1000:.0f} kB")
+        save_picture(figure, f"{name}.png")
+
+
+def dial() -> Figure:
+    """Output error against the window on the sample, all heads together: maps, and no map."""
+    data = kt.analysis.sample()
+    q, k, v = (getattr(data, side).reshape(-1, *data.q.shape[2:]) for side in "qkv")
+    windows = window_lengths(q.shape[-2])
+    names = {"relu": GREEN, "favor:features=256": PURPLE, "hedgehog": TEAL, "taylor:order=2": RUST}
+    with picture_style():
+        figure = Figure(figsize=(6.8, 3.6), layout="constrained")
+        axes = figure.subplots()
+        place = [max(0.5, window) for window in windows]  # a logarithm has no 0
+        for text, colour in {**names, "softmax": INK}.items():
+            errors = []
+            for window in windows:
+                setting = dial_at(kt.maps.get(text), window)
+                lost, size = head_errors(q, k, v, setting, False, q.shape[-1] ** -0.5, 0)
+                errors.append(math.sqrt(lost.sum() / size.sum()))
+            style = "o--" if text == "softmax" else "o-"
+            name = "the window alone" if text == "softmax" else text
+            axes.loglog(place, errors, style, color=colour, ms=4, lw=1.4, label=name)
+            print(f"{name:20}", *(f"{error:.2f}" for error in errors))
+        axes.set_xticks(place, [str(window) for window in windows])
+        plain_numbers(axes.yaxis)
+        axes.minorticks_off()
+        axes.grid(axis="y", color=LINE)
+        axes.set(xlabel="window: exact are tokens less than so far away; 0: the map alone")
+        axes.set_title("output error against softmax, sample, 36 heads together, first token exact")
+        axes.legend()
+    return figure
 
 
 def quadratic() -> Figure:
@@ -224,7 +243,6 @@ def main() -> None:
     for name in chosen:
         if name not in parts:
             parser.error(f"there is no {name!r}; there are {', '.join(parts)}")
-    IMAGES.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         parts[name]()
 

@@ -16,16 +16,15 @@ import math
 from pathlib import Path
 
 import numpy as np
-from generated import ROOT, page_with, update
+from generated import IMAGES, ROOT, page_with, save_picture, update
 from make_stars import markdown
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 import kerneltrick as kt
-from kerneltrick import analysis, costs, simulate
+from kerneltrick import analysis, costs
 from kerneltrick._pictures import BLUE, FAINT, LINE, ORANGE, picture_style
 
-IMAGES = ROOT / "docs/images"
 PAGE = ROOT / "docs/choose_a_map.md"
 BEGIN, END = "<!-- choose:begin -->", "<!-- choose:end -->"
 N, D = 40, 8  # of the picture of relatives
@@ -197,12 +196,6 @@ def kin_figure() -> Figure:
     return drawn
 
 
-def save(figure: Figure, name: str, folder: Path) -> None:
-    path = folder / name
-    simulate.save_figure(figure, path, dpi=120)
-    print(f"wrote {path}, {path.stat().st_size / 1000:.0f} kB")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     group = parser.add_mutually_exclusive_group()
@@ -220,8 +213,8 @@ def main(argv: list[str] | None = None) -> int:
         return status
     if arguments.check:
         return 0
-    save(kin_figure(), "kin.png", arguments.images)
-    save(choose_figure(rows), "choose.png", arguments.images)
+    save_picture(kin_figure(), "kin.png", arguments.images)
+    save_picture(choose_figure(rows), "choose.png", arguments.images)
     return 0
 
 

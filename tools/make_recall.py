@@ -8,13 +8,12 @@ The left half is the curve of lab 07, the right half section 5 of docs/07_based.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from generated import save_picture
 from matplotlib.figure import Figure
 
 import kerneltrick as kt
-from kerneltrick import simulate
 from kerneltrick._pictures import (
     BLUE,
     FAINT,
@@ -27,7 +26,6 @@ from kerneltrick._pictures import (
 )
 from kerneltrick.labs import based
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "recall.png"
 COLOURS = {
     "ELU+1": GREEN, "exp": "#b3903a", "identity": FAINT, "random features": PURPLE,
     "Taylor": BLUE, "softmax": INK,
@@ -92,5 +90,4 @@ def draw() -> Figure:
 
 
 if __name__ == "__main__":
-    simulate.save_figure(draw(), PICTURE, dpi=120)
-    print(f"wrote {PICTURE.name}, {PICTURE.stat().st_size / 1000:.0f} kB")
+    save_picture(draw(), "recall.png")

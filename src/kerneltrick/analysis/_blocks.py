@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kerneltrick import maps
 from kerneltrick._arrays import Array, as_numpy, constant, is_array, library, wide
 from kerneltrick.attention._arguments import check_causal, check_inputs, check_scale
+from kerneltrick.attention._dial import Dial, check_far, check_window
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -36,6 +37,10 @@ class Problem(NamedTuple):
     causal: bool
     scale: float
     softmax_scale: float
+    window: int = 0  # near keys weigh as in softmax
+    sinks: int = 0
+    gain: Floats | None = None  # (H, 1, 1), of the others
+    relative: bool = False
 
     @property
     def groups(self) -> int:
@@ -80,14 +85,20 @@ def check_problem(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike,
+    setting: maps.MapLike | Dial,
     causal: bool,
     scale: float | None,
     softmax_scale: float | None,
 ) -> Problem:
     inputs = check_inputs(who, q, k, v)
     check_causal(who, inputs, causal)
-    chosen = numpy_map(feature_map, q)
+    dial = Dial.get(setting)
+    chosen = numpy_map(dial.feature_map, q)
+    window, sinks = check_window(who, chosen, dial.window, dial.sinks)
+    gain, relative = None, False
+    if window or sinks:
+        gain, relative = check_far(dial.far, chosen, inputs)
+        gain = as_numpy(gain).astype(np.float64)
     d, n_q, n = q.shape[-1], q.shape[-2], k.shape[-2]
     if n_q == 0 or n == 0 or math.prod(inputs.q.shape[:-2]) == 0:
         raise ValueError(
@@ -97,10 +108,14 @@ def check_problem(
     chosen.check_positions(0, max(n_q, n) - 1)
     scale = chosen.default_scale(d) if scale is None else check_scale(who, scale)
     softmax_scale = 1 / math.sqrt(d) if softmax_scale is None else check_scale(who, softmax_scale)
+    if 0 < window < max(n_q, n) and n_q != n:
+        raise ValueError(f"{who}: a window needs as many queries as keys, not {n_q} and {n}")
     check_finite(q=q, k=k, v=v)
     dtype = np.float64 if max(n_q, n) <= WHOLE_UP_TO else np.float32
     flat_q, flat_k, flat_v = (_flat(x, dtype) for x in (inputs.q, inputs.k, inputs.v))
-    return Problem(flat_q, flat_k, flat_v, chosen, causal, scale, softmax_scale)
+    return Problem(
+        flat_q, flat_k, flat_v, chosen, causal, scale, softmax_scale, window, sinks, gain, relative
+    )  # fmt: skip
 
 
 def check_finite(**arrays: Array) -> None:
@@ -148,11 +163,30 @@ def blocks(
             seen = int(chosen.max()) + 1 if problem.causal else n
             allowed = np.arange(seen) <= chosen[:, None] if problem.causal else None
             scores = (q * problem.softmax_scale) @ keys[:, :seen].mT
-            weights, defined, log_normalizer = normalized(*similar(q, chosen, seen), allowed)
+            near = near_keys(problem, scores, chosen)
+            weights, defined, log_normalizer = normalized(*similar(q, chosen, seen), allowed, near)
             softmax, log_softmax = _softmax(scores, allowed)
             yield Block(
                 lead, chosen, softmax, log_softmax, weights, allowed, defined, log_normalizer
             )
+
+
+class Near(NamedTuple):
+    """The keys that weigh as in softmax, and the units of the others."""
+
+    close: Bools  # (r, c)
+    scores: Floats  # (H, r, c): s·q·k
+    gain: Floats  # (H, 1, 1)
+    relative: bool
+
+
+def near_keys(problem: Problem, scores: Floats, rows: NDArray[np.int64]) -> Near | None:
+    """What is near the queries at `rows`; None if the map weighs all keys."""
+    if problem.gain is None:
+        return None
+    keys = np.arange(scores.shape[-1])
+    close = (np.abs(rows[:, None] - keys) < problem.window) | (keys < problem.sinks)
+    return Near(close, scores, problem.gain, problem.relative)
 
 
 # Queries (H, r, d) at positions (r,) against the first `seen` keys: similarities (H, r, seen), and
@@ -193,11 +227,18 @@ def _has_closed_form(feature_map: maps.FeatureMap) -> bool:
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def normalized(
-    weights: Floats, log_q: Floats | None, log_k: Floats | None, allowed: Bools | None
+    weights: Floats,
+    log_q: Floats | None,
+    log_k: Floats | None,
+    allowed: Bools | None,
+    near: Near | None = None,
 ) -> tuple[Floats, Bools, Floats]:
     """Weights divided by their sums, which rows have one, and the logarithm of its size."""
     reference: Any = 0.0
-    if log_k is not None:
+    if near is not None:
+        weights, reference = _joined(weights, log_q, log_k, allowed, near)
+        log_q = None
+    elif log_k is not None:
         exponent = np.broadcast_to(log_k[:, None, :], weights.shape)
         if allowed is not None:
             exponent = np.where(allowed, exponent, -math.inf)
@@ -213,6 +254,31 @@ def normalized(
     if not defined.all():
         weights = np.where(defined[..., None], weights, 0.0)
     return weights, defined, log_normalizer
+
+
+def _joined(
+    weights: Floats,
+    log_q: Floats | None,
+    log_k: Floats | None,
+    allowed: Bools | None,
+    near: Near,
+) -> tuple[Floats, Floats]:
+    """Near weights e^{s·q·k} and far ones, relative to the exponential of one number a row."""
+    far = ~near.close if allowed is None else allowed & ~near.close
+    close = near.close if allowed is None else allowed & near.close
+    scores = np.where(close, near.scores, -math.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    exponent = np.broadcast_to(near.gain, weights.shape).astype(weights.dtype)
+    if near.relative:
+        exponent += np.where(np.isfinite(top), top, 0.0)
+    for log, axis in ((log_q, -1), (log_k, -2)):
+        if log is not None:
+            exponent += np.expand_dims(log, axis)
+    exponent[~far | (weights == 0)] = -math.inf  # what weighs nothing sets no scale
+    reference = np.maximum(top, exponent.max(axis=-1, keepdims=True))
+    reference = np.where(np.isfinite(reference), reference, 0.0)
+    joined = np.where(far, weights * np.exp(exponent - reference), np.exp(scores - reference))
+    return joined, reference[..., 0]
 
 
 def _softmax(scores: Floats, allowed: Bools | None) -> tuple[Floats, Floats]:

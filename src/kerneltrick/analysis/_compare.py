@@ -18,7 +18,7 @@ from kerneltrick.analysis import _curves as curves
 from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._limit import Limit, weight_limit
-from kerneltrick.analysis._quality import analyze_map
+from kerneltrick.analysis._quality import analyze_map, state_bytes
 from kerneltrick.analysis._sampled import SAMPLED_ROWS
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._timing import (
@@ -39,17 +39,27 @@ from kerneltrick.analysis._types import (
     SoftmaxHead,
     SoftmaxReport,
     Timing,
+    WindowCurve,
+    WindowPoint,
+    mean,
     number,
 )
 from kerneltrick.analysis._verdict import verdict
-from kerneltrick.attention import State
+from kerneltrick.analysis._windows import (
+    BEST,
+    chosen_maps,
+    dial_at,
+    head_errors,
+    window_lengths,
+)
+from kerneltrick.attention import Dial
 
 ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces done, pieces in all)
 
 
 def compare(
     data: AttentionData,
-    feature_maps: Iterable[maps.MapLike],
+    feature_maps: Iterable[maps.MapLike | Dial],
     *,
     causal: bool | None = None,
     scale: float | None = None,
@@ -59,6 +69,9 @@ def compare(
     resume: Path | None = None,
 ) -> Comparison:
     """Every map on every head of `data`, against softmax(s·QKᵀ)V.
+
+    A map may have a window beside it, as text `elu@window=16,sinks=1`; `softmax@window=16,sinks=1`
+    is the window alone.
 
     `causal` and `scale` are those of the data unless given; without either, full and 1/√d.
     `measure=False` leaves out what depends on the machine. With a path `resume`, finished pieces
@@ -70,7 +83,7 @@ def compare(
     >>> [row.map for row in result.maps], result.data.n
     (['elu', 'taylor:order=2'], 128)
     """
-    chosen = [maps.get(text) for text in feature_maps]
+    chosen = [Dial.get(text) for text in feature_maps]
     return _Run(data, chosen, causal, scale, seed, measure, progress, resume).result()
 
 
@@ -89,7 +102,7 @@ class _Run:
     def __init__(
         self,
         data: AttentionData,
-        chosen: list[maps.FeatureMap],
+        chosen: list[Dial],
         causal: bool | None,
         scale: float | None,
         seed: int,
@@ -113,8 +126,12 @@ class _Run:
         self.progress = progress
         self.done = 0
         points = sum(map(len, self.families.values()))
+        lengths = window_lengths(min(self.data.q.shape[2], self.data.k.shape[2]))
+        self.windows = lengths if self.data.q.shape[2] == self.data.k.shape[2] else ()
         self.pieces = len(self.heads) * (2 + len(chosen)) + points
         self.pieces += (1 + len(chosen)) if measure else 0
+        alone = sum(not (dial.window or dial.sinks) for dial in chosen)
+        self.pieces += (1 + min(BEST, alone)) * len(self.windows)
 
     def _usable(self) -> list[tuple[int, int]]:
         excluded = set(self.data.excluded)
@@ -143,9 +160,10 @@ class _Run:
 
     def result(self) -> Comparison:
         limits, softmax_heads = self._limits()
-        uniform = self._map(maps.get(_uniform), "uniform", limits)
-        reports = [self._map(feature_map, str(feature_map), limits) for feature_map in self.maps]
+        uniform = self._map(Dial(maps.get(_uniform)), "uniform", limits)
+        reports = [self._map(dial, str(dial), limits) for dial in self.maps]
         found_curves = self._curves(limits)
+        windows = self._windows(reports)
         softmax_ms, timings, noisy = self._timings()
         reports = [
             dataclasses.replace(
@@ -169,10 +187,9 @@ class _Run:
             uniform=uniform,
             maps=tuple(reports),
             curves=found_curves,
+            windows=windows,
             timing=shown,
-            verdict=verdict(
-                reports, uniform, self.data.layers, self.data.heads, None if noisy else shown
-            ),
+            verdict=verdict(reports, uniform, self._grid(), windows, None if noisy else shown),
         )
         if self.progress is not None:
             self.progress("done", self.pieces, self.pieces)
@@ -205,9 +222,9 @@ class _Run:
             rows[head.layer][head.head] = SoftmaxHead(found["entropy"], rank, found["top1"])
         return limits, tuple(tuple(row) for row in rows)
 
-    def _map(self, feature_map: maps.FeatureMap, text: str, limits: Sequence[Limit]) -> MapReport:
-        d = self.data.q.shape[-1]
-        m = feature_map.dim(d)
+    def _map(self, dial: Dial, text: str, limits: Sequence[Limit]) -> MapReport:
+        d, n = self.data.q.shape[-1], self.data.k.shape[2]
+        m = dial.feature_map.dim(d)
         rows: list[list[HeadMetrics | None]] = [
             [None] * len(self.data.heads) for _ in self.data.layers
         ]
@@ -215,21 +232,21 @@ class _Run:
 
             def work(head: _Head = head, limit: Limit = limit) -> Any:
                 quality = analyze_map(
-                    head.q, head.k, head.v, feature_map, causal=self.causal,
+                    head.q, head.k, head.v, dial, causal=self.causal,
                     softmax_scale=self.scale, seed=self.seed,
                 )  # fmt: skip
-                return HeadMetrics.of(quality, limit, m).to_dict()
+                near = dial.window or dial.sinks or isinstance(dial.feature_map, maps.Softmax)
+                return HeadMetrics.of(quality, None if near else limit, m).to_dict()
 
             name = self._name(head)
             found = self._piece(f"{text} on head {name}", f"{text} {name}", work)
             rows[head.layer][head.head] = HeadMetrics.from_dict(found)
         kept = [metrics for row in rows for metrics in row if metrics is not None]
-        one_layer = State.empty(feature_map, self.data.k[0], self.data.v[0])
         return MapReport(
             map=text,
             features=m,
-            sign=feature_map.sign,
-            state_bytes=one_layer.nbytes,
+            sign=dial.feature_map.sign,
+            state_bytes=state_bytes(dial, self.data.k[0], self.data.v[0], n),
             ms_per_1000_tokens=math.nan,
             crossover=None,
             summary=HeadMetrics.summary(kept),
@@ -254,6 +271,39 @@ class _Run:
             found.append(Curve(family, tuple(points)))
         return tuple(found)
 
+    def _windows(self, reports: Sequence[MapReport]) -> tuple[WindowCurve, ...]:
+        q, k, v = (np.concatenate([getattr(head, side) for head in self.heads]) for side in "qkv")
+        errors = [r.summary.output_error for r in reports]
+        found = []
+        for feature_map in chosen_maps(list(zip(errors, self.maps, strict=True))):
+            points = []
+            for window in self.windows:
+                dial = dial_at(feature_map, window)
+
+                def work(dial: Dial = dial) -> Any:
+                    sums = head_errors(q, k, v, dial, self.causal, self.scale, self.seed)
+                    return [x.tolist() for x in sums]
+
+                lost, size = self._piece(f"window: {dial}", f"window {dial}", work)
+                points.append(self._window_point(window, str(dial), lost, size))
+            found.append(WindowCurve(str(feature_map), tuple(points)))
+        return tuple(found)
+
+    def _window_point(
+        self, window: int, text: str, lost: Sequence[float], size: Sequence[float]
+    ) -> WindowPoint:
+        grid = [[math.nan] * len(self.data.heads) for _ in self.data.layers]
+        for head, wrong, right in zip(self.heads, lost, size, strict=True):
+            grid[head.layer][head.head] = math.sqrt(wrong / right) if right > 0 else math.nan
+        total = sum(size)
+        return WindowPoint(
+            window=window,
+            map=text,
+            output_error=mean([error for row in grid for error in row]),
+            whole_error=math.sqrt(sum(lost) / total) if total > 0 else math.nan,
+            heads=tuple(tuple(row) for row in grid),
+        )
+
     def _timings(self) -> tuple[list[float] | None, list[Timing | None], bool]:
         """Times of softmax, those of each map, and whether others were at work meanwhile."""
         if not self.measure:
@@ -264,13 +314,15 @@ class _Run:
         softmax = self._piece("time of softmax", "time softmax", work)
         found: list[Timing | None] = []
         longest = timing_lengths(heads)[-1]
-        for feature_map in self.maps:
-            timed = feature_map
-            if isinstance(timed, maps.Cosformer):  # of the same cost, able to serve these lengths
-                timed = maps.Cosformer(max(timed.horizon, longest))
+        for dial in self.maps:
+            timed = dial
+            if isinstance(dial.feature_map, maps.Cosformer):
+                # of the same cost, able to serve these lengths
+                longer = maps.Cosformer(max(dial.feature_map.horizon, longest))
+                timed = dataclasses.replace(dial, feature_map=longer)
             work = functools.partial(measure_linear, timed, heads, d, width, self.causal)
-            linear = self._piece(f"time of {feature_map}", f"time {feature_map}", work)
-            found.append(timing(str(feature_map), heads, linear, softmax))
+            linear = self._piece(f"time of {dial}", f"time {dial}", work)
+            found.append(timing(str(dial), heads, linear, softmax))
         noisy = other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1
         if noisy:
             self.notes.append("other processes were at work during the timing: it means little")
@@ -278,6 +330,9 @@ class _Run:
 
     def _name(self, head: _Head) -> str:
         return f"{self.data.layers[head.layer]}.{self.data.heads[head.head]}"
+
+    def _grid(self) -> list[list[str]]:
+        return [[f"{layer}.{head}" for head in self.data.heads] for layer in self.data.layers]
 
     def _info(self) -> DataInfo:
         notes = list(self.notes)

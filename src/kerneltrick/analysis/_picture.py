@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, as_numpy
 from kerneltrick.analysis._data import AttentionData
+from kerneltrick.attention import Dial, Far
 
 MOST_TOKENS = 256
 
 
-def picture(data: AttentionData, feature_maps: Iterable[maps.MapLike]) -> dict[str, Any]:
+def picture(data: AttentionData, feature_maps: Iterable[maps.MapLike | Dial]) -> dict[str, Any]:
     """The first tokens of q and k in float16, and each map with its parameters and weights."""
     shown, _ = data.sanitized()
     tokens = min(MOST_TOKENS, shown.q.shape[2])
@@ -25,27 +27,38 @@ def picture(data: AttentionData, feature_maps: Iterable[maps.MapLike]) -> dict[s
         "tokens": tokens,
         "q": _pack(shown.q[:, :, :tokens], "<f2"),
         "k": _pack(shown.k[:, :, :tokens], "<f2"),
-        "maps": [_describe(maps.get(text), d) for text in feature_maps],
+        "maps": [_describe(Dial.get(text), d) for text in feature_maps],
     }
 
 
-def _describe(feature_map: maps.FeatureMap, d: int) -> dict[str, Any]:
+def _describe(dial: Dial, d: int) -> dict[str, Any]:
+    feature_map, far = dial.feature_map, dial.far or Far()
+    gain = far.gain
+    if gain is None:  # as linear_attention has it
+        gain = 0.0 if far.relative else -math.log(feature_map.unit(d))
     parameters = {
         field.name: value
         for field in dataclasses.fields(feature_map)
         if isinstance(value := getattr(feature_map, field.name), (int, float, str))
     }
+    learned = isinstance(feature_map, maps.Hedgehog) and (
+        feature_map.weight is not None or feature_map.key_weight is not None
+    )
     projection = None
     if isinstance(feature_map, maps.Favor):
         projection = _pack(feature_map.projection(d), "<f4")
     elif isinstance(feature_map, maps.T2R):
         projection = _pack(feature_map.weights(d).T, "<f4")
     return {
-        "map": str(feature_map),
-        "name": feature_map.name,
+        "map": str(dial),
+        "name": "learned" if learned else feature_map.name,  # which the page cannot draw
         "parameters": parameters,
         "scale": feature_map.default_scale(d),
         "projection": projection,
+        "window": dial.window,
+        "sinks": dial.sinks,
+        "gain": gain,
+        "relative": far.relative,
     }
 
 

@@ -18,7 +18,7 @@ from kerneltrick.analysis._sampled import (
     rank_correlation,
 )
 from kerneltrick.analysis._weights import WeightComparison, WeightTotals, ratio
-from kerneltrick.attention import State
+from kerneltrick.attention import Dial, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def analyze_map(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike,
+    feature_map: maps.MapLike | Dial,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -99,8 +99,25 @@ def analyze_map(
         float32_error=float32_error(problem),
         gradient_ratio=gradient_ratio,
         dead_gradients=dead_gradients,
-        state_bytes=State.empty(problem.feature_map, problem.k, problem.v).nbytes,
+        state_bytes=state_bytes(
+            Dial(problem.feature_map, problem.window, problem.sinks),
+            problem.k,
+            problem.v,
+            problem.k.shape[2],
+        ),
     )
+
+
+def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
+    """Bytes that a stream of n tokens or more carries: sums, near tokens, sinks.
+
+    Of `softmax` without a window, keys and values of all n tokens.
+    """
+    token = (k.nbytes + v.nbytes) // k.shape[-2]
+    if isinstance(dial.feature_map, maps.Softmax) and not (dial.window or dial.sinks):
+        return int(n * token)
+    kept = min(max(0, dial.window - 1) + dial.sinks, n)
+    return int(State.empty(dial.feature_map, k, v).nbytes + kept * token)
 
 
 class OutputTotals:

@@ -17,11 +17,12 @@ from kerneltrick.analysis._blocks import (
     Floats,
     Problem,
     blocks,
+    near_keys,
     normalized,
     repeated,
     similarities,
 )
-from kerneltrick.attention import linear_attention
+from kerneltrick.attention import Far, linear_attention
 
 SAMPLED_ROWS = 512
 GRADIENT_ROWS = 16
@@ -73,8 +74,13 @@ def float32_error(problem: Problem) -> float:
 
     def run(dtype: Any) -> Array:
         q, k, v = (x.astype(dtype) for x in (problem.q, problem.k, problem.v))
+        own = problem.feature_map.default_scale(q.shape[-1])
+        options: dict[str, Any] = {"scale": None if problem.scale == own else problem.scale}
+        if problem.gain is not None:
+            far = Far(problem.gain[:, 0, 0].astype(dtype), problem.relative)
+            options |= {"window": problem.window, "sinks": problem.sinks, "far": far}
         return linear_attention(
-            q, k, v, problem.feature_map, causal=problem.causal, scale=problem.scale, on_zero="nan"
+            q, k, v, problem.feature_map, causal=problem.causal, on_zero="nan", **options
         )
 
     with np.errstate(all="ignore"):
@@ -123,7 +129,9 @@ def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
             d = q.shape[-1]
             step = 1e-5 * np.maximum(np.abs(q), 1.0)[:, None, :] * np.eye(d)  # (H, d, d)
             moved = np.concatenate([q[:, None] + step, q[:, None] - step], axis=1)
-            weights, defined, _ = normalized(*similar(moved, np.full(2 * d, i), seen), None)
+            scores = problem.softmax_scale * moved @ keys.mT
+            near = near_keys(problem, scores, np.full(2 * d, i))
+            weights, defined, _ = normalized(*similar(moved, np.full(2 * d, i), seen), None, near)
             reached = np.einsum("hrc,hc->hr", weights, target)
             widths = 2e-5 * np.maximum(np.abs(q), 1.0)
             gradient = (reached[:, :d] - reached[:, d:]) / widths

@@ -46,15 +46,18 @@ class HeadMetrics(Result):
     times_limit: float  # mse / limit_mse; NaN where the limit is 0
 
     @staticmethod
-    def of(quality: MapQuality, limit: Limit, m: int) -> HeadMetrics:
-        """The metrics of a head, with the limit for a map of m features."""
+    def of(quality: MapQuality, limit: Limit | None, m: int) -> HeadMetrics:
+        """The metrics of a head, with the limit for a map of m features.
+
+        With exact weights for near tokens there is no such limit.
+        """
         values = {**vars(quality.weights), **vars(quality)}
         values["output_error"] = values["whole_error"] = quality.output_relative_error
         values["undefined_rows"] = quality.weights.undefined_rows
-        bound = limit.mse(m)
+        bound = math.nan if limit is None else limit.mse(m)
         values |= {
             "limit_mse": bound,
-            "limit_kind": limit.kind,
+            "limit_kind": "bound" if limit is None else limit.kind,
             "times_limit": quality.weights.mse / bound if bound > 0 else math.nan,
         }
         return HeadMetrics(**{f.name: values[f.name] for f in dataclasses.fields(HeadMetrics)})
@@ -146,6 +149,25 @@ class Curve(Result):
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowPoint(Result):
+    """A map with so many near tokens exact, and the first token too; window 0: the map alone."""
+
+    window: int
+    map: str  # with its window, as text
+    output_error: float  # mean over heads
+    whole_error: float  # of all heads' outputs together
+    heads: tuple[tuple[float, ...], ...]  # output errors; NaN where there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowCurve(Result):
+    """Error against the window beside one map; beside `softmax`, the window alone."""
+
+    map: str
+    points: tuple[WindowPoint, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Timing(Result):
     """Measured times, their fits, and where they meet."""
 
@@ -187,6 +209,7 @@ class Comparison(Result):
     uniform: MapReport  # every token weighs the same: what looking at nothing costs
     maps: tuple[MapReport, ...]
     curves: tuple[Curve, ...]
+    windows: tuple[WindowCurve, ...]
     timing: Timing | None
     verdict: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kerneltrick.analysis._types import MapReport, Timing
+from kerneltrick.analysis._types import MapReport, Timing, WindowCurve
 
 SMALL = 256  # features of a map that is still cheap
 GOOD = 0.1  # a relative output error at which a map can stand in for softmax
@@ -16,11 +16,14 @@ FEW = 8  # heads named one by one
 def verdict(
     reports: Sequence[MapReport],
     uniform: MapReport,
-    layers: Sequence[int],
-    heads: Sequence[int],
+    names: Sequence[Sequence[str]],
+    windows: Sequence[WindowCurve],
     timing: Timing | None,
 ) -> str:
-    """Which map comes closest, which cheap one, where softmax should stay, and what it gains."""
+    """Which map comes closest, which cheap one, where softmax should stay, and what it gains.
+
+    `names` are those of the heads of each layer.
+    """
     judged = [r for r in reports if not math.isnan(r.summary.output_error)]
     if not judged:
         return _nothing_to_judge(reports)
@@ -31,7 +34,7 @@ def verdict(
         cheap = min(small, key=lambda r: r.summary.output_error)
         error = _share(cheap.summary.output_error)
         sentences.append(f"Among maps with m ≤ {SMALL}, {cheap.map} is closest: off by {error}.")
-    sentences.append(_lost_heads(small, layers, heads))
+    sentences += [_lost_heads(small, names), _needed_windows(windows, names)]
     if timing is not None:
         sentences.append(_gain(timing))
     return " ".join(filter(None, sentences))
@@ -80,28 +83,63 @@ def _against_limit(best: MapReport) -> str:
     )
 
 
-def _lost_heads(small: Sequence[MapReport], layers: Sequence[int], heads: Sequence[int]) -> str:
+def _lost_heads(small: Sequence[MapReport], names: Sequence[Sequence[str]]) -> str:
     if not small:
         return ""
     lost, total = [], 0
-    for i, layer in enumerate(layers):
-        for j, head in enumerate(heads):
+    for i, row in enumerate(names):
+        for j, name in enumerate(row):
             found = [r.heads[i][j] for r in small]
             errors = [h.output_error for h in found if h is not None]
             errors = [e for e in errors if not math.isnan(e)]
             if errors:
                 total += 1
                 if min(errors) > LOST:
-                    lost.append(f"{layer}.{head}")
+                    lost.append(name)
     if not lost:
         return f"In every head some map with m ≤ {SMALL} is off by less than half."
     if len(lost) == total:
         return f"In every head each map with m ≤ {SMALL} is off by more than half: keep softmax."
-    named = ", ".join(lost[:FEW]) + (f" and {len(lost) - FEW} more" if len(lost) > FEW else "")
     return (
-        f"In head{'s' * (len(lost) > 1)} {named} (layer.head) each map with m ≤ {SMALL} is off by "
-        "more than half: keep softmax there."
+        f"In {_named(lost)} each map with m ≤ {SMALL} is off by more than half: keep softmax there."
     )
+
+
+def _needed_windows(windows: Sequence[WindowCurve], names: Sequence[Sequence[str]]) -> str:
+    """From which window on heads are reproduced, and where no window does it."""
+    points = [point for curve in windows for point in curve.points]
+    if not points:
+        return ""
+    needs: dict[str, float] = {}
+    for i, row in enumerate(names):
+        for j, name in enumerate(row):
+            if any(not math.isnan(point.heads[i][j]) for point in points):
+                good = [point.window for point in points if point.heads[i][j] <= GOOD]
+                needs[name] = min(good, default=math.inf)
+    if not needs:
+        return ""
+    longest, share = max(point.window for point in points), _share(GOOD)
+    half = sorted(needs.values())[(len(needs) - 1) // 2]
+    if half == math.inf:
+        text = (
+            f"No window up to {longest} tokens brings half of the heads within {share} of softmax"
+        )
+    elif half == 0:
+        text = f"Half of the heads are within {share} of softmax without a window"
+    else:
+        text = (
+            f"With a window of {half:.0f} tokens, and the first one, exact beside a map, half of "
+            f"the heads are within {share} of softmax"
+        )
+    lost = [name for name, window in needs.items() if window == math.inf]
+    if lost and len(lost) < len(needs):
+        text += f"; in {_named(lost)} none up to {longest} helps"
+    return text + "."
+
+
+def _named(heads: Sequence[str]) -> str:
+    more = f" and {len(heads) - FEW} more" if len(heads) > FEW else ""
+    return f"head{'s' * (len(heads) > 1)} {', '.join(heads[:FEW])}{more} (layer.head)"
 
 
 def _gain(timing: Timing) -> str:

@@ -11,6 +11,7 @@ from kerneltrick import maps
 from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import Block, Floats, blocks, check_problem
 from kerneltrick.analysis._result import Result
+from kerneltrick.attention import Dial
 
 TOP = 8
 
@@ -40,7 +41,7 @@ class WeightComparison(Result):
 def compare_weights(
     q: Array,
     k: Array,
-    feature_map: maps.MapLike,
+    feature_map: maps.MapLike | Dial,
     *,
     causal: bool = False,
     scale: float | None = None,

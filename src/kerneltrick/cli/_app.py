@@ -160,7 +160,8 @@ def _compare(
             show_default=False,
             help="Maps separated by commas, semicolons or spaces; may be given again. key=value "
             "belongs to the map before it: elu,favor:features=64,kind=trig,poly:degree=2 "
-            "are three maps. Default: a spread of twelve.",
+            "are three maps. With @window=16,sinks=1 behind it, near tokens weigh exactly; "
+            "softmax@window=16 is a window alone. Default: a spread of fourteen.",
         ),
     ] = None,
     layers: Annotated[

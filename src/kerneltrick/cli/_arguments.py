@@ -10,6 +10,7 @@ from typing import Any
 from kerneltrick import maps
 from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
 from kerneltrick.analysis._files import AXES
+from kerneltrick.attention import Dial
 
 MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
 
@@ -37,7 +38,7 @@ class Stopped(Exception):
 
 
 def default_maps(n: int) -> list[str]:
-    """A spread of maps: cheap ones, ones with position, random ones, exact polynomials."""
+    """A spread of maps: cheap ones, ones with position, random ones, polynomials; windows too."""
     return [
         "elu",
         "relu",
@@ -51,34 +52,40 @@ def default_maps(n: int) -> list[str]:
         "hedgehog",
         "poly:degree=2",
         "taylor:order=2",
+        "hedgehog@window=16,sinks=1",
+        "softmax@window=16,sinks=1",
     ]
 
 
 def split_maps(texts: Iterable[str]) -> list[str]:
     """Map texts from lists separated by commas, semicolons or spaces.
 
-    A piece `key=value` belongs to the map before it: names of maps hold no "=".
+    A piece `key=value` belongs to the map before it, as names of maps hold no "=", and so do the
+    units of far weights.
 
-    >>> split_maps(["elu,favor:features=64,kind=trig relu", "poly"])
-    ['elu', 'favor:features=64,kind=trig', 'relu', 'poly']
+    >>> split_maps(["elu,favor:features=64,kind=trig relu@window=8,sinks=1,relative", "poly"])
+    ['elu', 'favor:features=64,kind=trig', 'relu@window=8,sinks=1,relative', 'poly']
     """
     found: list[str] = []
     for text in texts:
         for piece in filter(None, re.split(r"[,;\s]+", text)):
-            if found and "=" in piece and ":" not in piece.partition("=")[0]:
+            key, equals, _ = piece.partition("=")
+            goes_on = bool(equals) and not set(":@") & set(key)
+            if found and (goes_on or piece in ("relative", "absolute")):
                 found[-1] += ("," if "=" in found[-1] else ":") + piece
             else:
                 found.append(piece)
     return found
 
 
-def read_maps(texts: list[str] | None, data: AttentionData) -> list[maps.FeatureMap]:
+def read_maps(texts: list[str] | None, data: AttentionData) -> list[Dial]:
     """The maps to compare, each able to serve this data."""
     n = max(data.q.shape[-2], data.k.shape[-2])
-    chosen: list[maps.FeatureMap] = []
+    chosen: list[Dial] = []
     for text in split_maps(texts) if texts else default_maps(n):
         try:
-            feature_map = maps.get(text)
+            dial = Dial.get(text)
+            feature_map = dial.feature_map
             feature_map.check_positions(0, n - 1)
             m, d = feature_map.dim(data.q.shape[-1]), data.q.shape[-1]
             if m > MOST_FEATURES:
@@ -88,9 +95,9 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[maps.Feature
                 )
         except ValueError as error:
             raise UsageError(str(error)) from None
-        if feature_map in chosen:
-            raise UsageError(f"--maps names {feature_map} twice")
-        chosen.append(feature_map)
+        if str(dial) in map(str, chosen):
+            raise UsageError(f"--maps names {dial} twice")
+        chosen.append(dial)
     if not chosen:
         raise UsageError("--maps names no map; known are " + ", ".join(maps.names()))
     return chosen

@@ -8,6 +8,7 @@ from kerneltrick.costs._attention import (
     quadratic,
     recurrent,
     softmax,
+    windowed,
 )
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
@@ -52,4 +53,5 @@ __all__ = [
     "summary",
     "symbol",
     "symbols",
+    "windowed",
 ]

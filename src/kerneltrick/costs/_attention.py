@@ -8,6 +8,7 @@ engines do, so it moves m·(M+1) numbers of state.
 from __future__ import annotations
 
 from kerneltrick import maps
+from kerneltrick.attention import Dial
 from kerneltrick.costs._cost import Cost, W
 from kerneltrick.costs._features import FeatureCost, feature_cost
 from kerneltrick.costs._polynomial import Polynomial, symbols
@@ -124,6 +125,54 @@ def chunked(
         constants=("w", "C"),
         whole_chunks=True,
     )
+
+
+def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | None = None) -> Cost:
+    """Near keys exactly, the others by the map: O(n·(w(D+M) + m·M)), for n ≥ window + sinks.
+
+    Causal: n·w − w(w−1)/2 near pairs, and t·(n−w) − t(t−1)/2 more for t sinks; the map counts for
+    the n − w − t tokens that leave the window and for as many rows that see them. Full: the window
+    has two sides, and the far sums are one sweep forward and one backward. Of `softmax`, which has
+    no features, it is the window alone.
+
+    >>> print(windowed("softmax@window=16", causal=True).multiply_adds)
+    16·n·D + 16·n·M - 120·D - 120·M
+    """
+    dial = Dial.get(setting)
+    w, t = dial.window, dial.sinks
+    phi = _phi(dial.feature_map, d)
+    pairs, width = _near_pairs(w, t, causal), M + 1
+    leaving = reading = n - w - t  # tokens that become far, rows that see some
+    if not causal:
+        # A sweep each way; without a window one sum serves all rows.
+        leaving, reading = (leaving + n - w, reading + n - w) if w else (n - t, n)
+    parts = {
+        "near QKᵀ": pairs * D,
+        "near weights·V": pairs * M,
+        "φ": (leaving + reading) * phi.products,
+        "φ(K)ᵀV into state": leaving * phi.features * width,
+        "φ(Q)·state": reading * phi.features * width,
+    }
+    state = phi.features * width
+    # Scale of q; maximum, difference, exp and sum of near scores; φ; near plus far; the division.
+    elementwise = n * D + 4 * pairs + (leaving + reading) * phi.elementwise
+    elementwise = elementwise + reading * width + n * M
+    moved = 2 * n * (D + M) + 2 * state
+    memory = state + (max(0, w - 1) + t) * (D + M)
+    name = f"{'causal' if causal else 'full'}, {dial}"
+    return Cost(name, parts, elementwise, W * moved, W * memory)
+
+
+def _near_pairs(w: int, t: int, causal: bool) -> Polynomial:
+    """Pairs at a distance below w, and those of the first t keys beyond it."""
+    if not causal and t > w > 0:
+        raise ValueError(f"the count is for at most as many sinks as the window has, not {t} > {w}")
+    half = n * w - w * (w - 1) // 2
+    if causal:
+        return half + t * (n - w) - t * (t - 1) // 2
+    if not w:
+        return t * n
+    return 2 * half - n + t * (n - w) - t * (t - 1) // 2
 
 
 def recurrent(feature_map: maps.MapLike | None = None, *, d: int | None = None) -> Cost:

@@ -44,6 +44,8 @@ def feature_cost(feature_map: maps.MapLike, d: int | None = None) -> FeatureCost
         return _favor(found, D)
     if isinstance(found, maps.Hedgehog):
         return _hedgehog(found, D)
+    if isinstance(found, maps.Softmax):  # no features
+        return FeatureCost(ZERO, ZERO, ZERO, ZERO)
     if isinstance(found, maps.T2R):
         m = ZERO + found.features
         bias = 0 if found.bias is None else m

@@ -10,7 +10,10 @@ from typing import Any
 FORMAT = "kerneltrick.compare/3"
 
 _NEEDED: dict[str, tuple[str, ...]] = {
-    "": ("format", "version", "data", "softmax", "uniform", "maps", "curves", "timing", "verdict"),
+    "": (
+        "format", "version", "data", "softmax", "uniform", "maps", "curves", "windows", "timing",
+        "verdict",
+    ),
     "data": (
         "source", "layers", "heads", "kv_heads", "n", "d", "causal", "scale", "dtype", "tokens",
         "seed",
@@ -20,12 +23,15 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 _OF_MAP = ("map", "features", "state_bytes", "ms_per_1000_tokens", "summary", "heads")
 _OF_CURVE = ("family", "points")
 _OF_POINT = ("map", "features", "output_error", "mse", "limit_mse")
+_OF_WINDOW = ("window", "map", "output_error", "whole_error")
 _OF_TIMING = (
     "map", "baseline", "lengths", "linear_ms", "softmax_ms", "linear_fit", "softmax_fit",
     "crossover",
 )  # fmt: skip
 _OF_PICTURE = ("tokens", "q", "k", "maps")
-_OF_DRAWN = ("map", "name", "parameters", "scale", "projection")
+_OF_DRAWN = (
+    "map", "name", "parameters", "scale", "projection", "window", "sinks", "gain", "relative",
+)  # fmt: skip
 
 
 def check_comparison(comparison: Mapping[str, Any]) -> None:
@@ -52,6 +58,10 @@ def check_comparison(comparison: Mapping[str, Any]) -> None:
         _require(curve, _OF_CURVE, f"curves[{at}]")
         for number, point in enumerate(curve["points"]):
             _require(point, _OF_POINT, f"curves[{at}].points[{number}]")
+    for at, curve in enumerate(comparison["windows"]):
+        _require(curve, ("map", "points"), f"windows[{at}]")
+        for number, point in enumerate(curve["points"]):
+            _require(point, _OF_WINDOW, f"windows[{at}].points[{number}]")
     if comparison["timing"] is not None:
         _require(comparison["timing"], _OF_TIMING, "timing")
         _check_timing(comparison["timing"])

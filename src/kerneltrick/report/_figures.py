@@ -22,7 +22,7 @@ from kerneltrick._pictures import (
     plain_numbers,
     save_figure,
 )
-from kerneltrick.attention import attention_weights, softmax_attention
+from kerneltrick.attention import Dial, Far, attention_weights, softmax_attention
 from kerneltrick.report._check import check_comparison, check_picture, decode
 from kerneltrick.report._labels import place_labels
 
@@ -93,9 +93,7 @@ def weights_figure(
     shown = {"softmax": softmax}
     for text in feature_maps:
         entry = drawn[text]
-        shown[text] = attention_weights(
-            q, k, _map(entry, data["d"]), causal=causal, scale=entry["scale"], on_zero="nan"
-        )
+        shown[text] = attention_weights(q, k, _dial(entry, data["d"]), causal=causal, on_zero="nan")
     hidden = ~np.tri(len(q), dtype=bool) if causal else np.zeros((len(q), len(q)), dtype=bool)
     top = float(np.nanquantile(softmax[~hidden], 0.998))
     with picture_style():
@@ -280,8 +278,10 @@ def _head(comparison: Mapping[str, Any], layer: int, head: int) -> tuple[Weights
     return found[0], found[1]
 
 
-def _map(entry: Mapping[str, Any], d: int) -> maps.FeatureMap:
+def _dial(entry: Mapping[str, Any], d: int) -> Dial:
     if entry["name"] == "t2r" and entry["projection"] is not None:
         weight = np.frombuffer(decode(entry["projection"], "projection"), dtype="<f4")
-        return maps.T2R(weight=weight.reshape(-1, d).T.astype(np.float64))
-    return maps.get(entry["map"])
+        learned = maps.T2R(weight=weight.reshape(-1, d).T.astype(np.float64))
+        far = Far(entry["gain"], entry["relative"]) if entry["window"] or entry["sinks"] else None
+        return Dial(learned, entry["window"], entry["sinks"], far)
+    return Dial.get(entry["map"])

@@ -71,8 +71,16 @@ function tick(x) {
   return exponent < 0 ? x.toFixed(-exponent) : whole(x);
 }
 
-// "favor:features=256,kind=trig" → "favor trig 256"; the full text where two would look alike.
-function shorten(text) {
+// "favor:features=256,kind=trig@window=16,sinks=1" → "favor trig 256 + 16"; the full text where two
+// would look alike.
+function shorten(whole) {
+  const [text, near = ""] = whole.split("@");
+  const window = /window=(\d+)/.exec(near);
+  const tail = near ? (window ? ` + ${window[1]}` : ` + ${near}`) : "";
+  return shortenMap(text) + tail;
+}
+
+function shortenMap(text) {
   const colon = text.indexOf(":");
   if (colon < 0) return text;
   const plain = ["features", "kind", "order", "degree", "horizon", "activation"];

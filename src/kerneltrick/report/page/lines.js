@@ -45,6 +45,44 @@ function drawCurves() {
     (state.curve === "mse" ? " The dashed line is the least error that any map with m features can have; where it ends it is zero or below the picture." : "");
 }
 
+// Error against the window: from linear attention on the left towards softmax on the right.
+function drawWindows() {
+  const section = byId("windows-section");
+  const curves = comparison.windows.filter((curve) => curve.points.length);
+  section.hidden = !curves.length;
+  if (section.hidden) return;
+  const of = (p) => number(p.whole_error);
+  const nothing = number(uniform.summary.whole_error);
+  const ceiling = nothing > 0 ? 2 * nothing : Infinity;
+  const lines = curves.map(({ map, points }, series) => ({
+    name: map === "softmax" ? "the window alone" : shorten(map),
+    series,
+    points: points.filter((p) => of(p) > 0 && Number.isFinite(of(p))),
+  }));
+  const all = lines.flatMap((line) => line.points);
+  const place = (p) => Math.max(0.5, p.window); // a logarithm has no 0
+  const plot = frame(byId("windows"), {
+    height: 380,
+    xs: range(all.map(place), 1.2, 1.2),
+    ys: range([...all.map((p) => Math.min(of(p), ceiling)), nothing], 1.5, 1.5),
+    xLabel: "window, tokens",
+    yLabel: "output error, all heads together",
+    xTicks: [...new Set(all.map(place))],
+    xFormat: (x) => (x < 1 ? "0" : whole(x)),
+    title: "error against the window",
+  });
+  drawLevel(plot, nothing, "looking at nothing");
+  for (const { name, series, points } of lines) {
+    const height = (p) => (of(p) > ceiling ? plot.top + 4 : plot.y(of(p)));
+    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(place(p)), height(p)])) }));
+    for (const p of points) {
+      const words = `${name}, window ${p.window}: ${short(of(p))}`;
+      plot.svg.append(draw("circle", { class: `point s${series % 6}`, cx: plot.x(place(p)), cy: height(p), r: 4 }, draw("title", {}, words)));
+    }
+  }
+  byId("windows-legend").replaceChildren(...lines.map(({ name, series }) => make("span", {}, swatch(series % 6), name)));
+}
+
 // One limit for each m, whichever family it was measured with.
 function limitLine(points) {
   const least = new Map();

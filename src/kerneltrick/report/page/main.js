@@ -120,6 +120,7 @@ function drawAll() {
   drawPareto();
   drawCurves();
   drawTiming();
+  drawWindows();
   drawMapsTable();
   drawHeadsTable();
 }
@@ -191,6 +192,7 @@ function start() {
     drawPareto();
     drawCurves();
     drawTiming();
+    drawWindows();
   }).observe(byId("pareto"));
 }
 

@@ -113,6 +113,8 @@ function halfNorms(x) {
 function favor(x, parameters, projection) {
   const projected = project(x, projection);
   const draws = projection.length / D;
+  // Features are divided by the root of their number, which matters beside exact weights.
+  const count = parameters.kind === "hyperbolic" ? 2 * draws : draws;
   const norms = halfNorms(x);
   if (parameters.kind === "trig") {
     const values = new Float64Array(2 * N * draws);
@@ -122,9 +124,9 @@ function favor(x, parameters, projection) {
         values[2 * i * draws + draws + c] = Math.sin(projected[i * draws + c]);
       }
     }
-    return { values, m: 2 * draws, log: norms };
+    return { values, m: 2 * draws, log: norms.map((x) => x - Math.log(count) / 2) };
   }
-  const shift = norms.map((x) => -x);
+  const shift = norms.map((x) => -x - Math.log(count) / 2);
   if (parameters.kind === "hyperbolic") return exponentials(mirrored(projected, draws), 2 * draws, shift);
   return exponentials(projected, draws, shift);
 }
@@ -132,8 +134,9 @@ function favor(x, parameters, projection) {
 function hedgehog(x, parameters) {
   const result = exponentials(mirrored(x, D), 2 * D);
   if (parameters.activation === "exp") return result;
-  for (let i = 0; i < N; i += 1) {
-    const row = result.values.subarray(2 * i * D, 2 * (i + 1) * D);
+  const width = parameters.separate ? D : 2 * D; // of what adds up to 1
+  for (let start = 0; start < 2 * N * D; start += width) {
+    const row = result.values.subarray(start, start + width);
     const total = row.reduce((a, b) => a + b, 0);
     row.forEach((value, c) => (row[c] = value / total));
   }
@@ -153,6 +156,7 @@ const FEATURES = {
   cosformer: elementwise(relu),
   favor,
   hedgehog,
+  softmax: () => ({ values: new Float64Array(0), m: 0, log: null }), // no features: far tokens weigh nothing
   t2r: (x, parameters, projection) => ({ values: project(x, projection).map(relu), m: projection.length / D, log: null }),
 };
 
@@ -179,10 +183,32 @@ function similarities(entry, q, k) {
     const step = Math.PI / (2 * parameters.horizon);
     values.forEach((value, at) => (values[at] = value * Math.cos((Math.floor(at / N) - (at % N)) * step)));
   }
-  return { values, log: phiK.log }; // the log-scale of the query cancels in the quotient
+  return { values, log: phiK.log, queryLog: phiQ.log };
 }
 
-// Rows over their sums; each row with its own maximum of the log-scales taken out.
+// Near keys weigh as in softmax, the others by the map, in one unit a row; see linear_attention.
+function joined({ values, log, queryLog }, entry, scores) {
+  const whole = entry.name === "softmax" && !(entry.window || entry.sinks);
+  const out = new Float64Array(N * N);
+  for (let i = 0; i < N; i += 1) {
+    const seen = CAUSAL ? i + 1 : N;
+    const near = (j) => whole || Math.abs(i - j) < entry.window || j < entry.sinks;
+    let top = -Infinity;
+    for (let j = 0; j < seen; j += 1) if (near(j)) top = Math.max(top, scores[i * N + j]);
+    const unit = entry.gain + (queryLog ? queryLog[i] : 0) + (entry.relative && top > -Infinity ? top : 0);
+    const exponent = (j) => (near(j) ? scores[i * N + j] : values[i * N + j] === 0 ? -Infinity : unit + (log ? log[j] : 0));
+    let reference = -Infinity;
+    for (let j = 0; j < seen; j += 1) reference = Math.max(reference, exponent(j));
+    for (let j = 0; j < seen; j += 1) {
+      const size = exponent(j) === -Infinity ? 0 : Math.exp(exponent(j) - reference);
+      out[i * N + j] = (near(j) ? 1 : values[i * N + j]) * size;
+    }
+  }
+  return { values: out, log: null };
+}
+
+// Rows over their sums; each row with its own maximum of the log-scales taken out, and without the
+// log-scale of the query, which cancels.
 function normalized({ values, log }) {
   const out = new Float64Array(N * N);
   for (let i = 0; i < N; i += 1) {
@@ -225,7 +251,10 @@ function mapWeights(layer, head, map) {
   if (needs.includes(entry.name) && !entry.projection) return null;
   const root = Math.sqrt(entry.scale);
   const [q, k] = queriesAndKeys(layer, head).map((x) => x.map((value) => value * root));
-  return normalized(similarities(entry, q, k));
+  const similar = similarities(entry, q, k);
+  if (!(entry.window || entry.sinks || entry.name === "softmax")) return normalized(similar);
+  const [plainQ, plainK] = queriesAndKeys(layer, head);
+  return normalized(joined(similar, entry, products(plainQ, plainK, D).map((x) => x * comparison.data.scale)));
 }
 
 const remembered = new Map();

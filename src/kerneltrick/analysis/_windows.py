@@ -1,0 +1,59 @@
+"""Error against the window: how many near tokens have to be exact beside a map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array
+from kerneltrick.analysis._blocks import Floats, blocks, check_problem, repeated
+from kerneltrick.analysis._sampled import sampled_rows
+from kerneltrick.attention import Dial
+
+WINDOWS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+SINKS = 1  # the first token, where trained models put much weight
+BEST = 2  # maps that get a curve, beside the window alone
+
+
+def window_lengths(n: int) -> tuple[int, ...]:
+    """Windows that leave something far."""
+    return tuple(w for w in WINDOWS if w <= n // 2)
+
+
+def dial_at(feature_map: maps.FeatureMap, window: int) -> Dial:
+    """The map with a window and the first token exact; window 0 is the map alone."""
+    if window == 0 and not isinstance(feature_map, maps.Softmax):
+        return Dial(feature_map)
+    return Dial(feature_map, window, SINKS)
+
+
+def chosen_maps(errors: Sequence[tuple[float, Dial]]) -> list[maps.FeatureMap]:
+    """The window alone, and the best of the maps that were compared without one."""
+    alone = [
+        (error, dial.feature_map)
+        for error, dial in errors
+        if not (dial.window or dial.sinks or math.isnan(error))
+        and not isinstance(dial.feature_map, maps.Softmax)
+    ]
+    alone.sort(key=lambda pair: pair[0])
+    return [*(feature_map for _, feature_map in alone[:BEST]), maps.get("softmax")]
+
+
+def head_errors(
+    q: Array, k: Array, v: Array, dial: Dial, causal: bool, softmax_scale: float, seed: int
+) -> tuple[Floats, Floats]:
+    """‖O − O_softmax‖² and ‖O_softmax‖² of each head given; above n = 2048, on 512 seeded rows."""
+    problem = check_problem("head_errors", q, k, v, dial, causal, None, softmax_scale)
+    lost, size = np.zeros(problem.q.shape[1]), np.zeros(problem.q.shape[1])
+    values = repeated(problem.v[0], problem.groups)
+    for block in blocks(problem, only=sampled_rows(problem.q.shape[2], seed)):
+        seen = values[:, : block.weights.shape[-1]]
+        softmax = block.softmax @ seen
+        difference = block.weights @ seen - softmax
+        defined = block.defined[..., None]
+        lost += np.sum(np.where(defined, difference, 0.0) ** 2, axis=(-2, -1))
+        size += np.sum(np.where(defined, softmax, 0.0) ** 2, axis=(-2, -1))
+    return lost, size
