@@ -126,8 +126,8 @@ MUTANTS = [
     Mutant(
         "scale instead of its root on q and on k",
         "engines/_problem.py",
-        "x * math.sqrt(plan.scale)",
-        "x * plan.scale",
+        "x * math.sqrt(scale)",
+        "x * scale",
         "test_engines.py::test_scale_multiplies_the_products[full-chunked]",
     ),
     Mutant(
