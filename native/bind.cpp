@@ -99,6 +99,18 @@ kt::Problem problem(const nb::dict& d) {
     p.bad = address<uint8_t>(d, "bad");
     p.zero = address<uint8_t>(d, "zero");
     p.normalizer = address<double>(d, "normalizer");
+    p.window = get<int64_t>(d, "window", 0);
+    p.sinks = get<int64_t>(d, "sinks", 0);
+    p.relative = get(d, "relative", false);
+    p.near_scale = get(d, "near_scale", 1.0);
+    p.gain = address<const double>(d, "gain");
+    p.near_k = view(d, "near_k");
+    p.near_v = view(d, "near_v");
+    p.near_keep = view(d, "near_keep");
+    p.near_slots = get<int64_t>(d, "near_slots", 0);
+    p.seen = address<const int64_t>(d, "seen");
+    p.near_reference = address<double>(d, "near_reference");
+    p.near_normalizer = address<double>(d, "near_normalizer");
     return p;
 }
 
@@ -112,6 +124,9 @@ kt::Gradient gradient(const nb::dict& d) {
     g.d_log_decay = address<double>(d, "d_log_decay");
     g.d_weight = address<double>(d, "d_weight");
     g.d_bias = address<double>(d, "d_bias");
+    g.d_near_k = view(d, "d_near_k");
+    g.d_near_v = view(d, "d_near_v");
+    g.d_gain = address<double>(d, "d_gain");
     return g;
 }
 

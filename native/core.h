@@ -83,8 +83,23 @@ struct Problem {
     double* decay_total = nullptr;  // (rows, decay_width), null if there is no decay
     uint8_t* bad = nullptr;         // (rows, M + 1)
 
+    // Keys near by have their exact weights e^{near_scale·q·k}: the last `window` tokens, and the first
+    // `sinks` of a segment; the map's weights count e^{gain}, or with `relative` e^{gain + largest
+    // exponent near by}. Hidden tokens are not counted.
+    int64_t window = 0, sinks = 0;
+    bool relative = false;
+    double near_scale = 1;
+    const double* gain = nullptr;  // (heads · groups), null for 0
+    // Tokens that the state has kept: slots for sinks, then for the last tokens; in the types of k and v.
+    View near_k, near_v, near_keep;
+    int64_t near_slots = 0;
+    const int64_t* seen = nullptr;  // (rows): tokens of the segment before the call, hidden ones aside
+
     uint8_t* zero = nullptr;      // (rows · groups, n_q): the normaliser is exactly 0
-    double* normalizer = nullptr;  // (rows · groups, n_q), kept for the gradient; may be null
+    // Kept for the gradient, (rows · groups, n_q); may be null. What the far part is divided by, in its
+    // own units; what near weights are relative to, in logarithms, and divided by.
+    double* normalizer = nullptr;
+    double *near_reference = nullptr, *near_normalizer = nullptr;
 };
 
 struct Gradient {
@@ -94,6 +109,8 @@ struct Gradient {
     double* d_log_decay = nullptr;  // (rows, n, decay_width), null if not wanted
     double* d_weight = nullptr;     // (weight_heads, d, columns), null if not wanted
     double* d_bias = nullptr;       // (weight_heads, columns)
+    View d_near_k, d_near_v;        // of the tokens that the state has kept; written
+    double* d_gain = nullptr;       // (rows · groups), null if not wanted
 };
 
 // Lets a long call be interrupted: the caller's thread asks `poll` now and then, all heed `stop`.

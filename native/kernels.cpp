@@ -4,6 +4,7 @@
 #include "grad.h"
 #include "pool.h"
 #include "step.h"
+#include "window.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -222,7 +223,60 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
     if (p.bad) std::copy(total.bad.begin(), total.bad.end(), p.bad + r * (s.M + 1));
 }
 
+// Rows in which some keys are near. Without a far part their blocks do not wait for each other.
+template <class T> void run_near(const Problem& whole, Control& control) {
+    const Problem p = far_part(whole);
+    const Sizes<T> s(p);
+    const bool stream = streams<T>(p);
+    auto row = [&](int64_t r) {
+        if (control.stopped()) return;
+        const Line line(whole, r);
+        Window<T> window(s);
+        window.run(r, line, stream, control);
+        window.blank(whole, r);
+        fence();
+    };
+    if (s.m > 0) return parallel(p.rows, control.threads, row, [&] { control.stopped(); });
+    std::vector<std::unique_ptr<Line>> lines(std::size_t(p.rows));
+    struct Piece {
+        int64_t row, segment, first;
+    };
+    std::vector<Piece> pieces;
+    for (int64_t r = 0; r < p.rows; ++r) {
+        lines[std::size_t(r)] = std::make_unique<Line>(whole, r);
+        const Line& line = *lines[std::size_t(r)];
+        if (!p.causal)
+            for (int64_t t = 0; t < p.queries; t += s.C) pieces.push_back({r, 0, t});
+        for (std::size_t i = 0; i < line.segments.size() && p.causal; ++i)
+            for (int64_t a = line.segments[i].first; a < line.segments[i].end;
+                 a += s.C - (line.segments[i].rank + a - line.segments[i].first) % s.C)
+                pieces.push_back({r, int64_t(i), a});
+    }
+    // The last pieces of a causal row take longest: they come first.
+    if (p.causal) std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.first > b.first; });
+    std::atomic<int64_t> next{0};
+    const int64_t count = int64_t(pieces.size()), tasks = std::min<int64_t>(control.threads, count);
+    parallel(tasks, control.threads, [&](int64_t) {
+        Window<T> window(s);
+        for (int64_t i; (i = next.fetch_add(1)) < count && !control.stopped();) {
+            const Piece& piece = pieces[std::size_t(i)];
+            const Line& line = *lines[std::size_t(piece.row)];
+            if (!p.causal) {
+                window.full(piece.row, line, piece.first, std::min(s.C, p.queries - piece.first), stream);
+                continue;
+            }
+            const Line::Segment& segment = line.segments[std::size_t(piece.segment)];
+            const int64_t end = std::min(segment.end, piece.first + s.C - (segment.rank + piece.first - segment.first) % s.C);
+            for (int64_t a = piece.first; a < end;) a += window.causal(piece.row, line, segment, a, stream);
+        }
+        fence();
+    }, [&] { control.stopped(); });
+    Window<T> window(s);
+    for (int64_t r = 0; r < p.rows; ++r) window.blank(whole, r);
+}
+
 template <class T> void run(const Problem& p, Control& control) {
+    if (p.window > 0 || p.sinks > 0) return run_near<T>(p, control);
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
     const bool plain = !s.has_scale && !s.decays && !p.restart.data;

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "maps.h"
+#include "near.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -36,6 +36,7 @@ template <class T> struct Sizes {
         Mp = round_up(M, TILE_COLUMNS<T>);
         quadratic = p.features.map == Map::quadratic;
         C = p.chunk > 0 ? std::min(p.chunk, SPAN) : quadratic || !p.causal ? SPAN : BLOCK;
+        if (p.chunk == 0 && m == 0) C = NEAR_BLOCK;
         if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = LONG_BLOCK;  // beyond L2
         Cp = round_up(C, TILE_COLUMNS<T>);
         panel = quadratic ? std::min(m, std::max<int64_t>(PANEL / Cp, 6) / 6 * 6) : m;
@@ -218,6 +219,7 @@ template <class T> class Row {
     bool row_queries = false;  // φ(q) has tokens in rows, not in lanes
     std::vector<uint8_t> bad_here;
     Prefetch prefetch;
+    const Near<T>* near = nullptr;  // of the queries of the block, where some keys are near
 
     int64_t tile_columns(int64_t n) const { return round_up(n, TILE_COLUMNS<T>); }
 
@@ -275,60 +277,6 @@ template <class T> class Row {
         return p.restart.data && *p.restart.at(row, t);
     }
 
-    void fetch(const View& view, int64_t row, int64_t t, int64_t n, int64_t width, int64_t stride,
-               T root, T fill, const View& mask, int64_t mask_row, T* buffer, Block<T>& out) {
-        out.any_hidden = out.any_bad = false;
-        out.hidden.assign(std::size_t(n), 0);
-        if (mask.data)
-            for (int64_t i = 0; i < n; ++i)
-                out.any_hidden |= (out.hidden[std::size_t(i)] = !*mask.at(mask_row, t + i)) != 0;
-        if (!out.any_hidden && root == T(1) && stride == width && direct<T>(view, p.type, row, width)) {
-            out.x = reinterpret_cast<const T*>(view.at(row, t));
-            out.stride = view.token / int64_t(sizeof(T));
-            return;
-        }
-        out.x = buffer;
-        out.stride = stride;
-        for (int64_t i = 0; i < n; ++i) {
-            T* to = buffer + i * stride;
-            if (out.hidden[std::size_t(i)]) {
-                std::fill(to, to + width, fill);
-            } else {
-                read_token<T>(view, p.type, row, t + i, width, root, to);
-            }
-            std::fill(to + width, to + stride, T(0));
-        }
-    }
-
-    // Replaces what is not finite by `fill` and notes it: per token, or per token and column.
-    void clean(Block<T>& block, int64_t n, int64_t width, int64_t stride, T fill, bool by_column,
-               T* buffer) {
-        bool fine = true;
-        if (block.stride == width) {
-            fine = all_finite(block.x, n * width);
-        } else {
-            for (int64_t i = 0; i < n && fine; ++i) fine = all_finite(block.x + i * block.stride, width);
-        }
-        if (fine) return;
-        if (block.x != buffer) {
-            for (int64_t i = 0; i < n; ++i) {
-                std::copy(block.x + i * block.stride, block.x + i * block.stride + width,
-                          buffer + i * stride);
-                std::fill(buffer + i * stride + width, buffer + (i + 1) * stride, T(0));
-            }
-            block.x = buffer;
-            block.stride = stride;
-        }
-        block.bad.assign(std::size_t(by_column ? n * width : n), 0);
-        block.any_bad = true;
-        for (int64_t i = 0; i < n; ++i)
-            for (int64_t f = 0; f < width; ++f)
-                if (!std::isfinite(buffer[i * stride + f])) {
-                    buffer[i * stride + f] = fill;
-                    block.bad[std::size_t(by_column ? i * width + f : i)] = 1;
-                }
-    }
-
     int64_t weight_of(int64_t head, int64_t heads) const {
         return head * p.features.weight_heads / heads;
     }
@@ -364,11 +312,16 @@ template <class T> class Row {
     }
 
     void load_keys(int64_t row, int64_t t, int64_t n, double state_ref) {
+        load_keys(row, t, n, state_ref, p.k, p.v);
+    }
+
+    void load_keys(int64_t row, int64_t t, int64_t n, double state_ref, const View& keys,
+                   const View& values) {
         first = t;
         count = n;
         columns = tile_columns(n);
-        fetch(p.k, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), p.mask, row, k_buffer, k);
-        fetch(p.v, row, t, n, s.M, s.Mp, T(1), T(0), p.mask, row, v_buffer, v);
+        fetch(keys, p.type, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), p.mask, row, k_buffer, k);
+        fetch(values, p.type, row, t, n, s.M, s.Mp, T(1), T(0), p.mask, row, v_buffer, v);
         clean(v, n, s.M, s.Mp, T(0), true, v_buffer);
         const bool done = !(for_gradient && slope_needs_x(p.features.map)) && quick(k, n, phi_k, false);
         if (!done) {
@@ -397,6 +350,14 @@ template <class T> class Row {
                 for (int64_t j = 0; j < columns; ++j)
                     if (keep[j] == 0) phi_k[r * s.Cp + j] = 0;
         }
+    }
+
+    // No keys in this block: its queries see the state alone.
+    void no_keys(const Sums<T>& sums) {
+        count = 0;
+        k.any_bad = v.any_bad = false;
+        ea = eb = 1;
+        reference = s.has_scale && sums.ref > -INF ? sums.ref : 0;
     }
 
     // The factors of feature r, of keys or of queries, into `factor`.
@@ -485,7 +446,11 @@ template <class T> class Row {
     // φ of the queries of the block (causal: its own tokens), of query row `row`.
     void load_queries(int64_t row, int64_t mask_row, int64_t t, int64_t n, const View& mask) {
         columns = tile_columns(n);
-        fetch(p.q, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), mask, mask_row, q_buffer, q);
+        if (s.m == 0) {  // no far part: `near` has the queries
+            q.any_bad = q.any_hidden = false;
+            return;
+        }
+        fetch(p.q, p.type, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), mask, mask_row, q_buffer, q);
         const bool rows_first = !for_gradient && elementwise(p.features.map) && !s.by_feature;
         row_queries = rows_first && quick(q, n, phi_q, true);
         const bool done = row_queries || (for_gradient && !slope_needs_x(p.features.map) &&
@@ -622,7 +587,7 @@ template <class T> class Row {
 
     // Outputs of query row `row` for the n tokens from t; `inside`: they also see the block's keys.
     void read_out(Sums<T>& sums, int64_t row, int64_t t, int64_t n, bool inside, bool stream) {
-        const bool use_state = ea != 0;
+        const bool use_state = ea != 0 && s.m > 0;
         if (!use_state)
             std::fill(den, den + columns, T(0));
         else if (s.quadratic)
@@ -648,8 +613,9 @@ template <class T> class Row {
                         row_sum[a] += tile.acc[a][c];
                     }
             }
-            T share[RP];
-            const bool special = shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share);
+            T share[RP], near_share[RP] = {};
+            const bool special = near ? near_shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share, near_share)
+                                      : shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share);
             by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
                 constexpr int N = decltype(cols)::value;
                 Tile<T, R, N> tile;
@@ -680,7 +646,10 @@ template <class T> class Row {
                     for (int e = 0; e < N; ++e) {
                         // Adding 0 makes −0, which the zeros above the diagonal could, +0.
                         Vec<T> y = tile.acc[a][e] * share[a] + T(0);
-                        if (special && divided(share[a], i + a)) y = tile.acc[a][e] / den[i + a] + T(0);
+                        if (near)
+                            y += load(near->mixed + (i + a) * s.Mp + c + e * LANES<T>) * near_share[a];
+                        else if (special && divided(share[a], i + a))
+                            y = tile.acc[a][e] / den[i + a] + T(0);
                         if (stream && straight)
                             stream_store(out[a] + e * LANES<T>, y);
                         else
@@ -692,7 +661,42 @@ template <class T> class Row {
                     write_token(p.output, p.output_type, row, t + i + a, s.M, staged + a * s.Mp);
             for (int a = 0; a < R && special; ++a) settle(row, t, i + a, share[a]);
         });
-        if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad) spoil(sums, row, t, n, inside);
+        if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad || (near && (near->any_bad || near->q.any_bad)))
+            spoil(sums, row, t, n, inside);
+    }
+
+    // The same where there is a near part: what the far and the near sums of rows i … are to be
+    // multiplied by. Both are brought to the larger of their scales first.
+    template <int R, int RP>
+    KT_INLINE bool near_shares(int64_t row, int64_t t, int64_t i, Vec<T>* row_sum, T* share, T* near_share) {
+        bool special = q.any_hidden;
+        for (int a = 0; a < RP; a += LANES<T>)
+            if (row_sum) store(den + i + a, load(den + i + a) + sums_of<T>(row_sum + a));
+        const double gain = p.gain ? p.gain[row % (p.heads * p.groups)] : 0;
+        for (int a = 0; a < R; ++a) {
+            const double top = near->top[i + a], near_den = near->den[i + a], far_den = s.m ? den[i + a] : 0;
+            double far_log = gain + (p.relative && top > -INF ? top : 0);
+            if (s.has_scale) far_log += ls_q[i + a] + reference;
+            if (s.m == 0) far_log = -INF;
+            const double high = std::max(top, far_log), level = high == -INF ? 0 : high;
+            const double of_far = std::exp(far_log - level), of_near = std::exp(top - level);
+            const double total = of_far * far_den + of_near * near_den;
+            // A sum of 0 is told by den, which `settle` looks at.
+            den[i + a] = T(total);
+            const double unit = p.normalize ? total == 0 ? 0 : 1 / total : std::exp(level);
+            share[a] = T(of_far * unit);
+            near_share[a] = T(of_near * unit);
+            special |= p.normalize && total == 0;
+            if (p.normalize && total != 0 && den[i + a] == 0) den[i + a] = std::numeric_limits<T>::min();
+            if (p.normalizer) {
+                const int64_t at = row * p.queries + t + i + a;
+                p.normalizer[at] = p.normalize ? of_far == 0 ? INF * (total < 0 ? -1 : 1) : total / of_far
+                                               : std::exp(far_log);
+                p.near_reference[at] = p.normalize ? level : 0;
+                p.near_normalizer[at] = p.normalize ? total : 1;
+            }
+        }
+        return special;
     }
 
     // 1 / normaliser, or the factor of an output that is not normalised, of rows i …; whether one of
@@ -756,12 +760,14 @@ template <class T> class Row {
         for (int64_t i = 0; i < n; ++i) {
             if (inside) add_bad(i, bad_here);
             if (q.any_hidden && q.hidden[std::size_t(i)]) continue;
-            const bool whole = q.any_bad && q.bad[std::size_t(i)];
+            const uint8_t* close = near && near->any_bad ? near->bad.data() + i * (s.M + 1) : nullptr;
+            const bool whole = (q.any_bad && q.bad[std::size_t(i)]) ||
+                               (near && near->q.any_bad && near->q.bad[std::size_t(i)]);
             for (int64_t c = 0; c < s.M; ++c)
-                if (whole || bad_here[std::size_t(c)])
+                if (whole || bad_here[std::size_t(c)] || (close && close[c]))
                     write<T>(p.output.at(row, t + i) + c * p.output.element, p.output_type,
                              std::numeric_limits<T>::quiet_NaN());
-            if (p.zero && (whole || bad_here[std::size_t(s.M)])) p.zero[row * p.queries + t + i] = 0;
+            if (p.zero && (whole || bad_here[std::size_t(s.M)] || (close && close[s.M]))) p.zero[row * p.queries + t + i] = 0;
         }
     }
 

@@ -1,6 +1,7 @@
 // Reading and writing tokens: strides, half precision, hidden tokens, NaN and inf.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -203,6 +204,63 @@ template <class T> struct Block {
     std::vector<uint8_t> hidden;  // per token
     std::vector<uint8_t> bad;     // per token (q, k), or per token and column (v)
 };
+
+// Tokens t … t + n − 1 of a row, times `root`: where they lie if they can be used there, else copied
+// into the buffer, with `fill` where they are hidden and zeros from `width` up to the stride.
+template <class T>
+void fetch(const View& view, Type type, int64_t row, int64_t t, int64_t n, int64_t width, int64_t stride,
+           T root, T fill, const View& mask, int64_t mask_row, T* buffer, Block<T>& out) {
+    out.any_hidden = out.any_bad = false;
+    out.hidden.assign(std::size_t(n), 0);
+    if (mask.data)
+        for (int64_t i = 0; i < n; ++i)
+            out.any_hidden |= (out.hidden[std::size_t(i)] = !*mask.at(mask_row, t + i)) != 0;
+    if (!out.any_hidden && root == T(1) && stride == width && direct<T>(view, type, row, width)) {
+        out.x = reinterpret_cast<const T*>(view.at(row, t));
+        out.stride = view.token / int64_t(sizeof(T));
+        return;
+    }
+    out.x = buffer;
+    out.stride = stride;
+    for (int64_t i = 0; i < n; ++i) {
+        T* to = buffer + i * stride;
+        if (out.hidden[std::size_t(i)]) {
+            std::fill(to, to + width, fill);
+        } else {
+            read_token<T>(view, type, row, t + i, width, root, to);
+        }
+        std::fill(to + width, to + stride, T(0));
+    }
+}
+
+// Replaces what is not finite by `fill` and notes it: per token, or per token and column.
+template <class T>
+void clean(Block<T>& block, int64_t n, int64_t width, int64_t stride, T fill, bool by_column, T* buffer) {
+    bool fine = true;
+    if (block.stride == width) {
+        fine = all_finite(block.x, n * width);
+    } else {
+        for (int64_t i = 0; i < n && fine; ++i) fine = all_finite(block.x + i * block.stride, width);
+    }
+    if (fine) return;
+    if (block.x != buffer) {
+        for (int64_t i = 0; i < n; ++i) {
+            std::copy(block.x + i * block.stride, block.x + i * block.stride + width,
+                      buffer + i * stride);
+            std::fill(buffer + i * stride + width, buffer + (i + 1) * stride, T(0));
+        }
+        block.x = buffer;
+        block.stride = stride;
+    }
+    block.bad.assign(std::size_t(by_column ? n * width : n), 0);
+    block.any_bad = true;
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t f = 0; f < width; ++f)
+            if (!std::isfinite(buffer[i * stride + f])) {
+                buffer[i * stride + f] = fill;
+                block.bad[std::size_t(by_column ? i * width + f : i)] = 1;
+            }
+}
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
