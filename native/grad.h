@@ -6,7 +6,7 @@
 //     dφ(kⱼ) = G v~ⱼ + Σ_{i≥j} (dN~ᵢ·v~ⱼ) φ(qᵢ)          dvⱼ = Gᵀφ(kⱼ) + Σ_{i≥j} Aᵢⱼ dNᵢ
 #pragma once
 
-#include "row.h"
+#include "window.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -34,12 +34,7 @@ template <class T> class RowGradient {
     }
 
     void run(int64_t r, Control& control) {
-        sums.read(s, p.sums + r * s.m * (s.M + 1));
-        sums.narrow(s);
-        if (s.has_scale) sums.ref = p.log_scale[r];
-        sums.set_bad(nullptr);
-        G.read(s, g.d_sums + r * s.m * (s.M + 1));
-        G.narrow(s);
+        read(r);
         if (p.causal)
             causal(r, control);
         else
@@ -47,7 +42,85 @@ template <class T> class RowGradient {
         G.write(s, g.d_sums + r * s.m * (s.M + 1));
     }
 
+    // The far part of a row in which some keys are near (window.h): keys come `window` tokens late.
+    void run(int64_t r, const Line& line, Control& control) {
+        read(r);
+        struct Late {
+            int64_t token, count, key;  // queries, and the first of the keys that they see from within
+            bool keys, fresh;           // whether there are such keys; a segment begins
+            double ref;
+        };
+        std::vector<Late> pieces;
+        auto load = [&](int64_t a, int64_t n, double ref) {
+            const int64_t key = line.at(a);
+            if (key >= 0)
+                row.load_keys(r, key, n, ref);
+            else
+                row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v);
+        };
+        for (const Line::Segment& segment : line.segments) {
+            bool fresh = !segment.continues;
+            if (fresh) sums.forget(s);
+            for (int64_t a = segment.first; a < segment.end;) {
+                if (control.stopped()) return;
+                if (line.at(a) < 0) {
+                    ++a;
+                    continue;
+                }
+                Step step = next_step(p, line, segment, a, s.C);
+                if (step.keys) {
+                    load(a - p.window, step.count, sums.ref);
+                    step.count = row.count;
+                } else {
+                    row.no_keys(sums);
+                }
+                pieces.push_back({line.at(a), step.count, a - p.window, step.keys, fresh, sums.ref});
+                fresh = false;
+                for (int64_t h = 0; h < p.groups; ++h)
+                    query_side(r, h, line.at(a), step.count, step.keys, nullptr);
+                if (step.keys) row.absorb(sums, r);
+                a += step.count;
+            }
+            if (fresh) pieces.push_back({0, 0, 0, false, true, sums.ref});
+        }
+        const int64_t last = left_behind(p, line);
+        if (last >= 0) {
+            load(last, 1, sums.ref);
+            key_side(r, false, nullptr, 0, line.at(last) < 0 ? g.d_near_k : g.d_k,
+                     line.at(last) < 0 ? g.d_near_v : g.d_v);
+        }
+        for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+            if (control.stopped()) return;
+            if (piece->keys) {
+                load(piece->key, piece->count, piece->ref);
+                const bool kept = line.at(piece->key) < 0;
+                key_side(r, true, nullptr, piece->token, kept ? g.d_near_k : g.d_k,
+                         kept ? g.d_near_v : g.d_v);
+            } else if (piece->count) {
+                row.count = 0;
+                row.ea = row.eb = 1;
+                row.reference = s.has_scale && piece->ref > -INF ? piece->ref : 0;
+                for (int64_t h = 0; h < p.groups; ++h) {
+                    row.load_queries(r * p.groups + h, r, piece->token, piece->count, View{});
+                    load_output(r * p.groups + h, piece->token, piece->count);
+                    gather(piece->count, 1);
+                }
+            }
+            if (piece->fresh) G.forget(s);
+        }
+        G.write(s, g.d_sums + r * s.m * (s.M + 1));
+    }
+
   private:
+    void read(int64_t r) {
+        sums.read(s, p.sums + r * s.m * (s.M + 1));
+        sums.narrow(s);
+        if (s.has_scale) sums.ref = p.log_scale[r];
+        sums.set_bad(nullptr);
+        G.read(s, g.d_sums + r * s.m * (s.M + 1));
+        G.narrow(s);
+    }
+
     struct Piece {
         int64_t first, count;
         double ref;  // of the state before it
@@ -414,6 +487,12 @@ template <class T> class RowGradient {
 
     // dk and dv of the block at hand, and G before it.
     void key_side(int64_t r, bool inside, double* d_decay) {
+        key_side(r, inside, d_decay, row.first, g.d_k, g.d_v);
+    }
+
+    // `at`: the first query that saw the block's keys from within.
+    void key_side(int64_t r, bool inside, double* d_decay, int64_t at, const View& d_keys,
+                  const View& d_values) {
         const int64_t n = row.count, t = row.first;
         const bool scaled = s.has_scale || s.decays;
         to_lanes(row.v.x, row.v.stride, n, row.columns, s.M, v_lanes, s.Cp);
@@ -465,8 +544,8 @@ template <class T> class RowGradient {
         }
         for (int64_t h = 0; h < p.groups && inside; ++h) {
             const int64_t q = r * p.groups + h;
-            row.load_queries(q, r, t, n, p.mask);
-            load_output(q, t, n);
+            row.load_queries(q, r, at, n, p.mask);
+            load_output(q, at, n);
             pairs_by_query(n);
             auto first = [&](int64_t j) { return std::min(j, n); };
             auto all = [&](int64_t) { return n; };
@@ -509,11 +588,11 @@ template <class T> class RowGradient {
         }
         for (int64_t j = 0; j < n && s.quadratic && d_decay; ++j)
             if (row.keep[j] != 0) d_decay[t + j] -= key_terms[std::size_t(j)];
-        put_tokens(g.d_k, r, t, n, keys);
+        put_tokens(d_keys, r, t, n, keys);
         for (int64_t i = 0; i < n; ++i) {
             T* one = d_v + i * s.Mp;
             if (keys.any_hidden && keys.hidden[std::size_t(i)]) std::fill(one, one + s.Mp, T(0));
-            write_token(g.d_v, p.type, r, t + i, s.M, one);
+            write_token(d_values, p.type, r, t + i, s.M, one);
         }
     }
 

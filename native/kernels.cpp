@@ -2,6 +2,7 @@
 // and, with KT_WIDE, in float64.
 #include "core.h"
 #include "grad.h"
+#include "near_grad.h"
 #include "pool.h"
 #include "step.h"
 #include "window.h"
@@ -293,7 +294,31 @@ template <class T> void run(const Problem& p, Control& control) {
     for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T>(s, r, stream, control);
 }
 
-template <class T> void run_backward(const Problem& p, const Gradient& g, Control& control) {
+// A row in which some keys are near: the far part writes its gradients, the near part adds its own.
+template <class T>
+void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, double* d_weight,
+                   double* d_bias, int64_t r, Control& control) {
+    const Problem& p = s.p;
+    const Line line(whole, r);
+    std::vector<T> zeros(std::size_t(std::max(p.features.inputs, p.width)), T(0));
+    for (int64_t t = 0; t < p.keys; ++t) {
+        write_token(g.d_k, p.type, r, t, p.features.inputs, zeros.data());
+        write_token(g.d_v, p.type, r, t, p.width, zeros.data());
+    }
+    for (int64_t h = 0; h < p.groups; ++h)
+        for (int64_t t = 0; t < p.queries; ++t)
+            write_token(g.d_q, p.type, r * p.groups + h, t, p.features.inputs, zeros.data());
+    for (int64_t t = 0; t < p.near_slots; ++t) {
+        write_token(g.d_near_k, p.type, r, t, p.features.inputs, zeros.data());
+        write_token(g.d_near_v, p.type, r, t, p.width, zeros.data());
+    }
+    if (s.m > 0) RowGradient<T>(s, g, d_weight, d_bias).run(r, line, control);
+    NearGradient<T>(p, g).run(r, line, control);
+}
+
+template <class T> void run_backward(const Problem& whole, const Gradient& g, Control& control) {
+    const bool some_near = whole.window > 0 || whole.sinks > 0;
+    const Problem p = some_near ? far_part(whole) : whole;
     const Sizes<T> s(p);
     const int64_t matrix = p.features.inputs * p.features.columns, bias = p.features.columns;
     const int64_t sides = p.groups + 1;  // query heads, then keys
@@ -304,9 +329,12 @@ template <class T> void run_backward(const Problem& p, const Gradient& g, Contro
         p.rows, control.threads,
         [&](int64_t r) {
             if (control.stopped()) return;
-            RowGradient<T>(s, g, g.d_weight ? d_weight.data() + r * sides * matrix : nullptr,
-                           g.d_bias ? d_bias.data() + r * sides * bias : nullptr)
-                .run(r, control);
+            double* w = g.d_weight ? d_weight.data() + r * sides * matrix : nullptr;
+            double* b = g.d_bias ? d_bias.data() + r * sides * bias : nullptr;
+            if (some_near)
+                near_backward<T>(whole, s, g, w, b, r, control);
+            else
+                RowGradient<T>(s, g, w, b).run(r, control);
         },
         [&] { control.stopped(); });
     const int64_t heads = p.heads * p.groups;

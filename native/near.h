@@ -76,43 +76,45 @@ template <class T> class Panel {
   public:
     Panel(const Problem& p, int64_t most, Arena& arena)
         : p(p), d(p.features.inputs), M(p.width), Mp(round_up(M, TILE_COLUMNS<T>)),
-          Kp(round_up(most, TILE_COLUMNS<T>)) {
-        k_rows = arena.take<T>(Kp * d);
+          dp(round_up(d, TILE_COLUMNS<T>)), Kp(round_up(most, TILE_COLUMNS<T>)) {
+        k_rows = arena.take<T>(Kp * dp);
         v_rows = arena.take<T>(Kp * Mp);
         lanes = arena.take<T>(d * Kp + TILE_COLUMNS<T>);
     }
 
-    // `head`, then the keys a … a + n − 1 of the line.
+    // `head` (keys in order, or below 0 sinks that the state has kept), then the keys a … a + n − 1.
     void load(int64_t row, const Line& line, const std::vector<int32_t>& head, int64_t a, int64_t n) {
         heads = int64_t(head.size());
         count = heads + n;
         columns = round_up(count, TILE_COLUMNS<T>);
         if (heads == 0 && line.run(a, n)) {
             const int64_t t = line.at(a);
-            fetch(p.k, p.type, row, t, n, d, d, T(1), T(1), View{}, 0, k_rows, k);
+            fetch(p.k, p.type, row, t, n, d, dp, T(1), T(1), View{}, 0, k_rows, k);
             fetch(p.v, p.type, row, t, n, M, Mp, T(1), T(0), View{}, 0, v_rows, v);
         } else {
             k.any_bad = v.any_bad = false;
             k.x = k_rows;
-            k.stride = d;
+            k.stride = dp;
             v.x = v_rows;
             v.stride = Mp;
             for (int64_t i = 0; i < count; ++i) {
-                const int64_t id = i < heads ? head[std::size_t(i)] : line.at(a + i - heads);
+                const int64_t at = i < heads ? head[std::size_t(i)] : a + i - heads;
+                const int64_t id = at < 0 ? at : line.at(at);
                 read_token<T>(id < 0 ? p.near_k : p.k, p.type, row, id < 0 ? -1 - id : id, d, T(1),
-                              k_rows + i * d);
+                              k_rows + i * dp);
+                std::fill(k_rows + i * dp + d, k_rows + (i + 1) * dp, T(0));
                 read_token<T>(id < 0 ? p.near_v : p.v, p.type, row, id < 0 ? -1 - id : id, M, T(1),
                               v_rows + i * Mp);
                 std::fill(v_rows + i * Mp + M, v_rows + (i + 1) * Mp, T(0));
             }
         }
-        clean(k, count, d, d, T(1), false, k_rows);
+        clean(k, count, d, dp, T(1), false, k_rows);
         clean(v, count, M, Mp, T(0), true, v_rows);
         to_lanes(k.x, k.stride, count, columns, d, lanes, Kp);
     }
 
     const Problem& p;
-    const int64_t d, M, Mp, Kp;
+    const int64_t d, M, Mp, dp, Kp;
     int64_t heads = 0, count = 0, columns = 0;
     Block<T> k, v;
     T *k_rows, *v_rows, *lanes;
@@ -126,8 +128,8 @@ template <class T> class Near {
   public:
     Near(const Problem& p, int64_t rows)
         : p(p), d(p.features.inputs), M(p.width), panel(p, longest(p, rows), arena), Mp(panel.Mp),
-          Kp(panel.Kp), whole(band(p, rows) > 0) {
-        q_rows = arena.take<T>(rows * d);
+          dp(panel.dp), Kp(panel.Kp), whole(band(p, rows) > 0) {
+        q_rows = arena.take<T>(rows * dp);
         mixed = arena.take<T>(rows * Mp);
         den = arena.take<T>(rows + TILE_ROWS);
         top = arena.take<T>(rows + TILE_ROWS);
@@ -150,10 +152,12 @@ template <class T> class Near {
     void load_queries(int64_t row, const int64_t* token, int64_t n) {
         q.any_bad = false;
         q.x = q_rows;
-        q.stride = d;
-        for (int64_t i = 0; i < n; ++i)
-            read_token<T>(p.q, p.type, row, token[i], d, T(p.near_scale), q_rows + i * d);
-        clean(q, n, d, d, T(0), false, q_rows);
+        q.stride = dp;
+        for (int64_t i = 0; i < n; ++i) {
+            read_token<T>(p.q, p.type, row, token[i], d, T(p.near_scale), q_rows + i * dp);
+            std::fill(q_rows + i * dp + d, q_rows + (i + 1) * dp, T(0));
+        }
+        clean(q, n, d, dp, T(0), false, q_rows);
     }
 
     // mixed, den and top of the n queries at hand, which see the keys lo … hi − 1 of the line and the
@@ -174,16 +178,17 @@ template <class T> class Near {
         if (p.sinks > 0) {
             if (segment.continues) head = line.kept_sinks;
             const int64_t until = std::min(Line::sinks_end(p, segment), first);
-            for (int64_t a = segment.first; a < until; ++a) head.push_back(int32_t(line.at(a)));
+            for (int64_t a = segment.first; a < until; ++a) head.push_back(int32_t(a));
             sinks_end = Line::sinks_end(p, segment);
             for (int64_t a = std::max(end, segment.first); a < sinks_end && !p.causal; ++a)
-                head.push_back(int32_t(line.at(a)));
+                head.push_back(int32_t(a));
         } else {
             sinks_end = 0;
         }
         const int64_t step = whole ? end - first : PANEL_KEYS;
         for (int64_t a = first; a < end || !head.empty(); a += step) {
             panel.load(row, line, head, a, std::max<int64_t>(0, std::min(step, end - a)));
+            std::swap(in_head, head);
             head.clear();
             f(a);
             if (step <= 0) break;
@@ -333,11 +338,11 @@ template <class T> class Near {
     const Problem& p;
     const int64_t d, M;
     Panel<T> panel;
-    const int64_t Mp, Kp;
+    const int64_t Mp, dp, Kp;
     Block<T> q;
     T *q_rows, *mixed, *den, *top, *strip;
     std::vector<int64_t> lo, hi;
-    std::vector<int32_t> head;
+    std::vector<int32_t> head, in_head;  // keys in front of a panel: to come, and of the one at hand
     std::vector<uint8_t> bad;
     bool any_bad = false;
     int64_t sinks_end = 0;

@@ -93,6 +93,15 @@ template <class T> struct Sums {
         for (int64_t i = 0; i < s.m * s.Mp && rest; ++i) rest[i] = T(U[i] - double(u[i]));
     }
 
+    // As before the first token.
+    void forget(const Sizes<T>& s) {
+        std::fill(U, U + s.m * s.Mp, 0.0);
+        std::fill(Z, Z + s.m, 0.0);
+        narrow(s);
+        ref = -INF;
+        set_bad(nullptr);
+    }
+
     void set_bad(const uint8_t* flags) {
         any_bad = false;
         for (std::size_t c = 0; c < bad.size(); ++c) any_bad |= (bad[c] = flags ? flags[c] : 0) != 0;

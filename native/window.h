@@ -25,6 +25,35 @@ inline int64_t stretch(const Line& line, int64_t a, int64_t n) {
     return i;
 }
 
+// The first key of a segment that can be far: sinks never are.
+inline int64_t far_from(const Problem& p, const Line::Segment& segment) {
+    return std::max(segment.first, Line::sinks_end(p, segment));
+}
+
+// What is done at once from key a of the line on: `count` queries that follow each other and, where
+// there are any, as many keys that have just become far.
+struct Step {
+    int64_t count;
+    bool keys;
+};
+
+inline Step next_step(const Problem& p, const Line& line, const Line::Segment& segment, int64_t a,
+                      int64_t C) {
+    const int64_t rank = segment.rank + a - segment.first;
+    int64_t n = stretch(line, a, std::min(segment.end - a, C - rank % C));
+    if (p.features.count == 0) return {n, false};
+    const int64_t far = far_from(p, segment), behind = a - p.window;
+    if (behind < far) return {std::min(n, far - behind), false};
+    return {stretch(line, behind, n), true};
+}
+
+// The key that has left the window of whatever follows the last token, or −1.
+inline int64_t left_behind(const Problem& p, const Line& line) {
+    const Line::Segment& last = line.segments.back();
+    const bool some = p.features.count > 0 && p.window > 0 && far_from(p, last) <= last.end - p.window;
+    return some ? last.end - p.window : -1;
+}
+
 template <class T> class Window {
   public:
     explicit Window(const Sizes<T>& s)
@@ -38,16 +67,15 @@ template <class T> class Window {
         if (s.has_scale) sums.ref = p.log_scale[r];
         sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
         for (const Line::Segment& segment : line.segments) {
-            if (!segment.continues) forget();
+            if (!segment.continues) sums.forget(s);
             for (int64_t a = segment.first; a < segment.end;) {
                 if (control.stopped()) return;
                 a += causal(r, line, segment, a, stream);
             }
         }
-        const Line::Segment& last = line.segments.back();
-        const bool one_more = p.window > 0 && far_from(last) <= last.end - p.window;
-        if (one_more && s.m > 0) {  // it has left the window of what follows
-            load_keys(r, line, last.end - p.window, 1);
+        const int64_t last = left_behind(p, line);
+        if (last >= 0) {
+            load_keys(r, line, last, 1);
             row.absorb(sums, r);
         }
         sums.write(s, p.sums + r * s.m * (s.M + 1));
@@ -71,14 +99,11 @@ template <class T> class Window {
     // The queries from key a of the line on: returns how many it has done.
     int64_t causal(int64_t r, const Line& line, const Line::Segment& segment, int64_t a, bool stream) {
         if (line.at(a) < 0) return 1;  // a token of the state's: it has had its turn
-        int64_t n = stretch(line, a, std::min(segment.end - a, s.C - (segment.rank + a - segment.first) % s.C));
-        const int64_t far = far_from(segment), behind = a - p.window;
-        const bool keys = s.m > 0 && behind >= far;
+        auto [n, keys] = next_step(p, line, segment, a, s.C);
         if (keys) {
-            load_keys(r, line, behind, stretch(line, behind, n));
+            load_keys(r, line, a - p.window, n);
             n = row.count;
         } else {
-            if (s.m > 0) n = std::min(n, far - behind);
             row.no_keys(sums);
         }
         const int64_t t = line.at(a);
@@ -101,6 +126,7 @@ template <class T> class Window {
                 if (*mask.at(p.causal ? r : q, t)) continue;
                 row.fill_out(q, t, T(0));
                 if (p.zero) p.zero[q * p.queries + t] = 0;
+                if (p.normalizer) p.normalizer[q * p.queries + t] = p.near_normalizer[q * p.queries + t] = 0;
             }
     }
 
@@ -113,25 +139,12 @@ template <class T> class Window {
         row.read_out(sums, q, t, n, keys, stream);
     }
 
-    // The first key of a segment that can be far: sinks never are.
-    int64_t far_from(const Line::Segment& segment) const {
-        return std::max(segment.first, Line::sinks_end(p, segment));
-    }
-
     void load_keys(int64_t r, const Line& line, int64_t a, int64_t n) {
         const int64_t key = line.at(a);
         if (key >= 0)
             row.load_keys(r, key, n, sums.ref);
         else
             row.load_keys(r, -1 - key, n, sums.ref, p.near_k, p.near_v);
-    }
-
-    void forget() {
-        std::fill(sums.U, sums.U + s.m * s.Mp, 0.0);
-        std::fill(sums.Z, sums.Z + s.m, 0.0);
-        sums.narrow(s);
-        sums.ref = -INF;
-        sums.set_bad(nullptr);
     }
 
     const Sizes<T>& s;

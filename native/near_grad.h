@@ -1,0 +1,304 @@
+// The gradient of the near part of a row. With Pᵢⱼ the weights, D = dO of the row and δᵢ = Dᵢ·Oᵢ,
+//
+//     dSᵢⱼ = Pᵢⱼ (Dᵢ·vⱼ − δᵢ)     dqᵢ = s Σⱼ dSᵢⱼ kⱼ     dkⱼ = s Σᵢ dSᵢⱼ qᵢ     dvⱼ = Σᵢ Pᵢⱼ Dᵢ
+//
+// The normaliser is common to near and far, so what δ takes from the near part is the gradient of the
+// far part's logarithm with the other sign: of the gain, and where it is relative of the largest Sᵢⱼ.
+#pragma once
+
+#include "window.h"
+
+namespace kt {
+namespace KT_ISA {
+
+constexpr int64_t NEAR_GRADIENT_BLOCK = 96;
+
+template <class T> class NearGradient {
+  public:
+    NearGradient(const Problem& p, const Gradient& g)
+        : p(p), g(g), near(p, NEAR_GRADIENT_BLOCK), d(p.features.inputs), M(p.width), Mp(near.Mp),
+          dp(near.dp), Kp(near.Kp) {
+        const int64_t n = NEAR_GRADIENT_BLOCK;
+        Arena& arena = near.arena;
+        d_out = arena.take<T>(n * Mp);
+        line_ = arena.take<T>(std::max(Mp, dp));
+        delta = arena.take<T>(n);
+        level = arena.take<T>(n);
+        share = arena.take<T>(n);
+        v_lanes = arena.take<T>(Mp * Kp + TILE_COLUMNS<T>);
+        P = arena.take<T>(n * Kp);
+        dS = arena.take<T>(n * Kp);
+        dq = arena.take<T>(n * dp);
+        term.resize(std::size_t(n));
+        top.resize(std::size_t(n));
+        best.resize(std::size_t(n));
+        token.resize(std::size_t(n));
+    }
+
+    // Adds to what the far part has written.
+    void run(int64_t r, const Line& line, Control& control) {
+        const int64_t keys = line.segments.back().end, kept = p.sinks;
+        Arena own;
+        d_keys = own.take<T>((keys + kept) * dp);
+        d_values = own.take<T>((keys + kept) * Mp);
+        std::fill(d_keys, d_keys + (keys + kept) * dp, T(0));
+        std::fill(d_values, d_values + (keys + kept) * Mp, T(0));
+        for (int64_t h = 0; h < p.groups; ++h) {
+            const int64_t q = r * p.groups + h;
+            double gain = 0;
+            if (!p.causal) {
+                const Line::Segment& all = line.segments[0];
+                for (int64_t t = 0; t < p.queries; t += NEAR_GRADIENT_BLOCK) {
+                    if (control.stopped()) return;
+                    const int64_t n = std::min(NEAR_GRADIENT_BLOCK, p.queries - t);
+                    for (int64_t i = 0; i < n; ++i) {
+                        const int64_t rank = line.before(t + i);
+                        sees(i, t + i, std::max<int64_t>(0, rank - p.window + 1),
+                             std::min(all.end, rank + p.window));
+                    }
+                    gain += block(r, q, line, all, n);
+                }
+            }
+            for (std::size_t i = 0; i < line.segments.size() && p.causal; ++i) {
+                const Line::Segment& segment = line.segments[i];
+                for (int64_t a = segment.first; a < segment.end;) {
+                    if (control.stopped()) return;
+                    int64_t n = 0;
+                    for (; a < segment.end && n < NEAR_GRADIENT_BLOCK; ++a)
+                        if (line.at(a) >= 0) {
+                            sees(n, line.at(a), std::max(segment.first, a - p.window + 1), a + 1);
+                            ++n;
+                        }
+                    if (n) gain += block(r, q, line, segment, n);
+                }
+            }
+            if (g.d_gain) g.d_gain[q] = gain;
+        }
+        for (int64_t a = 0; a < keys; ++a) {
+            const int64_t id = line.at(a);
+            add_token(id < 0 ? g.d_near_k : g.d_k, r, id < 0 ? -1 - id : id, d, d_keys + a * dp);
+            add_token(id < 0 ? g.d_near_v : g.d_v, r, id < 0 ? -1 - id : id, M, d_values + a * Mp);
+        }
+        for (std::size_t i = 0; i < line.kept_sinks.size(); ++i) {
+            const int64_t slot = -1 - line.kept_sinks[i], at = keys + slot;
+            add_token(g.d_near_k, r, slot, d, d_keys + at * dp);
+            add_token(g.d_near_v, r, slot, M, d_values + at * Mp);
+        }
+    }
+
+  private:
+    void sees(int64_t i, int64_t t, int64_t lo, int64_t hi) {
+        token[std::size_t(i)] = t;
+        near.lo[std::size_t(i)] = lo;
+        near.hi[std::size_t(i)] = hi;
+    }
+
+    void add_token(const View& view, int64_t row, int64_t t, int64_t width, const T* more) {
+        read_token<T>(view, p.type, row, t, width, T(1), line_);
+        for (int64_t i = 0; i < width; ++i) line_[i] += more[i];
+        write_token(view, p.type, row, t, width, line_);
+    }
+
+    // dO, δ and what the weights are relative to, of the n queries at hand.
+    void load_output(int64_t q, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t t = token[std::size_t(i)], at = q * p.queries + t;
+            T* to = d_out + i * Mp;
+            const double total = p.near_normalizer[at];
+            delta[i] = share[i] = level[i] = T(0);
+            term[std::size_t(i)] = 0;
+            std::fill(to, to + Mp, T(0));
+            if (total == 0 || (near.q.any_bad && near.q.bad[std::size_t(i)])) continue;
+            read_token<T>(g.d_output, p.output_type, q, t, M, T(1), to);
+            read_token<T>(p.output, p.output_type, q, t, M, T(1), line_);
+            T mixed = 0;
+            for (int64_t c = 0; c < M; ++c) {
+                if (line_[c] != line_[c]) to[c] = 0;  // what NaN has spoilt depends on nothing
+                if (to[c] != 0) mixed += to[c] * line_[c];
+            }
+            if (p.normalize)
+                delta[i] = mixed;
+            else
+                term[std::size_t(i)] = double(mixed);
+            level[i] = T(p.near_reference[at]);
+            share[i] = T(1 / total);
+        }
+    }
+
+    // One block: returns its part of the gradient of the gain.
+    double block(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t n) {
+        near.load_queries(q, token.data(), n);
+        load_output(q, n);
+        std::fill(dq, dq + n * dp, T(0));
+        std::fill(top.begin(), top.end(), T(NOTHING));
+        const bool far = p.features.count > 0;
+        near.each_panel(r, line, segment, n, [&](int64_t base) {
+            const Panel<T>& panel = near.panel;
+            to_lanes(panel.v.x, panel.v.stride, panel.count, panel.columns, M, v_lanes, Kp);
+            std::fill(P, P + n * Kp, T(0));
+            std::fill(dS, dS + n * Kp, T(0));
+            weights(n, base, line, far);
+            to_queries(n, base);
+            to_keys(n, base, line, segment);
+        });
+        double gain = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            if (far && share[i] != T(0)) {
+                gain += term[std::size_t(i)];
+                if (p.relative && top[std::size_t(i)] > T(NOTHING)) to_largest(r, line, i);
+            }
+            add_scaled(q, token[std::size_t(i)], dq + i * dp);
+        }
+        return gain;
+    }
+
+    void add_scaled(int64_t q, int64_t t, T* one) {
+        for (int64_t f = 0; f < d; ++f) one[f] *= T(p.near_scale);
+        add_token(g.d_q, q, t, d, one);
+    }
+
+    // The relative gain moves with the largest exponent of its row.
+    void to_largest(int64_t r, const Line& line, int64_t i) {
+        const int64_t at = best[std::size_t(i)], keys = line.segments.back().end;
+        const int64_t id = at < keys ? line.at(at) : -1 - (at - keys);
+        read_token<T>(id < 0 ? p.near_k : p.k, p.type, r, id < 0 ? -1 - id : id, d, T(1), line_);
+        const T by = T(term[std::size_t(i)]);
+        for (int64_t f = 0; f < d; ++f) {
+            dq[i * dp + f] += by * line_[f];
+            d_keys[at * dp + f] += by * near.q.x[i * dp + f];
+        }
+    }
+
+    // P and dS of all pairs that the panel holds.
+    void weights(int64_t n, int64_t base, const Line& line, bool far) {
+        const Panel<T>& panel = near.panel;
+        by_rows(n, [&](auto rows, int64_t i) {
+            constexpr int R = decltype(rows)::value, N = TILE_VECS;
+            const auto reach = near.reach(i, R, base);
+            Vec<T> total[R] = {};
+            near.template tiles<R>(reach, [&](int64_t j) __attribute__((always_inline)) {
+                Tile<T, R, N> a, b;
+                a.clear();
+                a.add(near.q.x + i * dp, dp, 1, panel.lanes + j, Kp, d);
+                if (p.relative && far) note_top<R, N>(a, i, j, base, line);
+                b.clear();
+                b.add(d_out + i * Mp, Mp, 1, v_lanes + j, Kp, M);
+#pragma GCC unroll 8
+                for (int x = 0; x < R; ++x)
+#pragma GCC unroll 4
+                    for (int c = 0; c < N; ++c) {
+                        const Vec<T> s = a.acc[x][c] - level[i + x];
+                        a.acc[x][c] = (p.normalize ? exp_down<T>(s) : exp<false>(s)) * share[i + x];
+                    }
+                near.template hide<R, N>(a, i, j, base, Vec<T>{});
+#pragma GCC unroll 8
+                for (int x = 0; x < R; ++x)
+#pragma GCC unroll 4
+                    for (int c = 0; c < N; ++c) {
+                        b.acc[x][c] = a.acc[x][c] * (b.acc[x][c] - delta[i + x]);
+                        total[x] += b.acc[x][c];
+                        store(P + (i + x) * Kp + j + c * LANES<T>, a.acc[x][c]);
+                        store(dS + (i + x) * Kp + j + c * LANES<T>, b.acc[x][c]);
+                    }
+            });
+            for (int x = 0; x < R && far; ++x) term[std::size_t(i + x)] -= double(sum<T>(total[x]));
+        });
+    }
+
+    template <int R, int N>
+    void note_top(const Tile<T, R, N>& tile, int64_t i, int64_t j, int64_t base, const Line& line) {
+        for (int x = 0; x < R; ++x)
+            for (int64_t l = 0; l < N * LANES<T>; ++l) {
+                const T s = tile.acc[x][l / LANES<T>][l % LANES<T>];
+                if (j + l >= near.panel.count || !(s > top[std::size_t(i + x)])) continue;
+                if (!near.sees(i + x, j + l, base)) continue;
+                top[std::size_t(i + x)] = s;
+                best[std::size_t(i + x)] = place(j + l, base, line);
+            }
+    }
+
+    // Where the gradients of the key at index j of the panel are kept.
+    int64_t place(int64_t j, int64_t base, const Line& line) const {
+        if (j >= near.panel.heads) return base + j - near.panel.heads;
+        const int64_t at = near.in_head[std::size_t(j)];
+        return at < 0 ? line.segments.back().end + (-1 - at) : at;
+    }
+
+    // dq += dS·K
+    void to_queries(int64_t n, int64_t base) {
+        const Panel<T>& panel = near.panel;
+        by_rows(n, [&](auto rows, int64_t i) {
+            constexpr int R = decltype(rows)::value;
+            const auto reach = near.reach(i, R, base);
+            if (reach.none()) return;
+            const int64_t sunk = std::min(reach.sunk, panel.count);
+            by_cols<T>(dp, [&](auto cols, int64_t c) {
+                constexpr int C = decltype(cols)::value;
+                accumulate<R, C>(dq + i * dp + c, dp, [&](Tile<T, R, C>& tile) {
+                    if (sunk) tile.add(dS + i * Kp, Kp, 1, panel.k.x + c, panel.k.stride, sunk);
+                    if (reach.to > reach.from)
+                        tile.add(dS + i * Kp + reach.from, Kp, 1,
+                                 panel.k.x + reach.from * panel.k.stride + c, panel.k.stride,
+                                 reach.to - reach.from);
+                });
+            });
+        });
+    }
+
+    template <int R, int C, class F> KT_INLINE void accumulate(T* to, int64_t stride, F&& f) {
+        Tile<T, R, C> tile;
+#pragma GCC unroll 8
+        for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+            for (int e = 0; e < C; ++e) tile.acc[a][e] = load(to + a * stride + e * LANES<T>);
+        f(tile);
+#pragma GCC unroll 8
+        for (int a = 0; a < R; ++a)
+#pragma GCC unroll 4
+            for (int e = 0; e < C; ++e) store(to + a * stride + e * LANES<T>, tile.acc[a][e]);
+    }
+
+    // dk += dSᵀ·(s·q), dv += Pᵀ·dO
+    void to_keys(int64_t n, int64_t base, const Line& line, const Line::Segment&) {
+        const Panel<T>& panel = near.panel;
+        for (int64_t j = 0; j < panel.heads; ++j) keys_from<1>(j, place(j, base, line), 0, n);
+        by_rows(panel.count - panel.heads, [&](auto rows, int64_t j) {
+            constexpr int R = decltype(rows)::value;
+            const int64_t a = base + j;
+            int64_t from = 0, to = n;
+            if (a >= near.sinks_end || p.causal)
+                while (from < n && near.hi[std::size_t(from)] <= a) ++from;
+            if (a >= near.sinks_end)
+                while (to > from && near.lo[std::size_t(to - 1)] > a + R - 1) --to;
+            if (to > from) keys_from<R>(j + panel.heads, a, from, to);
+        });
+    }
+
+    template <int R> void keys_from(int64_t j, int64_t at, int64_t from, int64_t to) {
+        by_cols<T>(dp, [&](auto cols, int64_t c) {
+            constexpr int C = decltype(cols)::value;
+            accumulate<R, C>(d_keys + at * dp + c, dp, [&](Tile<T, R, C>& tile) {
+                tile.add(dS + from * Kp + j, 1, Kp, near.q.x + from * dp + c, dp, to - from);
+            });
+        });
+        by_cols<T>(Mp, [&](auto cols, int64_t c) {
+            constexpr int C = decltype(cols)::value;
+            accumulate<R, C>(d_values + at * Mp + c, Mp, [&](Tile<T, R, C>& tile) {
+                tile.add(P + from * Kp + j, 1, Kp, d_out + from * Mp + c, Mp, to - from);
+            });
+        });
+    }
+
+    const Problem& p;
+    const Gradient& g;
+    Near<T> near;
+    const int64_t d, M, Mp, dp, Kp;
+    T *d_out, *line_, *delta, *level, *share, *v_lanes, *P, *dS, *dq;
+    T *d_keys = nullptr, *d_values = nullptr;
+    std::vector<double> term;
+    std::vector<T> top;
+    std::vector<int64_t> best, token;
+};
+
+}  // namespace KT_ISA
+}  // namespace kt
