@@ -120,8 +120,8 @@ template <class T> class Panel {
     T *k_rows, *v_rows, *lanes;
 };
 
-template <class T> KT_INLINE Vec<T> exp_down(Vec<T> x) {  // of x ≤ 0; never quite 0
-    return exp<true>(most(x, splat(TAME<T>)));
+template <class T> KT_INLINE Vec<T> exp_down(Vec<T> x) {  // of x ≤ 0, −inf among them; 0 for what is not normal
+    return from_bits<T>(bits<T>(exp<true>(most(x, splat(TAME<T>)))) & (x > splat(TAME<T>)));
 }
 
 template <class T> class Near {
@@ -286,7 +286,6 @@ template <class T> class Near {
 #pragma GCC unroll 4
                     for (int c = 0; c < N; ++c)
                         tile.acc[a][c] = exp_down<T>(load(strip + a * Kp + j + c * LANES<T>) - level[a]);
-                hide<R, N>(tile, i, j, base, Vec<T>{});
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 4

@@ -687,8 +687,23 @@ template <class T> class Row {
             double far_log = gain + (p.relative && top > -INF ? top : 0);
             if (s.has_scale) far_log += ls_q[i + a] + reference;
             if (s.m == 0) far_log = -INF;
-            const double high = std::max(top, far_log), level = high == -INF ? 0 : high;
-            const double of_far = std::exp(far_log - level), of_near = std::exp(top - level);
+            double level = top, of_near = 1, of_far = 0;
+            if (top == -INF) {
+                of_near = 0;
+                of_far = far_log > -INF;
+                level = far_log > -INF ? far_log : 0;
+            } else if (far_log > -INF) {
+                // A far part of next to nothing must not set the scale.
+                const double size = std::fabs(far_den) > 1e-30 ? 0 : std::log(std::fabs(far_den));
+                const double above = far_log + size - top;
+                if (above > 0) {
+                    level = far_log + size;
+                    of_near = std::exp(T(-above));
+                    of_far = std::exp(-size);
+                } else {
+                    of_far = std::exp(T(std::min(far_log - top, 80.0)));
+                }
+            }
             const double total = of_far * far_den + of_near * near_den;
             // A sum of 0 is told by den, which `settle` looks at.
             den[i + a] = T(total);
