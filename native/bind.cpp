@@ -107,8 +107,13 @@ kt::Problem problem(const nb::dict& d) {
     p.near_k = view(d, "near_k");
     p.near_v = view(d, "near_v");
     p.near_keep = view(d, "near_keep");
+    p.near_positions = view(d, "near_positions");
     p.near_slots = get<int64_t>(d, "near_slots", 0);
     p.seen = address<const int64_t>(d, "seen");
+    p.seen_after = address<int64_t>(d, "seen_after");
+    p.near_after = address<int64_t>(d, "near_after");
+    p.near_slots_after = get<int64_t>(d, "near_slots_after", 0);
+    p.near_top = address<double>(d, "near_top");
     p.near_reference = address<double>(d, "near_reference");
     p.near_normalizer = address<double>(d, "near_normalizer");
     return p;

@@ -10,6 +10,8 @@ namespace kt {
 
 enum class Type : int { f32, f64, f16, bf16 };
 
+constexpr int64_t NO_TOKEN = INT64_MIN;
+
 // The maps that are fused. `given` takes features as they come, with a log-scale per token or none.
 enum class Map : int {
     given,
@@ -91,15 +93,20 @@ struct Problem {
     double near_scale = 1;
     const double* gain = nullptr;  // (heads · groups), null for 0
     // Tokens that the state has kept: slots for sinks, then for the last tokens; in the types of k and v.
-    View near_k, near_v, near_keep;
+    View near_k, near_v, near_keep, near_positions;
     int64_t near_slots = 0;
     const int64_t* seen = nullptr;  // (rows): tokens of the segment before the call, hidden ones aside
+    // Which tokens are kept after the call: (rows, near_slots_after), below 0: −1 − slot of those before,
+    // or NO_TOKEN. Null if nobody asks.
+    int64_t *near_after = nullptr, *seen_after = nullptr;
+    int64_t near_slots_after = 0;
 
     uint8_t* zero = nullptr;      // (rows · groups, n_q): the normaliser is exactly 0
     // Kept for the gradient, (rows · groups, n_q); may be null. What the far part is divided by, in its
     // own units; what near weights are relative to, in logarithms, and divided by.
     double* normalizer = nullptr;
     double *near_reference = nullptr, *near_normalizer = nullptr;
+    double* near_top = nullptr;  // the largest exponent near by, where far weights are relative to it
 };
 
 struct Gradient {

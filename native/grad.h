@@ -56,7 +56,7 @@ template <class T> class RowGradient {
             if (key >= 0)
                 row.load_keys(r, key, n, ref);
             else
-                row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v);
+                row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v, p.near_positions);
         };
         for (const Line::Segment& segment : line.segments) {
             bool fresh = !segment.continues;
@@ -86,16 +86,13 @@ template <class T> class RowGradient {
         const int64_t last = left_behind(p, line);
         if (last >= 0) {
             load(last, 1, sums.ref);
-            key_side(r, false, nullptr, 0, line.at(last) < 0 ? g.d_near_k : g.d_k,
-                     line.at(last) < 0 ? g.d_near_v : g.d_v);
+            late_keys(r, false, 0, line.at(last) < 0);
         }
         for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
             if (control.stopped()) return;
             if (piece->keys) {
                 load(piece->key, piece->count, piece->ref);
-                const bool kept = line.at(piece->key) < 0;
-                key_side(r, true, nullptr, piece->token, kept ? g.d_near_k : g.d_k,
-                         kept ? g.d_near_v : g.d_v);
+                late_keys(r, true, piece->token, line.at(piece->key) < 0);
             } else if (piece->count) {
                 row.count = 0;
                 row.ea = row.eb = 1;
@@ -112,6 +109,14 @@ template <class T> class RowGradient {
     }
 
   private:
+    // Keys of the call, or kept from before.
+    void late_keys(int64_t r, bool inside, int64_t at, bool kept) {
+        if (kept)
+            key_side(r, inside, nullptr, at, g.d_near_k, g.d_near_v, p.near_positions);
+        else
+            key_side(r, inside, nullptr, at, g.d_k, g.d_v, p.k_positions);
+    }
+
     void read(int64_t r) {
         sums.read(s, p.sums + r * s.m * (s.M + 1));
         sums.narrow(s);
@@ -487,12 +492,12 @@ template <class T> class RowGradient {
 
     // dk and dv of the block at hand, and G before it.
     void key_side(int64_t r, bool inside, double* d_decay) {
-        key_side(r, inside, d_decay, row.first, g.d_k, g.d_v);
+        key_side(r, inside, d_decay, row.first, g.d_k, g.d_v, p.k_positions);
     }
 
     // `at`: the first query that saw the block's keys from within.
     void key_side(int64_t r, bool inside, double* d_decay, int64_t at, const View& d_keys,
-                  const View& d_values) {
+                  const View& d_values, const View& places) {
         const int64_t n = row.count, t = row.first;
         const bool scaled = s.has_scale || s.decays;
         to_lanes(row.v.x, row.v.stride, n, row.columns, s.M, v_lanes, s.Cp);
@@ -580,7 +585,7 @@ template <class T> class RowGradient {
                 if (row.keep[j] == 0)
                     for (int64_t f = 0; f < s.m; ++f) d_phi[f * s.Cp + j] = 0;
             if (d_decay) decay_terms(row.phi_k, t, n, d_decay, -1, keys);
-            row.positions(p.k_positions, r, t, n);
+            row.positions(places, r, t, n);
             const int64_t which = row.weight_of(r % p.heads, p.heads);
             row.map.back(row.x_k, row.phi_k, d_phi, row.columns, which, row.where, dx,
                          d_weight ? d_weight + p.groups * matrix() : nullptr,

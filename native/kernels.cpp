@@ -235,6 +235,7 @@ template <class T> void run_near(const Problem& whole, Control& control) {
         Window<T> window(s);
         window.run(r, line, stream, control);
         window.blank(whole, r);
+        line.keep(whole, r);
         fence();
     };
     if (s.m > 0) return parallel(p.rows, control.threads, row, [&] { control.stopped(); });
@@ -273,7 +274,10 @@ template <class T> void run_near(const Problem& whole, Control& control) {
         fence();
     }, [&] { control.stopped(); });
     Window<T> window(s);
-    for (int64_t r = 0; r < p.rows; ++r) window.blank(whole, r);
+    for (int64_t r = 0; r < p.rows; ++r) {
+        window.blank(whole, r);
+        lines[std::size_t(r)]->keep(whole, r);
+    }
 }
 
 template <class T> void run(const Problem& p, Control& control) {

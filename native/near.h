@@ -58,6 +58,22 @@ struct Line {
         if (key.empty()) key.push_back(std::numeric_limits<int32_t>::max());  // none: it lies in no segment
     }
 
+    // What a state keeps after the call: sinks that have left the window, then the last tokens.
+    void keep(const Problem& p, int64_t row) const {
+        const Segment& last = segments.back();
+        if (!p.near_after) return;
+        p.seen_after[row] = last.rank + last.end - last.first;
+        int64_t* slot = p.near_after + row * p.near_slots_after;
+        std::fill(slot, slot + p.near_slots_after, NO_TOKEN);
+        const int64_t ring = p.near_slots_after - p.sinks;
+        const int64_t from = std::max(last.first, last.end - std::min(ring, std::max<int64_t>(0, p.window - 1)));
+        for (int64_t a = from; a < last.end; ++a) slot[p.sinks + ring - (last.end - a)] = at(a);
+        for (std::size_t i = 0; i < kept_sinks.size() && last.continues; ++i)
+            slot[-1 - kept_sinks[i]] = kept_sinks[i];
+        for (int64_t a = last.first; a < std::min(from, sinks_end(p, last)); ++a)
+            slot[last.rank + a - last.first] = at(a);
+    }
+
     // How many keys come before token t.
     int64_t before(int64_t t) const {
         if (key.empty()) return t;

@@ -122,6 +122,7 @@ template <class T> class NearGradient {
                 term[std::size_t(i)] = double(mixed);
             level[i] = T(p.near_reference[at]);
             share[i] = T(1 / total);
+            if (p.near_top) top[std::size_t(i)] = T(p.near_top[at]);
         }
     }
 
@@ -130,7 +131,7 @@ template <class T> class NearGradient {
         near.load_queries(q, token.data(), n);
         load_output(q, n);
         std::fill(dq, dq + n * dp, T(0));
-        std::fill(top.begin(), top.end(), T(NOTHING));
+        std::fill(best.begin(), best.end(), int64_t(-1));
         const bool far = p.features.count > 0;
         near.each_panel(r, line, segment, n, [&](int64_t base) {
             const Panel<T>& panel = near.panel;
@@ -145,7 +146,7 @@ template <class T> class NearGradient {
         for (int64_t i = 0; i < n; ++i) {
             if (far && share[i] != T(0)) {
                 gain += term[std::size_t(i)];
-                if (p.relative && top[std::size_t(i)] > T(NOTHING)) to_largest(r, line, i);
+                if (p.relative && best[std::size_t(i)] >= 0) to_largest(r, line, i);
             }
             add_scaled(q, token[std::size_t(i)], dq + i * dp);
         }
@@ -205,15 +206,18 @@ template <class T> class NearGradient {
         });
     }
 
+    // Notes the first key that has the largest exponent of its row, which forward has told.
     template <int R, int N>
-    void note_top(const Tile<T, R, N>& tile, int64_t i, int64_t j, int64_t base, const Line& line) {
+    KT_INLINE void note_top(const Tile<T, R, N>& tile, int64_t i, int64_t j, int64_t base, const Line& line) {
         for (int x = 0; x < R; ++x)
-            for (int64_t l = 0; l < N * LANES<T>; ++l) {
-                const T s = tile.acc[x][l / LANES<T>][l % LANES<T>];
-                if (j + l >= near.panel.count || !(s > top[std::size_t(i + x)])) continue;
-                if (!near.sees(i + x, j + l, base)) continue;
-                top[std::size_t(i + x)] = s;
-                best[std::size_t(i + x)] = place(j + l, base, line);
+            for (int c = 0; c < N; ++c) {
+                T hit[LANES<T>];
+                store(hit, from_bits<T>(bits<T>(splat(T(1))) & (tile.acc[x][c] == splat(top[std::size_t(i + x)]))));
+                for (int l = 0; l < LANES<T>; ++l) {
+                    const int64_t at = j + c * LANES<T> + l;
+                    if (hit[l] == T(0) || best[std::size_t(i + x)] >= 0 || at >= near.panel.count) continue;
+                    if (near.sees(i + x, at, base)) best[std::size_t(i + x)] = place(at, base, line);
+                }
             }
     }
 

@@ -321,11 +321,11 @@ template <class T> class Row {
     }
 
     void load_keys(int64_t row, int64_t t, int64_t n, double state_ref) {
-        load_keys(row, t, n, state_ref, p.k, p.v);
+        load_keys(row, t, n, state_ref, p.k, p.v, p.k_positions);
     }
 
     void load_keys(int64_t row, int64_t t, int64_t n, double state_ref, const View& keys,
-                   const View& values) {
+                   const View& values, const View& places) {
         first = t;
         count = n;
         columns = tile_columns(n);
@@ -337,7 +337,7 @@ template <class T> class Row {
             clean(k, n, s.d, s.d, T(1), false, k_buffer);
             T* x = x_k + (s.quadratic ? s.Cp : 0);
             to_lanes(k.x, k.stride, n, columns, s.d, x, s.Cp);
-            positions(p.k_positions, row, t, n);
+            positions(places, row, t, n);
             if (!s.quadratic)
                 map.phi(x, columns, weight_of(row % p.heads, p.heads), where, phi_k, ls_k);
         }
@@ -718,6 +718,7 @@ template <class T> class Row {
                                                : std::exp(far_log);
                 p.near_reference[at] = p.normalize ? level : 0;
                 p.near_normalizer[at] = p.normalize ? total : 1;
+                if (p.near_top) p.near_top[at] = top;
             }
         }
         return special;

@@ -144,7 +144,7 @@ template <class T> class Window {
         if (key >= 0)
             row.load_keys(r, key, n, sums.ref);
         else
-            row.load_keys(r, -1 - key, n, sums.ref, p.near_k, p.near_v);
+            row.load_keys(r, -1 - key, n, sums.ref, p.near_k, p.near_v, p.near_positions);
     }
 
     const Sizes<T>& s;
