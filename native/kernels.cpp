@@ -224,6 +224,14 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
     if (p.bad) std::copy(total.bad.begin(), total.bad.end(), p.bad + r * (s.M + 1));
 }
 
+// What a state has of a row besides its sums: the tokens that are near, and that nothing is left of
+// what was before a restart.
+inline void finish_row(const Problem& p, const Line& line, int64_t r) {
+    line.keep(p, r);
+    for (int64_t f = 0; f < p.decay_width && p.decay_total && line.segments.size() > 1; ++f)
+        p.decay_total[r * p.decay_width + f] = -INF;
+}
+
 // Rows in which some keys are near. Without a far part their blocks do not wait for each other.
 template <class T> void run_near(const Problem& whole, Control& control) {
     const Problem p = far_part(whole);
@@ -235,7 +243,7 @@ template <class T> void run_near(const Problem& whole, Control& control) {
         Window<T> window(s);
         window.run(r, line, stream, control);
         window.blank(whole, r);
-        line.keep(whole, r);
+        finish_row(whole, line, r);
         fence();
     };
     if (s.m > 0) return parallel(p.rows, control.threads, row, [&] { control.stopped(); });
@@ -276,7 +284,7 @@ template <class T> void run_near(const Problem& whole, Control& control) {
     Window<T> window(s);
     for (int64_t r = 0; r < p.rows; ++r) {
         window.blank(whole, r);
-        lines[std::size_t(r)]->keep(whole, r);
+        finish_row(whole, *lines[std::size_t(r)], r);
     }
 }
 

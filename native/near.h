@@ -37,15 +37,15 @@ struct Line {
 
     Line(const Problem& p, int64_t row) {
         const bool plain = !p.mask.data && !p.restart.data && p.near_slots == 0;
+        const int64_t seen = p.seen ? p.seen[row] : 0;
         if (plain) {
-            segments.push_back({0, p.keys, 0, true});
+            segments.push_back({0, p.keys, seen, true});
             return;
         }
         for (int64_t i = 0; i < p.near_slots; ++i) {
             if (!*p.near_keep.at(row, i)) continue;
             (i < p.sinks ? kept_sinks : key).push_back(int32_t(-1 - i));
         }
-        const int64_t seen = p.seen ? p.seen[row] : 0;
         segments.push_back({0, 0, seen - int64_t(key.size()), true});
         for (int64_t t = 0; t < p.keys; ++t) {
             if (p.restart.data && *p.restart.at(row, t)) {

@@ -58,6 +58,7 @@ class Options(NamedTuple):
     sinks: int = 0
     far: Any = None
     chunk_size: int = 64
+    return_state: bool = True
 
 
 class Call(NamedTuple):
@@ -192,7 +193,7 @@ def _check(
         )
     plan = Plan(
         chosen, scale, causal, normalize, zero_fill, chunk_size, static_start(start, q), window,
-        sinks, near_scale, relative,
+        sinks, near_scale, relative, options.return_state,
     )  # fmt: skip
 
     q_positions, k_positions = _positions(options.positions, inputs)

@@ -155,7 +155,7 @@ def linear_attention(
     """
     options = Options(
         causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero, window, sinks, far, chunk_size,
+        on_zero, window, sinks, far, chunk_size, return_state,
     )  # fmt: skip
     call = check_call("linear_attention", q, k, v, feature_map, options)
     if engine != "auto" and engine not in ENGINES:

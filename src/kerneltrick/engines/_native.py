@@ -34,6 +34,7 @@ from kerneltrick._arrays import (
 from kerneltrick.engines._problem import (
     Carry,
     Data,
+    Near,
     Plan,
     Result,
     block_positions,
@@ -48,6 +49,7 @@ Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
 LINE = 64  # bytes of a cache line
+NO_TOKEN = -(2**63)  # core.h
 BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
@@ -76,16 +78,20 @@ def core() -> Any:
 
 def supports(plan: Plan, data: Data) -> bool:
     """Whether the core can run this call: values at hand on the CPU, in a type it knows."""
-    if not plan.all_far:
-        return False
     weights = [x for x in vars(plan.feature_map).values() if is_array(x)]
     if not all(is_concrete(x) for x in (*arrays_of(data), *weights)):
         return False
     if library(data.q) not in ("numpy", "torch") or core() is None:
         return False
-    if dtype_name(data.q) not in TYPES:
+    if dtype_name(data.q) not in TYPES or not (plan.all_far or _runs_near(plan, data)):
         return False
     return library(data.q) != "torch" or _differentiable(plan, data)
+
+
+def _runs_near(plan: Plan, data: Data) -> bool:
+    """Whether the core has both ways of getting a weight here: exactly, and by the map."""
+    m = data.carry.sums.hi.shape[-2]
+    return _fused(plan, data) is not None and (plan.causal or m == 0)
 
 
 def native(plan: Plan, data: Data) -> Result:
@@ -136,9 +142,9 @@ def _differentiable(plan: Plan, data: Data) -> bool:
 
 
 def arrays_of(data: Data) -> list[Array]:
-    found = [x for x in data[:9] if x is not None]
+    found = [x for x in (*data[:9], data.gain) if x is not None]
     for part in data.carry:
-        found += [x for x in (part if isinstance(part, Wide) else (part,)) if x is not None]
+        found += [x for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
     return found
 
 
@@ -151,6 +157,8 @@ def fused(feature_map: maps.FeatureMap, d: int) -> Fused | None:
     }  # fmt: skip
     if kind in simple:
         return _numbers(simple[kind], d, d)
+    if kind is maps.Softmax:
+        return _numbers("given", d, 0)
     if isinstance(feature_map, maps.Cosformer) and kind is maps.Cosformer:
         return _numbers("cosformer", d, 2 * d, horizon=float(feature_map.horizon))
     if isinstance(feature_map, maps.Poly) and kind is maps.Poly and feature_map.degree == 2:
@@ -229,15 +237,29 @@ def _address(x: NumpyArray) -> int:
 
 
 def attend(
+    plan: Plan, data: Data, how: Fused, kind: int | None = None, scales: Scales = (None, None)
+) -> Result:
+    """A call on NumPy arrays; `kind` says what their numbers are where NumPy cannot (bfloat16)."""
+    made, after = compute(plan, data, how, kind, scales)
+    if after is None:
+        return made
+    return made._replace(carry=made.carry._replace(near=kept(data, *after)))
+
+
+def compute(
     plan: Plan,
     data: Data,
     how: Fused,
     kind: int | None = None,
     scales: Scales = (None, None),
     normalizer: NumpyArray | None = None,
+    near_saved: NumpyArray | None = None,
     output: NumpyArray | None = None,
-) -> Result:
-    """A call on NumPy arrays; `kind` says what their numbers are where NumPy cannot (bfloat16)."""
+) -> tuple[Result, tuple[NumpyArray, NumpyArray] | None]:
+    """As `attend`, but of the tokens that are near afterwards only which (the arguments of `kept`).
+
+    `normalizer` and `near_saved` (3, ...) are filled with what the gradient needs.
+    """
     buffers = assemble(plan, data, how, kind, scales)
     q, v = data.q, data.v
     if output is None:
@@ -247,6 +269,8 @@ def attend(
     zero = np.zeros((*q.shape[:-1], 1), dtype=bool) if plan.normalize else None
     buffers.array("zero", zero)
     buffers.array("normalizer", normalizer)
+    if near_saved is not None and not plan.all_far:
+        give_near(buffers, near_saved)
     carry = data.carry
     sums = buffers.array("sums", carry.sums.hi.astype(np.float64))
     assert sums is not None
@@ -260,12 +284,63 @@ def attend(
     none = np.zeros((*data.k.shape[:-2], 1, v.shape[-1] + 1), dtype=np.uint8)
     bad = buffers.array("bad", none if carry.bad is None else carry.bad.astype(np.uint8))
     assert bad is not None
+    after = keep_tokens(plan, data, buffers)
     core().forward(buffers.call)
     log_decay = carry.log_decay
     if log_decay is not None and total is not None:
         log_decay = Wide(log_decay.hi + total, None)
     flags = bad.astype(bool) if bad.any() else None
-    return Result(output, zero, Carry(Wide(sums, None), log_scale, log_decay, flags))
+    return Result(output, zero, Carry(Wide(sums, None), log_scale, log_decay, flags)), after
+
+
+def give_near(buffers: Buffers, saved: NumpyArray) -> None:
+    for name, x in zip(("near_reference", "near_normalizer", "near_top"), saved, strict=True):
+        buffers.array(name, x)
+
+
+def keep_tokens(plan: Plan, data: Data, buffers: Buffers) -> tuple[NumpyArray, NumpyArray] | None:
+    """Room for what the core tells of the tokens that are near after the call: which, and how many."""
+    near = data.carry.near
+    if near is None or not plan.wants_state:
+        return None
+    lead, have = data.k.shape[:-2], near.k.shape[-2] - plan.sinks
+    slots = plan.sinks + min(max(plan.window - 1, 0), have + data.k.shape[-2])
+    index, count = np.empty((*lead, slots, 1), np.int64), np.empty((*lead, 1, 1), np.int64)
+    buffers.call["near_slots_after"] = slots
+    buffers.array("near_after", index)
+    buffers.array("seen_after", count)
+    return index, count
+
+
+def kept(data: Data, index: Array, count: Array) -> Near:
+    """The tokens at index (..., slots, 1): of those kept before (−1 − slot), or of the call."""
+    before = data.carry.near
+    assert before is not None
+    xp = space(data.k)
+    keep = index != NO_TOKEN
+    own, old = (xp.where(keep & (x >= 0), x, xp.zeros_like(x)) for x in (index, -1 - index))
+
+    def pick(kept_before: Array, given: Array) -> Array:
+        chosen = along(given, own)
+        if kept_before.shape[-2] == 0:
+            return chosen
+        return xp.where(index < 0, along(kept_before, old), astype(chosen, kept_before.dtype))
+
+    where = block_positions(data.k_positions, data.start, 0, data.k.shape[-2], data.k)[..., None]
+    where = xp.broadcast_to(where, (*data.k.shape[:-1], 1))
+    if data.k_positions is None:
+        where = astype(where, before.positions.dtype)
+    return Near(
+        pick(before.k, data.k), pick(before.v, data.v), pick(before.positions, where), keep,
+        astype(count, before.count.dtype),
+    )  # fmt: skip
+
+
+def along(x: Array, index: Array) -> Array:
+    """x (..., n, e) at index (..., l, 1)."""
+    if library(x) == "torch":
+        return x.take_along_dim(index, -2)
+    return np.take_along_axis(x, index, -2)
 
 
 def assemble(
@@ -332,7 +407,30 @@ def assemble(
             buffers.view(name, positions.astype(np.float64, copy=False), where)
     buffers.view("q_scale", scales[0], lead_q)
     buffers.view("k_scale", scales[1], lead)
+    if not plan.all_far:
+        _assemble_near(plan, data, buffers)
     return buffers
+
+
+def _assemble_near(plan: Plan, data: Data, buffers: Buffers) -> None:
+    near, lead = data.carry.near, data.k.shape[:-2]
+    buffers.call |= {
+        "window": plan.window,
+        "sinks": plan.sinks,
+        "relative": plan.relative,
+        "near_scale": plan.near_scale,
+    }
+    if data.gain is not None:
+        buffers.array("gain", data.gain.astype(np.float64))
+    if near is not None and near.k.shape[-2]:
+        buffers.call["near_slots"] = near.k.shape[-2]
+        buffers.view("near_k", near.k, lead)
+        buffers.view("near_v", near.v, lead)
+        buffers.view("near_keep", near.keep, lead)
+        buffers.view("near_positions", near.positions.astype(np.float64), lead)
+        buffers.array("seen", near.count.astype(np.int64))
+    elif near is not None:
+        buffers.array("seen", near.count.astype(np.int64))
 
 
 def kind_of(output: NumpyArray, inputs: int) -> int:

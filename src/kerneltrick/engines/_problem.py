@@ -49,6 +49,7 @@ class Plan:
     sinks: int = 0  # so are the first tokens of a segment, from anywhere
     near_scale: float = 1.0  # the weight of a near key is exp(near_scale · q·k)
     relative: bool = False  # far weights in units of the largest near one, not of 1
+    wants_state: bool = True  # whether the tokens that are near after the call are asked for
 
     @property
     def all_far(self) -> bool:
