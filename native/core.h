@@ -68,6 +68,10 @@ struct Problem {
     double zero_fill = 0;
     int64_t start = 0;  // absolute position of the first token
     int64_t chunk = 0;  // tokens per block; 0: chosen by cost
+    bool reversed = false;  // the views go backwards through the tokens; the arrays below do not
+
+    // Where query t of a row is in arrays (rows · groups, n_q).
+    int64_t slot(int64_t row, int64_t t) const { return row * queries + (reversed ? queries - 1 - t : t); }
     Features features;
 
     View q, k, v, output;

@@ -42,73 +42,68 @@ template <class T> class RowGradient {
         G.write(s, g.d_sums + r * s.m * (s.M + 1));
     }
 
-    // The far part of a row in which some keys are near (window.h): keys come `window` tokens late.
+    // The far part of a row in which some keys are near (window.h). What is written is added to.
     void run(int64_t r, const Line& line, Control& control) {
+        adds = true;
         read(r);
-        struct Late {
-            int64_t token, count, key;  // queries, and the first of the keys that they see from within
-            bool keys, fresh;           // whether there are such keys; a segment begins
+        struct Done {
+            const Turn* turn;
+            int64_t first, count;
             double ref;
         };
-        std::vector<Late> pieces;
-        auto load = [&](int64_t a, int64_t n, double ref) {
-            const int64_t key = line.at(a);
-            if (key >= 0)
-                row.load_keys(r, key, n, ref);
-            else
-                row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v, p.near_positions);
-        };
-        for (const Line::Segment& segment : line.segments) {
-            bool fresh = !segment.continues;
-            if (fresh) sums.forget(s);
-            for (int64_t a = segment.first; a < segment.end;) {
+        std::vector<Done> all;
+        const std::vector<Turn> plan = turns(p, line, s.C);
+        for (const Turn& turn : plan) {
+            if (turn.fresh) sums.forget(s);
+            const int64_t count = std::max(turn.queries, turn.keys);
+            if (count == 0) all.push_back({&turn, 0, 0, sums.ref});
+            for (int64_t first = 0; first < count;) {
                 if (control.stopped()) return;
-                if (line.at(a) < 0) {
-                    ++a;
-                    continue;
-                }
-                Step step = next_step(p, line, segment, a, s.C);
-                if (step.keys) {
-                    load(a - p.window, step.count, sums.ref);
-                    step.count = row.count;
+                int64_t n = count - first;
+                if (turn.keys) {
+                    late(r, line, turn.key + first, n, sums.ref);
+                    n = row.count;
                 } else {
                     row.no_keys(sums);
                 }
-                pieces.push_back({line.at(a), step.count, a - p.window, step.keys, fresh, sums.ref});
-                fresh = false;
-                for (int64_t h = 0; h < p.groups; ++h)
-                    query_side(r, h, line.at(a), step.count, step.keys, nullptr);
-                if (step.keys) row.absorb(sums, r);
-                a += step.count;
+                all.push_back({&turn, first, n, sums.ref});
+                for (int64_t h = 0; h < p.groups && turn.queries; ++h)
+                    query_side(r, h, turn.token + first, n, turn.keys > 0, nullptr);
+                if (turn.keys) row.absorb(sums, r);
+                first += n;
             }
-            if (fresh) pieces.push_back({0, 0, 0, false, true, sums.ref});
         }
-        const int64_t last = left_behind(p, line);
-        if (last >= 0) {
-            load(last, 1, sums.ref);
-            late_keys(r, false, 0, line.at(last) < 0);
-        }
-        for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
+        for (auto done = all.rbegin(); done != all.rend(); ++done) {
             if (control.stopped()) return;
-            if (piece->keys) {
-                load(piece->key, piece->count, piece->ref);
-                late_keys(r, true, piece->token, line.at(piece->key) < 0);
-            } else if (piece->count) {
+            const Turn& turn = *done->turn;
+            const int64_t t = turn.token + done->first;
+            if (turn.keys) {
+                late(r, line, turn.key + done->first, done->count, done->ref);
+                late_keys(r, turn.queries > 0, t, line.at(turn.key + done->first) < 0);
+            } else {
                 row.count = 0;
                 row.ea = row.eb = 1;
-                row.reference = s.has_scale && piece->ref > -INF ? piece->ref : 0;
-                for (int64_t h = 0; h < p.groups; ++h) {
-                    row.load_queries(r * p.groups + h, r, piece->token, piece->count, View{});
-                    load_output(r * p.groups + h, piece->token, piece->count);
-                    gather(piece->count, 1);
+                row.reference = s.has_scale && done->ref > -INF ? done->ref : 0;
+                for (int64_t h = 0; h < p.groups && done->count; ++h) {
+                    row.load_queries(r * p.groups + h, r, t, done->count, View{});
+                    load_output(r * p.groups + h, t, done->count);
+                    gather(done->count, 1);
                 }
             }
-            if (piece->fresh) G.forget(s);
+            if (turn.fresh && done->first == 0) G.forget(s);
         }
         G.write(s, g.d_sums + r * s.m * (s.M + 1));
     }
 
   private:
+    void late(int64_t r, const Line& line, int64_t a, int64_t n, double ref) {
+        const int64_t key = line.at(a);
+        if (key >= 0)
+            row.load_keys(r, key, n, ref);
+        else
+            row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v, p.near_positions);
+    }
+
     // Keys of the call, or kept from before.
     void late_keys(int64_t r, bool inside, int64_t at, bool kept) {
         if (kept)
@@ -225,12 +220,21 @@ template <class T> class RowGradient {
         }
     }
 
+    // What query t + i is divided by, in the units of its far part; or multiplied, if not normalised.
+    double normalizer(int64_t q, int64_t t, int64_t i) const {
+        const int64_t at = p.slot(q, t + i);
+        if (!p.near_normalizer) return p.normalizer[at];
+        const double unit = row.far_scale(q, i, p.near_top[at]) - p.near_reference[at];
+        if (p.near_normalizer[at] == 0) return 0;
+        return p.normalize ? p.near_normalizer[at] * std::exp(-unit) : std::exp(unit);
+    }
+
     // dN~ of n queries from t: in rows (dn), in lanes (dn_lanes), and of the normaliser (d_den).
     void load_output(int64_t q, int64_t t, int64_t n) {
         for (int64_t i = 0; i < row.columns; ++i) d_den[i] = 0;
         for (int64_t i = 0; i < n; ++i) {
             T* to = dn + i * s.Mp;
-            const double saved = p.normalizer[q * p.queries + t + i];
+            const double saved = normalizer(q, t, i);
             const bool none = (row.q.any_hidden && row.q.hidden[std::size_t(i)]) || saved == 0;
             terms[i] = 0;
             if (none) {
@@ -448,8 +452,16 @@ template <class T> class RowGradient {
             if (hidden) std::fill(one, one + s.d, T(0));
             if (root != T(1))
                 for (int64_t f = 0; f < s.d; ++f) one[f] *= root;
-            write_token(view, p.type, at, t + i, s.d, one);
+            put(view, at, t + i, s.d, one);
         }
+    }
+
+    void put(const View& view, int64_t at, int64_t t, int64_t width, T* one) {
+        if (adds) {
+            read_token<T>(view, p.type, at, t, width, T(1), line);
+            for (int64_t i = 0; i < width; ++i) one[i] += line[i];
+        }
+        write_token(view, p.type, at, t, width, one);
     }
 
     // G += factor · φ(q)ᵀ dN~ of the n queries at hand.
@@ -597,7 +609,7 @@ template <class T> class RowGradient {
         for (int64_t i = 0; i < n; ++i) {
             T* one = d_v + i * s.Mp;
             if (keys.any_hidden && keys.hidden[std::size_t(i)]) std::fill(one, one + s.Mp, T(0));
-            write_token(d_values, p.type, r, t + i, s.M, one);
+            put(d_values, r, t + i, s.M, one);
         }
     }
 
@@ -609,6 +621,7 @@ template <class T> class RowGradient {
     double *d_weight, *d_bias;
     T *dn, *dn_lanes, *v_lanes, *d_den, *pairs, *weights, *d_phi, *dx, *d_v, *line, *token_rows;
     std::vector<double> key_terms;
+    bool adds = false;  // to what the gradients hold
     double* terms;  // φ·dφ of each token, for maps whose φ is not formed
 };
 

@@ -248,39 +248,26 @@ template <class T> void run_near(const Problem& whole, Control& control) {
     };
     if (s.m > 0) return parallel(p.rows, control.threads, row, [&] { control.stopped(); });
     std::vector<std::unique_ptr<Line>> lines(std::size_t(p.rows));
-    struct Piece {
-        int64_t row, segment, first;
-    };
-    std::vector<Piece> pieces;
+    std::vector<std::pair<int64_t, Turn>> all;  // with their row
     for (int64_t r = 0; r < p.rows; ++r) {
         lines[std::size_t(r)] = std::make_unique<Line>(whole, r);
-        const Line& line = *lines[std::size_t(r)];
-        if (!p.causal)
-            for (int64_t t = 0; t < p.queries; t += s.C) pieces.push_back({r, 0, t});
-        for (std::size_t i = 0; i < line.segments.size() && p.causal; ++i)
-            for (int64_t a = line.segments[i].first; a < line.segments[i].end;
-                 a += s.C - (line.segments[i].rank + a - line.segments[i].first) % s.C)
-                pieces.push_back({r, int64_t(i), a});
+        for (const Turn& turn : turns(p, *lines[std::size_t(r)], s.C)) all.emplace_back(r, turn);
     }
-    // The last pieces of a causal row take longest: they come first.
-    if (p.causal) std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.first > b.first; });
+    // The last turns of a causal row take longest: they come first.
+    if (p.causal)
+        std::stable_sort(all.begin(), all.end(),
+                         [](const auto& a, const auto& b) { return a.second.token > b.second.token; });
     std::atomic<int64_t> next{0};
-    const int64_t count = int64_t(pieces.size()), tasks = std::min<int64_t>(control.threads, count);
-    parallel(tasks, control.threads, [&](int64_t) {
+    const int64_t count = int64_t(all.size()), tasks = std::min<int64_t>(control.threads, count);
+    auto work = [&](int64_t) {
         Window<T> window(s);
         for (int64_t i; (i = next.fetch_add(1)) < count && !control.stopped();) {
-            const Piece& piece = pieces[std::size_t(i)];
-            const Line& line = *lines[std::size_t(piece.row)];
-            if (!p.causal) {
-                window.full(piece.row, line, piece.first, std::min(s.C, p.queries - piece.first), stream);
-                continue;
-            }
-            const Line::Segment& segment = line.segments[std::size_t(piece.segment)];
-            const int64_t end = std::min(segment.end, piece.first + s.C - (segment.rank + piece.first - segment.first) % s.C);
-            for (int64_t a = piece.first; a < end;) a += window.causal(piece.row, line, segment, a, stream);
+            const auto& [r, turn] = all[std::size_t(i)];
+            window.take(r, *lines[std::size_t(r)], turn, stream);
         }
         fence();
-    }, [&] { control.stopped(); });
+    };
+    parallel(tasks, control.threads, work, [&] { control.stopped(); });
     Window<T> window(s);
     for (int64_t r = 0; r < p.rows; ++r) {
         window.blank(whole, r);
@@ -325,7 +312,22 @@ void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, d
         write_token(g.d_near_v, p.type, r, t, p.width, zeros.data());
     }
     if (s.m > 0) RowGradient<T>(s, g, d_weight, d_bias).run(r, line, control);
-    NearGradient<T>(p, g).run(r, line, control);
+    if (s.m > 0 && !p.causal) {  // and what lies ahead
+        Problem back = backwards(p);
+        Gradient mirrored = g;
+        for (View* view : {&mirrored.d_output, &mirrored.d_q}) *view = backwards(*view, p.queries);
+        for (View* view : {&mirrored.d_k, &mirrored.d_v}) *view = backwards(*view, p.keys);
+        std::vector<double> none(std::size_t((r + 1) * s.m * (s.M + 1)), 0.0), no_state = none;
+        std::vector<double> no_scale(std::size_t(r + 1), -INF);
+        back.sums = none.data();
+        back.log_scale = p.log_scale ? no_scale.data() : nullptr;
+        mirrored.d_sums = no_state.data();
+        const Sizes<T> sizes(back);
+        RowGradient<T>(sizes, mirrored, d_weight, d_bias).run(r, line.mirrored(p.keys), control);
+    }
+    Problem exact = p;
+    exact.features.count = 0;
+    NearGradient<T>(exact, g, s.m > 0).run(r, line, control);
 }
 
 template <class T> void run_backward(const Problem& whole, const Gradient& g, Control& control) {

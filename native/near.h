@@ -74,6 +74,19 @@ struct Line {
             slot[last.rank + a - last.first] = at(a);
     }
 
+    // The same keys for a call whose last of n tokens comes first.
+    Line mirrored(int64_t n) const {
+        Line back = *this;
+        const int64_t end = segments[0].end;
+        if (key.empty()) return back;
+        std::reverse(back.key.begin(), back.key.begin() + end);
+        for (int64_t a = 0; a < end; ++a) {
+            int32_t& k = back.key[std::size_t(a)];
+            if (k >= 0) k = int32_t(n - 1 - k);
+        }
+        return back;
+    }
+
     // How many keys come before token t.
     int64_t before(int64_t t) const {
         if (key.empty()) return t;
@@ -164,13 +177,13 @@ template <class T> class Near {
         return std::max(band(p, rows), p.sinks + PANEL_KEYS);
     }
 
-    // The n queries of query row `row` whose tokens are given, times the scale.
-    void load_queries(int64_t row, const int64_t* token, int64_t n) {
+    // The n queries of query row `row` from token t on, times the scale.
+    void load_queries(int64_t row, int64_t t, int64_t n) {
         q.any_bad = false;
         q.x = q_rows;
         q.stride = dp;
         for (int64_t i = 0; i < n; ++i) {
-            read_token<T>(p.q, p.type, row, token[i], d, T(p.near_scale), q_rows + i * dp);
+            read_token<T>(p.q, p.type, row, t + i, d, T(p.near_scale), q_rows + i * dp);
             std::fill(q_rows + i * dp + d, q_rows + (i + 1) * dp, T(0));
         }
         clean(q, n, d, dp, T(0), false, q_rows);
@@ -196,7 +209,7 @@ template <class T> class Near {
             const int64_t until = std::min(Line::sinks_end(p, segment), first);
             for (int64_t a = segment.first; a < until; ++a) head.push_back(int32_t(a));
             sinks_end = Line::sinks_end(p, segment);
-            for (int64_t a = std::max(end, segment.first); a < sinks_end && !p.causal; ++a)
+            for (int64_t a = std::max({first, end, segment.first}); a < sinks_end && !p.causal; ++a)
                 head.push_back(int32_t(a));
         } else {
             sinks_end = 0;
@@ -246,7 +259,7 @@ template <class T> class Near {
         for (int l = 0; l < LANES<T>; ++l) lane[l] = l;
         for (int a = 0; a < R; ++a) {
             const int64_t low = lo[std::size_t(i + a)] - shift - j, high = hi[std::size_t(i + a)] - shift - j;
-            const int64_t sunk = std::max(panel.heads, sunk_for(i + a) - shift) - j;
+            const int64_t sunk = std::max(panel.heads, std::min(panel.count, sunk_for(i + a) - shift)) - j;
             for (int c = 0; c < N; ++c) {
                 const Ints<T> at = lane + int(c * LANES<T>);
                 const Ints<T> seen = ((at >= clip(low)) & (at < clip(high))) | (at < clip(sunk));

@@ -15,9 +15,10 @@ constexpr int64_t NEAR_GRADIENT_BLOCK = 96;
 
 template <class T> class NearGradient {
   public:
-    NearGradient(const Problem& p, const Gradient& g)
+    // p without its map: the near part needs no turns of far keys.
+    NearGradient(const Problem& p, const Gradient& g, bool far)
         : p(p), g(g), near(p, NEAR_GRADIENT_BLOCK), d(p.features.inputs), M(p.width), Mp(near.Mp),
-          dp(near.dp), Kp(near.Kp) {
+          dp(near.dp), Kp(near.Kp), far(far) {
         const int64_t n = NEAR_GRADIENT_BLOCK;
         Arena& arena = near.arena;
         d_out = arena.take<T>(n * Mp);
@@ -32,7 +33,6 @@ template <class T> class NearGradient {
         term.resize(std::size_t(n));
         top.resize(std::size_t(n));
         best.resize(std::size_t(n));
-        token.resize(std::size_t(n));
     }
 
     // Adds to what the far part has written.
@@ -46,31 +46,15 @@ template <class T> class NearGradient {
         for (int64_t h = 0; h < p.groups; ++h) {
             const int64_t q = r * p.groups + h;
             double gain = 0;
-            if (!p.causal) {
-                const Line::Segment& all = line.segments[0];
-                for (int64_t t = 0; t < p.queries; t += NEAR_GRADIENT_BLOCK) {
-                    if (control.stopped()) return;
-                    const int64_t n = std::min(NEAR_GRADIENT_BLOCK, p.queries - t);
-                    for (int64_t i = 0; i < n; ++i) {
-                        const int64_t rank = line.before(t + i);
-                        sees(i, t + i, std::max<int64_t>(0, rank - p.window + 1),
-                             std::min(all.end, rank + p.window));
-                    }
-                    gain += block(r, q, line, all, n);
+            for (const Turn& turn : turns(p, line, NEAR_GRADIENT_BLOCK)) {
+                if (control.stopped()) return;
+                const Line::Segment& segment = line.segments[std::size_t(turn.segment)];
+                for (int64_t i = 0; i < turn.queries; ++i) {
+                    const int64_t a = line.before(turn.token + i);
+                    near.lo[std::size_t(i)] = std::max(segment.first, a - p.window + 1);
+                    near.hi[std::size_t(i)] = p.causal ? a + 1 : std::min(segment.end, a + p.window);
                 }
-            }
-            for (std::size_t i = 0; i < line.segments.size() && p.causal; ++i) {
-                const Line::Segment& segment = line.segments[i];
-                for (int64_t a = segment.first; a < segment.end;) {
-                    if (control.stopped()) return;
-                    int64_t n = 0;
-                    for (; a < segment.end && n < NEAR_GRADIENT_BLOCK; ++a)
-                        if (line.at(a) >= 0) {
-                            sees(n, line.at(a), std::max(segment.first, a - p.window + 1), a + 1);
-                            ++n;
-                        }
-                    if (n) gain += block(r, q, line, segment, n);
-                }
+                if (turn.queries) gain += block(r, q, line, segment, turn.token, turn.queries);
             }
             if (g.d_gain) g.d_gain[q] = gain;
         }
@@ -87,12 +71,6 @@ template <class T> class NearGradient {
     }
 
   private:
-    void sees(int64_t i, int64_t t, int64_t lo, int64_t hi) {
-        token[std::size_t(i)] = t;
-        near.lo[std::size_t(i)] = lo;
-        near.hi[std::size_t(i)] = hi;
-    }
-
     void add_token(const View& view, int64_t row, int64_t t, int64_t width, const T* more) {
         read_token<T>(view, p.type, row, t, width, T(1), line_);
         for (int64_t i = 0; i < width; ++i) line_[i] += more[i];
@@ -100,9 +78,9 @@ template <class T> class NearGradient {
     }
 
     // dO, δ and what the weights are relative to, of the n queries at hand.
-    void load_output(int64_t q, int64_t n) {
+    void load_output(int64_t q, int64_t first, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
-            const int64_t t = token[std::size_t(i)], at = q * p.queries + t;
+            const int64_t t = first + i, at = p.slot(q, t);
             T* to = d_out + i * Mp;
             const double total = p.near_normalizer[at];
             delta[i] = share[i] = level[i] = T(0);
@@ -122,23 +100,23 @@ template <class T> class NearGradient {
                 term[std::size_t(i)] = double(mixed);
             level[i] = T(p.near_reference[at]);
             share[i] = T(1 / total);
-            if (p.near_top) top[std::size_t(i)] = T(p.near_top[at]);
+            top[std::size_t(i)] = T(p.near_top[at]);
         }
     }
 
     // One block: returns its part of the gradient of the gain.
-    double block(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t n) {
-        near.load_queries(q, token.data(), n);
-        load_output(q, n);
+    double block(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t t,
+                 int64_t n) {
+        near.load_queries(q, t, n);
+        load_output(q, t, n);
         std::fill(dq, dq + n * dp, T(0));
         std::fill(best.begin(), best.end(), int64_t(-1));
-        const bool far = p.features.count > 0;
         near.each_panel(r, line, segment, n, [&](int64_t base) {
             const Panel<T>& panel = near.panel;
             to_lanes(panel.v.x, panel.v.stride, panel.count, panel.columns, M, v_lanes, Kp);
             std::fill(P, P + n * Kp, T(0));
             std::fill(dS, dS + n * Kp, T(0));
-            weights(n, base, line, far);
+            weights(n, base, line);
             to_queries(n, base);
             to_keys(n, base, line, segment);
         });
@@ -148,7 +126,7 @@ template <class T> class NearGradient {
                 gain += term[std::size_t(i)];
                 if (p.relative && best[std::size_t(i)] >= 0) to_largest(r, line, i);
             }
-            add_scaled(q, token[std::size_t(i)], dq + i * dp);
+            add_scaled(q, t + i, dq + i * dp);
         }
         return gain;
     }
@@ -171,7 +149,7 @@ template <class T> class NearGradient {
     }
 
     // P and dS of all pairs that the panel holds.
-    void weights(int64_t n, int64_t base, const Line& line, bool far) {
+    void weights(int64_t n, int64_t base, const Line& line) {
         const Panel<T>& panel = near.panel;
         by_rows(n, [&](auto rows, int64_t i) {
             constexpr int R = decltype(rows)::value, N = TILE_VECS;
@@ -297,11 +275,12 @@ template <class T> class NearGradient {
     const Gradient& g;
     Near<T> near;
     const int64_t d, M, Mp, dp, Kp;
+    const bool far;
     T *d_out, *line_, *delta, *level, *share, *v_lanes, *P, *dS, *dq;
     T *d_keys = nullptr, *d_values = nullptr;
     std::vector<double> term;
     std::vector<T> top;
-    std::vector<int64_t> best, token;
+    std::vector<int64_t> best;
 };
 
 }  // namespace KT_ISA

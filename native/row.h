@@ -228,7 +228,19 @@ template <class T> class Row {
     bool row_queries = false;  // φ(q) has tokens in rows, not in lanes
     std::vector<uint8_t> bad_here;
     Prefetch prefetch;
-    const Near<T>* near = nullptr;  // of the queries of the block, where some keys are near
+    // Where some keys are near: sums over them for the queries of the block, what they are relative
+    // to, and the largest exponent near by; and where to put all sums so far, if others follow.
+    struct Part {
+        const T* mixed = nullptr;
+        int64_t stride = 0;
+        const T *den = nullptr, *level = nullptr, *top = nullptr;
+    } part;
+    struct Hand {
+        T* mixed = nullptr;
+        int64_t stride = 0;
+        T *den = nullptr, *level = nullptr;
+    } hand;
+    const Near<T>* near = nullptr;
 
     int64_t tile_columns(int64_t n) const { return round_up(n, TILE_COLUMNS<T>); }
 
@@ -604,7 +616,7 @@ template <class T> class Row {
         else
             state_normalizer(sums.z, n);
         const T* values = v.x;
-        if (p.zero) std::fill_n(p.zero + row * p.queries + t, n, uint8_t(0));
+        for (int64_t i = 0; i < n && p.zero; ++i) p.zero[p.slot(row, t + i)] = 0;
         const bool straight = s.M == s.Mp && direct<T>(p.output, p.output_type, row, s.M);
         by_rows(n, [&](auto rows, int64_t i) {
             constexpr int R = decltype(rows)::value;
@@ -647,7 +659,8 @@ template <class T> class Row {
                 if (limit) tile.add(strip, s.Cp, 1, values + c, v.stride, limit);
                 T* out[R];
                 for (int a = 0; a < R; ++a)
-                    out[a] = straight ? reinterpret_cast<T*>(p.output.at(row, t + i + a)) + c
+                    out[a] = hand.mixed ? hand.mixed + (i + a) * hand.stride + c
+                             : straight ? reinterpret_cast<T*>(p.output.at(row, t + i + a)) + c
                                       : staged + a * s.Mp + c;
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
@@ -656,7 +669,7 @@ template <class T> class Row {
                         // Adding 0 makes −0, which the zeros above the diagonal could, +0.
                         Vec<T> y = tile.acc[a][e] * share[a] + T(0);
                         if (near)
-                            y += load(near->mixed + (i + a) * s.Mp + c + e * LANES<T>) * near_share[a];
+                            y += load(part.mixed + (i + a) * part.stride + c + e * LANES<T>) * near_share[a];
                         else if (special && divided(share[a], i + a))
                             y = tile.acc[a][e] / den[i + a] + T(0);
                         if (stream && straight)
@@ -666,12 +679,19 @@ template <class T> class Row {
                     }
             });
             for (int a = 0; a < R; ++a)
-                if (!straight)
+                if (!straight && !hand.mixed)
                     write_token(p.output, p.output_type, row, t + i + a, s.M, staged + a * s.Mp);
             for (int a = 0; a < R && special; ++a) settle(row, t, i + a, share[a]);
         });
+        if (hand.mixed) return;
         if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad || (near && (near->any_bad || near->q.any_bad)))
             spoil(sums, row, t, n, inside);
+    }
+
+    // The logarithm of the unit of far weights in query i of the block; `top` is the largest near by.
+    double far_scale(int64_t row, int64_t i, double top) const {
+        return (p.gain ? p.gain[row % (p.heads * p.groups)] : 0) + (p.relative && top > -INF ? top : 0) +
+               (s.has_scale ? ls_q[i] + reference : 0);
     }
 
     // The same where there is a near part: what the far and the near sums of rows i … are to be
@@ -681,12 +701,9 @@ template <class T> class Row {
         bool special = q.any_hidden;
         for (int a = 0; a < RP; a += LANES<T>)
             if (row_sum) store(den + i + a, load(den + i + a) + sums_of<T>(row_sum + a));
-        const double gain = p.gain ? p.gain[row % (p.heads * p.groups)] : 0;
         for (int a = 0; a < R; ++a) {
-            const double top = near->top[i + a], near_den = near->den[i + a], far_den = s.m ? den[i + a] : 0;
-            double far_log = gain + (p.relative && top > -INF ? top : 0);
-            if (s.has_scale) far_log += ls_q[i + a] + reference;
-            if (s.m == 0) far_log = -INF;
+            const double top = part.level[i + a], near_den = part.den[i + a], far_den = s.m ? den[i + a] : 0;
+            const double far_log = s.m ? far_scale(row, i + a, part.top[i + a]) : -INF;
             double level = top, of_near = 1, of_far = 0;
             if (top == -INF) {
                 of_near = 0;
@@ -705,6 +722,13 @@ template <class T> class Row {
                 }
             }
             const double total = of_far * far_den + of_near * near_den;
+            if (hand.mixed) {
+                hand.den[i + a] = T(total);
+                hand.level[i + a] = level == 0 && of_near == 0 && of_far == 0 ? T(-INF) : T(level);
+                share[a] = T(of_far);
+                near_share[a] = T(of_near);
+                continue;
+            }
             // A sum of 0 is told by den, which `settle` looks at.
             den[i + a] = T(total);
             const double unit = p.normalize ? total == 0 ? 0 : 1 / total : std::exp(level);
@@ -712,13 +736,11 @@ template <class T> class Row {
             near_share[a] = T(of_near * unit);
             special |= p.normalize && total == 0;
             if (p.normalize && total != 0 && den[i + a] == 0) den[i + a] = std::numeric_limits<T>::min();
-            if (p.normalizer) {
-                const int64_t at = row * p.queries + t + i + a;
-                p.normalizer[at] = p.normalize ? of_far == 0 ? INF * (total < 0 ? -1 : 1) : total / of_far
-                                               : std::exp(far_log);
+            if (p.near_normalizer) {
+                const int64_t at = p.slot(row, t + i + a);
                 p.near_reference[at] = p.normalize ? level : 0;
                 p.near_normalizer[at] = p.normalize ? total : 1;
-                if (p.near_top) p.near_top[at] = top;
+                p.near_top[at] = part.top[i + a];
             }
         }
         return special;
@@ -755,7 +777,7 @@ template <class T> class Row {
     void settle(int64_t row, int64_t t, int64_t i, T share) {
         const bool hidden = q.any_hidden && q.hidden[std::size_t(i)];
         const bool zero = p.normalize && den[i] == 0 && !hidden;
-        if (p.zero && zero) p.zero[row * p.queries + t + i] = 1;
+        if (p.zero && zero) p.zero[p.slot(row, t + i)] = 1;
         if (hidden || (!p.normalize && share == 0)) return fill_out(row, t + i, T(0));
         if (zero) fill_out(row, t + i, T(p.zero_fill));
     }
@@ -792,8 +814,16 @@ template <class T> class Row {
                 if (whole || bad_here[std::size_t(c)] || (close && close[c]))
                     write<T>(p.output.at(row, t + i) + c * p.output.element, p.output_type,
                              std::numeric_limits<T>::quiet_NaN());
-            if (p.zero && (whole || bad_here[std::size_t(s.M)] || (close && close[s.M]))) p.zero[row * p.queries + t + i] = 0;
+            if (p.zero && (whole || bad_here[std::size_t(s.M)] || (close && close[s.M]))) p.zero[p.slot(row, t + i)] = 0;
         }
+    }
+
+    void spoil_columns(int64_t row, int64_t t, const std::vector<uint8_t>& flags) {
+        for (int64_t c = 0; c < s.M; ++c)
+            if (flags[std::size_t(c)])
+                write<T>(p.output.at(row, t) + c * p.output.element, p.output_type,
+                         std::numeric_limits<T>::quiet_NaN());
+        if (p.zero && flags[std::size_t(s.M)]) p.zero[p.slot(row, t)] = 0;
     }
 
     void add_bad(int64_t j, std::vector<uint8_t>& flags) const {

@@ -1,6 +1,7 @@
 // A row in which some keys are near. The far part is that of row.h with keys that come `window` tokens
 // late: query a sees by the map the keys up to a − window, and exactly those from there on. So both
-// parts go through the row in step, stretch by stretch of tokens that follow each other in memory.
+// parts go through the row in step, turn by turn. In full attention there are far keys ahead as well:
+// the far part goes through the row once more, backwards.
 #pragma once
 
 #include "row.h"
@@ -16,6 +17,32 @@ inline Problem far_part(const Problem& p) {
     return far;
 }
 
+inline View backwards(View view, int64_t n) {
+    if (view.data) view.data += (n - 1) * view.token;
+    view.token = -view.token;
+    return view;
+}
+
+// The same call with its last token first, and no state.
+inline Problem backwards(const Problem& p) {
+    Problem back = p;
+    for (View* view : {&back.q, &back.output, &back.q_positions, &back.q_scale})
+        *view = backwards(*view, p.queries);
+    for (View* view : {&back.k, &back.v, &back.k_positions, &back.k_scale})
+        *view = backwards(*view, p.keys);
+    back.reversed = true;
+    return back;
+}
+
+// What is done at once: queries that follow each other, and keys that have just become far. As many
+// keys as queries: query i sees the first i + 1 of them. One key and no query: it is added to the sums.
+struct Turn {
+    int64_t token, queries;
+    int64_t key, keys;  // the first in order
+    int64_t segment;
+    bool fresh;  // the sums begin anew
+};
+
 // How many keys from a on, at most n, follow each other in memory.
 inline int64_t stretch(const Line& line, int64_t a, int64_t n) {
     if (line.key.empty()) return n;
@@ -30,91 +57,102 @@ inline int64_t far_from(const Problem& p, const Line::Segment& segment) {
     return std::max(segment.first, Line::sinks_end(p, segment));
 }
 
-// What is done at once from key a of the line on: `count` queries that follow each other and, where
-// there are any, as many keys that have just become far.
-struct Step {
-    int64_t count;
-    bool keys;
-};
-
-inline Step next_step(const Problem& p, const Line& line, const Line::Segment& segment, int64_t a,
-                      int64_t C) {
-    const int64_t rank = segment.rank + a - segment.first;
-    int64_t n = stretch(line, a, std::min(segment.end - a, C - rank % C));
-    if (p.features.count == 0) return {n, false};
-    const int64_t far = far_from(p, segment), behind = a - p.window;
-    if (behind < far) return {std::min(n, far - behind), false};
-    return {stretch(line, behind, n), true};
-}
-
-// The key that has left the window of whatever follows the last token, or −1.
-inline int64_t left_behind(const Problem& p, const Line& line) {
-    const Line::Segment& last = line.segments.back();
-    const bool some = p.features.count > 0 && p.window > 0 && far_from(p, last) <= last.end - p.window;
-    return some ? last.end - p.window : -1;
+// All turns of a row, in blocks of at most C that end at fixed ranks.
+inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
+    std::vector<Turn> all;
+    const bool far = p.features.count > 0;
+    const int64_t late = p.reversed ? std::max<int64_t>(1, p.window) : p.window;
+    for (std::size_t number = 0; number < line.segments.size(); ++number) {
+        const Line::Segment& s = line.segments[number];
+        // The next key that becomes far, and where they end: going backwards, before the sinks.
+        int64_t next = p.reversed ? s.first : far_from(p, s);
+        const int64_t end = p.reversed ? s.end - (far_from(p, s) - s.first) : s.end;
+        bool fresh = !s.continues;
+        auto push = [&](int64_t token, int64_t queries, int64_t key, int64_t keys) {
+            all.push_back({token, queries, key, keys, int64_t(number), std::exchange(fresh, false)});
+        };
+        // Queries that are keys a … of the line.
+        auto queries_at = [&](int64_t a, int64_t n) {
+            const int64_t behind = a - late;
+            if (far && behind >= next && behind < end) {
+                n = stretch(line, behind, std::min(n, end - behind));
+                push(line.at(a), n, behind, n);
+                next += n;
+                return n;
+            }
+            if (far && behind < next) n = std::min(n, next - behind);
+            push(line.at(a), n, -1, 0);
+            return n;
+        };
+        for (int64_t a = s.first; a < s.end && p.causal;) {
+            const int64_t n = stretch(line, a, std::min(s.end - a, C - (s.rank + a - s.first) % C));
+            a += line.at(a) < 0 ? n : queries_at(a, n);
+        }
+        for (int64_t t = 0; t < p.queries && !p.causal;) {
+            const int64_t a = line.before(t);
+            if (a < s.end && line.at(a) == t) {
+                t += queries_at(a, stretch(line, a, std::min({s.end - a, C - a % C, p.queries - t})));
+                continue;
+            }
+            // Queries whose own key is hidden: of the rank that it would have.
+            const int64_t rank = p.reversed ? a - 1 : a;
+            if (far && rank - late >= next && next < end) push(0, 0, std::exchange(next, next + 1), 1);
+            const int64_t n = std::min(C - t % C, (a < s.end && line.at(a) > t ? line.at(a) : p.queries) - t);
+            push(t, n, -1, 0);
+            t += n;
+        }
+        if (fresh) push(0, 0, -1, 0);
+        // One more key has left the window of whatever follows the last token.
+        const bool last = number + 1 == line.segments.size() && far && !p.reversed && p.window > 0;
+        if (last && next <= s.end - p.window) push(0, 0, next, 1);
+    }
+    return all;
 }
 
 template <class T> class Window {
   public:
-    explicit Window(const Sizes<T>& s)
-        : s(s), p(s.p), row(s, false), near(p, s.C), sums(s, row.arena), token(std::size_t(s.C)) {
-        row.near = &near;
-    }
+    explicit Window(const Sizes<T>& s) : s(s), p(s.p), row(s, false), near(p, s.C), sums(s, row.arena) {}
 
+    // Every turn of a row. In full attention with a far part, what comes of them is handed on in `part`.
     void run(int64_t r, const Line& line, bool stream, Control& control) {
         sums.read(s, p.sums + r * s.m * (s.M + 1));
         sums.narrow(s);
         if (s.has_scale) sums.ref = p.log_scale[r];
         sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
-        for (const Line::Segment& segment : line.segments) {
-            if (!segment.continues) sums.forget(s);
-            for (int64_t a = segment.first; a < segment.end;) {
-                if (control.stopped()) return;
-                a += causal(r, line, segment, a, stream);
-            }
-        }
-        const int64_t last = left_behind(p, line);
-        if (last >= 0) {
-            load_keys(r, line, last, 1);
-            row.absorb(sums, r);
+        const bool both_ways = !p.causal && s.m > 0;
+        if (both_ways) handed = std::make_unique<Handed>(p, s.Mp);
+        for (const Turn& turn : turns(p, line, s.C)) {
+            if (control.stopped()) return;
+            take(r, line, turn, stream);
         }
         sums.write(s, p.sums + r * s.m * (s.M + 1));
         if (s.has_scale) p.log_scale[r] = sums.ref;
         if (p.bad) std::copy(sums.bad.begin(), sums.bad.end(), p.bad + r * (s.M + 1));
+        if (both_ways) {
+            for (std::size_t c = 0; c < handed->bad.size(); ++c) handed->bad[c] |= sums.bad[c];
+            ahead(r, line, stream, control);
+        }
     }
 
-    // Full attention without a far part: the queries t … t + n − 1.
-    void full(int64_t r, const Line& line, int64_t t, int64_t n, bool stream) {
-        const Line::Segment& all = line.segments[0];
-        for (int64_t i = 0; i < n; ++i) {
-            const int64_t rank = line.before(t + i);
-            token[std::size_t(i)] = t + i;
-            near.lo[std::size_t(i)] = std::max<int64_t>(0, rank - p.window + 1);
-            near.hi[std::size_t(i)] = std::min(all.end, rank + p.window);
+    // The queries and keys of a turn.
+    void take(int64_t r, const Line& line, const Turn& turn, bool stream) {
+        if (turn.fresh) sums.forget(s);
+        const int64_t count = std::max(turn.queries, turn.keys);
+        for (int64_t done = 0; done < count;) {  // factors out of range cut a block short
+            int64_t n = count - done;
+            if (turn.keys) {
+                load_keys(r, line, turn.key + done, n);
+                n = row.count;
+            } else {
+                row.no_keys(sums);
+            }
+            const int64_t t = turn.token + done;
+            for (int64_t g = 0; g < p.groups && turn.queries; ++g)
+                look(r, r * p.groups + g, line, line.segments[std::size_t(turn.segment)], t, n,
+                     turn.keys > 0, stream);
+            if (turn.keys) row.absorb(sums, r);
+            done += n;
         }
-        row.no_keys(sums);
-        for (int64_t g = 0; g < p.groups; ++g) look(r, r * p.groups + g, line, all, t, n, false, stream);
-    }
-
-    // The queries from key a of the line on: returns how many it has done.
-    int64_t causal(int64_t r, const Line& line, const Line::Segment& segment, int64_t a, bool stream) {
-        if (line.at(a) < 0) return 1;  // a token of the state's: it has had its turn
-        auto [n, keys] = next_step(p, line, segment, a, s.C);
-        if (keys) {
-            load_keys(r, line, a - p.window, n);
-            n = row.count;
-        } else {
-            row.no_keys(sums);
-        }
-        const int64_t t = line.at(a);
-        for (int64_t i = 0; i < n; ++i) {
-            token[std::size_t(i)] = t + i;
-            near.lo[std::size_t(i)] = std::max(segment.first, a + i - p.window + 1);
-            near.hi[std::size_t(i)] = a + i + 1;
-        }
-        for (int64_t g = 0; g < p.groups; ++g) look(r, r * p.groups + g, line, segment, t, n, keys, stream);
-        if (keys) row.absorb(sums, r);
-        return n;
     }
 
     // Outputs of hidden queries are 0.
@@ -122,21 +160,101 @@ template <class T> class Window {
         const View& mask = p.causal ? whole.mask : whole.query_mask;
         for (int64_t g = 0; g < p.groups && mask.data; ++g)
             for (int64_t t = 0; t < p.queries; ++t) {
-                const int64_t q = r * p.groups + g;
+                const int64_t q = r * p.groups + g, at = q * p.queries + t;
                 if (*mask.at(p.causal ? r : q, t)) continue;
                 row.fill_out(q, t, T(0));
-                if (p.zero) p.zero[q * p.queries + t] = 0;
-                if (p.normalizer) p.normalizer[q * p.queries + t] = p.near_normalizer[q * p.queries + t] = 0;
+                if (p.zero) p.zero[at] = 0;
+                if (p.near_normalizer) p.near_normalizer[at] = 0;
             }
     }
 
   private:
+    // What the first way through a row hands on to the second: sums of near and far keys so far, in the
+    // output where it has their type, else here.
+    struct Handed {
+        Handed(const Problem& p, int64_t Mp) : bad(std::size_t(p.width + 1)) {
+            const int64_t n = p.groups * p.queries;
+            bool straight = p.width == Mp;
+            for (int64_t r = 0; r < p.rows * p.groups && straight; ++r)
+                straight = direct<T>(p.output, p.output_type, r, p.width);
+            if (!straight) mixed = own.take<T>(n * Mp);
+            for (T** x : {&den, &level, &top}) *x = own.take<T>(n);
+        }
+        Arena own;
+        T *mixed = nullptr, *den = nullptr, *level = nullptr, *top = nullptr;
+        std::vector<uint8_t> bad;
+    };
+
     void look(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t t, int64_t n,
               bool keys, bool stream) {
-        near.load_queries(q, token.data(), n);
-        near.attend(r, line, segment, n);
+        const int64_t group = q - r * p.groups;
+        if (p.reversed) {
+            take_over(group, q, t, n);
+        } else {
+            for (int64_t i = 0; i < n; ++i) see(line, segment, i, t + i);
+            near.load_queries(q, t, n);
+            near.attend(r, line, segment, n);
+            row.part = {near.mixed, s.Mp, near.den, near.top, near.top};
+            row.near = &near;
+            if (handed) hand_on(group, q, t, n);
+        }
         row.load_queries(q, r, t, n, View{});
         row.read_out(sums, q, t, n, keys, stream);
+        if (handed && near.any_bad)
+            for (int64_t i = 0; i < n * (s.M + 1); ++i)
+                handed->bad[std::size_t(i % (s.M + 1))] |= near.bad[std::size_t(i)];
+    }
+
+    void see(const Line& line, const Line::Segment& segment, int64_t i, int64_t t) {
+        const int64_t a = line.before(t);
+        near.lo[std::size_t(i)] = std::max(segment.first, a - p.window + 1);
+        near.hi[std::size_t(i)] = p.causal ? a + 1 : std::min(segment.end, a + p.window);
+    }
+
+    // Where the sums of query t of a group are handed on; p's views may run backwards.
+    T* place(int64_t group, int64_t q, int64_t t) const {
+        if (!handed->mixed) return reinterpret_cast<T*>(p.output.at(q, t));
+        return handed->mixed + p.slot(group, t) * s.Mp;
+    }
+    int64_t step() const {
+        if (!handed->mixed) return p.output.token / int64_t(sizeof(T));
+        return p.reversed ? -s.Mp : s.Mp;
+    }
+
+    void hand_on(int64_t group, int64_t q, int64_t t, int64_t n) {
+        row.hand = {place(group, q, t), step(), handed->den + p.slot(group, t), handed->level + p.slot(group, t)};
+        std::copy(near.top, near.top + n, handed->top + p.slot(group, t));
+    }
+
+    void take_over(int64_t group, int64_t q, int64_t t, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t at = p.slot(group, t + i);
+            near.den[i] = handed->den[at];
+            near.top[i] = handed->level[at];
+            tops[std::size_t(i)] = handed->top[at];
+        }
+        row.part = {place(group, q, t), step(), near.den, near.top, tops.data()};
+        row.near = &near;
+        near.any_bad = near.q.any_bad = false;
+    }
+
+    // The second way: far keys ahead of each query.
+    void ahead(int64_t r, const Line& line, bool stream, Control& control) {
+        const Problem back = backwards(p);
+        const Sizes<T> sizes(back);
+        Window<T> window(sizes);
+        window.handed = std::move(handed);
+        window.tops.resize(std::size_t(s.C));
+        window.sums.forget(s);
+        const Line mirrored = line.mirrored(p.keys);
+        for (const Turn& turn : turns(back, mirrored, s.C)) {
+            if (control.stopped()) return;
+            window.take(r, mirrored, turn, stream);
+        }
+        const std::vector<uint8_t>& bad = window.handed->bad;
+        if (std::none_of(bad.begin(), bad.end(), [](uint8_t b) { return b; })) return;
+        for (int64_t g = 0; g < p.groups; ++g)  // every query sees every key
+            for (int64_t t = 0; t < p.queries; ++t) row.spoil_columns(r * p.groups + g, t, bad);
     }
 
     void load_keys(int64_t r, const Line& line, int64_t a, int64_t n) {
@@ -152,7 +270,8 @@ template <class T> class Window {
     Row<T> row;
     Near<T> near;
     Sums<T> sums;
-    std::vector<int64_t> token;
+    std::unique_ptr<Handed> handed;
+    std::vector<T> tops;
 };
 
 }  // namespace KT_ISA

@@ -160,17 +160,19 @@ def test_opcheck(isa):
     record("favor:features=8", mask=torch.arange(6) > 1, query_mask=torch.arange(6) > 0)
     record(learned("t2r each bias", 1, 4, make=lambda x: torch.tensor(x).requires_grad_()),
            causal=True, normalize=False)  # fmt: skip
+    record("elu", causal=True, window=3, sinks=1, far=torch.tensor(0.5))
+    record("softmax", mask=torch.arange(6) > 1)
     for arguments in seen:
         opcheck(torch.ops.kerneltrick.attend.default, arguments)
         with torch.no_grad():
-            output, _, sums, *_, normalizer = real(*arguments)
+            output, _, sums, _, _, normalizer, near_saved, *_ = real(*arguments)
         opcheck(
             torch.ops.kerneltrick.attend_backward.default,
-            (torch.ones_like(output), torch.ones_like(sums), output, normalizer,
+            (torch.ones_like(output), torch.ones_like(sums), output, normalizer, near_saved,
              *(x.detach() if torch.is_tensor(x) else x for x in arguments)),
             test_utils=("test_schema", "test_faketensor"),
         )  # fmt: skip
-    assert len(seen) == 3
+    assert len(seen) == 5
 
 
 def test_second_derivatives_are_refused_by_name():

@@ -126,13 +126,13 @@ def _key(
 ) -> Any:
     """All that the checks of a call depend on; None if that is more than can be compared."""
     (causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state, on_zero,
-     window, sinks, far, chunk_size) = options  # fmt: skip
+     window, sinks, far, chunk_size, return_state) = options  # fmt: skip
     arrays = (log_decay, mask, query_mask, segment_ids, positions, state, far)
     if any(x is not None for x in arrays):
         return None
     if not (is_plain(q) and is_plain(k) and is_plain(v)):
         return None
-    numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size)
+    numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size, return_state)
     types = tuple(map(type, numbers))  # 1 and True are equal, but not both a scale
     if not all(x in _PLAIN for x in types):
         return None

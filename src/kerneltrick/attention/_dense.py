@@ -10,10 +10,10 @@ import numpy as np
 
 from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient
-from kerneltrick.attention._arguments import check_inputs, check_scale
+from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.attention._call import OnZero, Options, check_call, report_zero
-from kerneltrick.attention._linear import normalized_weights
-from kerneltrick.engines import DenseRows, dense_rows, finish
+from kerneltrick.attention._linear import attend, normalized_weights, weights_of
+from kerneltrick.engines import UNBOUNDED, DenseRows, dense_rows, finish
 
 Substitute = Literal["temperature", "gumbel", "straight-through"]
 Weigh = Callable[[DenseRows], Array]
@@ -29,13 +29,19 @@ def softmax_attention(
     temperature: float = 1.0,
     mask: Array | None = None,
     query_mask: Array | None = None,
+    segment_ids: Array | None = None,
+    window: int | None = None,
+    sinks: int = 0,
     return_weights: bool = False,
     on_zero: OnZero | None = None,
 ) -> Any:
     """softmax(s·QKᵀ/τ)V with s = 1/√d unless given and temperature τ.
 
-    Shapes, masks, shared heads and NaN as in `linear_attention`; a query that may see no key at
-    all follows `on_zero`. With `return_weights` also the weights (..., heads, n_q, n).
+    Shapes, masks, packed segments, shared heads and NaN as in `linear_attention`; a query that may
+    see no key at all follows `on_zero`. With a `window` only keys less than so many tokens away are
+    seen, and the first `sinks` ones. With `return_weights` also the weights (..., heads, n_q, n).
+
+    Arrays on the CPU go through the compiled core, which never forms the n×n weights.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 10, 8))
@@ -43,13 +49,22 @@ def softmax_attention(
     >>> output.shape, bool(np.allclose(weights.sum(-1), 1))
     ((2, 10, 8), True)
     """
-    scale = _scale("softmax_attention", q, scale, temperature)
-
-    def weigh(rows: DenseRows) -> Array:
-        return _exponentials(rows.weights, rows.allowed)
-
-    options = Options(causal, scale, None, True, mask, query_mask, on_zero=on_zero)
-    return _attend("softmax_attention", q, k, v, weigh, options, return_weights)
+    who = "softmax_attention"
+    if (
+        window is not None
+        and check_count(who, "window", window) + check_count(who, "sinks", sinks) < 1
+    ):
+        raise ValueError(f"{who} with window=0 and sinks=0 sees nothing; None is no window")
+    scale = _scale(who, q, scale, temperature)
+    options = Options(
+        causal, scale, None, True, mask, query_mask, segment_ids, on_zero=on_zero,
+        window=UNBOUNDED if window is None else window, sinks=sinks, return_state=False,
+    )  # fmt: skip
+    output = attend(who, q, k, v, maps.Softmax(), options, "auto", otherwise="dense")
+    if not return_weights:
+        return output
+    weights = weights_of(who, q, k, maps.Softmax(), options)
+    return output, astype(weights, v.dtype)
 
 
 def kernel_attention(

@@ -157,19 +157,33 @@ def linear_attention(
         causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
         on_zero, window, sinks, far, chunk_size, return_state,
     )  # fmt: skip
-    call = check_call("linear_attention", q, k, v, feature_map, options)
+    return attend("linear_attention", q, k, v, feature_map, options, engine)
+
+
+def attend(
+    who: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: maps.MapLike | Dial,
+    options: Options,
+    engine: str,
+    otherwise: str = "chunked",
+) -> Array | tuple[Array, State]:
+    """The output, and the state if `options` ask for it; auto is native, or `otherwise`."""
+    call = check_call(who, q, k, v, feature_map, options)
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
     if engine == "auto":
-        engine = "native" if supports(call.plan, call.data) else "chunked"
+        engine = "native" if supports(call.plan, call.data) else otherwise
     run = ENGINES[engine]
     result = jit(run, call.plan, call.data, call.inputs.q, call.plan.feature_map.weighted)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = call.inputs.restore(output)
-    if not return_state:
+    if not options.return_state:
         return output
-    return output, _state_after(call, result.carry, state)
+    return output, _state_after(call, result.carry, options.state)
 
 
 def attention_weights(
@@ -204,17 +218,28 @@ def attention_weights(
     >>> a.shape, np.allclose(a.sum(-1), 1), bool((a[0, 11:] == 0).all())
     ((2, 5000), True, True)
     """
-    xp = namespace(q=q, k=k)
+    options = Options(
+        causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
+        on_zero, window, sinks, far,
+    )  # fmt: skip
+    return weights_of("attention_weights", q, k, feature_map, options, rows)
+
+
+def weights_of(
+    who: str,
+    q: Array,
+    k: Array,
+    feature_map: maps.MapLike | Dial,
+    options: Options,
+    rows: Any = None,
+) -> Array:
+    xp, state = namespace(q=q, k=k), options.state
     v = xp.zeros_like(k[..., :1]) if k.ndim >= 1 else k
     if isinstance(
         state, State
     ):  # the width of the values remembered does not matter to the weights
         v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
-    options = Options(
-        causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero, window, sinks, far,
-    )  # fmt: skip
-    call = check_call("attention_weights", q, k, v, feature_map, options)
+    call = check_call(who, q, k, v, feature_map, options)
     n_q, n = q.shape[-2], k.shape[-2]
     chosen = _check_rows(rows, n_q)
     picked = dense_rows(call.plan, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))

@@ -90,8 +90,7 @@ def supports(plan: Plan, data: Data) -> bool:
 
 def _runs_near(plan: Plan, data: Data) -> bool:
     """Whether the core has both ways of getting a weight here: exactly, and by the map."""
-    m = data.carry.sums.hi.shape[-2]
-    return _fused(plan, data) is not None and (plan.causal or m == 0)
+    return _fused(plan, data) is not None
 
 
 def native(plan: Plan, data: Data) -> Result:
@@ -299,7 +298,7 @@ def give_near(buffers: Buffers, saved: NumpyArray) -> None:
 
 
 def keep_tokens(plan: Plan, data: Data, buffers: Buffers) -> tuple[NumpyArray, NumpyArray] | None:
-    """Room for what the core tells of the tokens that are near after the call: which, and how many."""
+    """Room for what the core tells of the tokens that are near afterwards: which, how many."""
     near = data.carry.near
     if near is None or not plan.wants_state:
         return None
@@ -422,15 +421,15 @@ def _assemble_near(plan: Plan, data: Data, buffers: Buffers) -> None:
     }
     if data.gain is not None:
         buffers.array("gain", data.gain.astype(np.float64))
-    if near is not None and near.k.shape[-2]:
+    if near is None:
+        return
+    buffers.array("seen", near.count.astype(np.int64))
+    if near.k.shape[-2]:
         buffers.call["near_slots"] = near.k.shape[-2]
         buffers.view("near_k", near.k, lead)
         buffers.view("near_v", near.v, lead)
         buffers.view("near_keep", near.keep, lead)
         buffers.view("near_positions", near.positions.astype(np.float64), lead)
-        buffers.array("seen", near.count.astype(np.int64))
-    elif near is not None:
-        buffers.array("seen", near.count.astype(np.int64))
 
 
 def kind_of(output: NumpyArray, inputs: int) -> int:

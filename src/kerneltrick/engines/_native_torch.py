@@ -195,7 +195,7 @@ def _attend(
          bad, weight, bias, near_k, near_v, near_positions, near_keep, near_count, gain],
         spec, (scale, causal, normalize, zero_fill, chunk_size, start),
     )  # fmt: skip
-    normalizer = _empty(q.shape[:-1], torch.float64)
+    normalizer = (_empty if plan.all_far else torch.zeros)(q.shape[:-1], dtype=torch.float64)
     near_saved = torch.zeros((0 if plan.all_far else 3, *q.shape[:-1]), dtype=torch.float64)
     output = _empty((*q.shape[:-1], v.shape[-1]), _compute(q))
     made, after = _native.compute(
@@ -262,7 +262,7 @@ def _attend_backward(
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
-    """Gradients of q, k, v, log_decay, sums, weight, bias, the tokens kept before (k, v) and the gain.
+    """Gradients of q, k, v, log_decay, sums, weight, bias, kept k and v, and the gain.
 
     What does not exist is empty.
     """
