@@ -312,7 +312,7 @@ void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, d
         write_token(g.d_near_v, p.type, r, t, p.width, zeros.data());
     }
     if (s.m > 0) RowGradient<T>(s, g, d_weight, d_bias).run(r, line, control);
-    if (s.m > 0 && !p.causal) {  // and what lies ahead
+    if (both_ways(p)) {  // and what lies ahead
         Problem back = backwards(p);
         Gradient mirrored = g;
         for (View* view : {&mirrored.d_output, &mirrored.d_q}) *view = backwards(*view, p.queries);

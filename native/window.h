@@ -34,8 +34,11 @@ inline Problem backwards(const Problem& p) {
     return back;
 }
 
+// Whether there are far keys before a query and ahead of it, with near ones in between.
+inline bool both_ways(const Problem& p) { return !p.causal && p.features.count > 0 && p.window > 0; }
+
 // What is done at once: queries that follow each other, and keys that have just become far. As many
-// keys as queries: query i sees the first i + 1 of them. One key and no query: it is added to the sums.
+// keys as queries: query i sees the first i + 1 of them. Keys and no query: they are added to the sums.
 struct Turn {
     int64_t token, queries;
     int64_t key, keys;  // the first in order
@@ -61,7 +64,7 @@ inline int64_t far_from(const Problem& p, const Line::Segment& segment) {
 inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
     std::vector<Turn> all;
     const bool far = p.features.count > 0;
-    const int64_t late = p.reversed ? std::max<int64_t>(1, p.window) : p.window;
+    const int64_t late = p.window;
     for (std::size_t number = 0; number < line.segments.size(); ++number) {
         const Line::Segment& s = line.segments[number];
         // The next key that becomes far, and where they end: going backwards, before the sinks.
@@ -88,7 +91,15 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
             const int64_t n = stretch(line, a, std::min(s.end - a, C - (s.rank + a - s.first) % C));
             a += line.at(a) < 0 ? n : queries_at(a, n);
         }
-        for (int64_t t = 0; t < p.queries && !p.causal;) {
+        if (!both_ways(p) && !p.causal) {  // every query sees all far keys: these come first
+            for (int64_t a = next; a < end && far;) {
+                const int64_t n = stretch(line, a, std::min(end - a, C - a % C));
+                push(0, 0, a, n);
+                a += n;
+            }
+            for (int64_t t = 0; t < p.queries; t += C) push(t, std::min(C, p.queries - t), -1, 0);
+        }
+        for (int64_t t = 0; t < p.queries && both_ways(p);) {
             const int64_t a = line.before(t);
             if (a < s.end && line.at(a) == t) {
                 t += queries_at(a, stretch(line, a, std::min({s.end - a, C - a % C, p.queries - t})));
@@ -119,8 +130,7 @@ template <class T> class Window {
         sums.narrow(s);
         if (s.has_scale) sums.ref = p.log_scale[r];
         sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
-        const bool both_ways = !p.causal && s.m > 0;
-        if (both_ways) handed = std::make_unique<Handed>(p, s.Mp);
+        if (both_ways(p)) handed = std::make_unique<Handed>(p, s.Mp);
         for (const Turn& turn : turns(p, line, s.C)) {
             if (control.stopped()) return;
             take(r, line, turn, stream);
@@ -128,7 +138,7 @@ template <class T> class Window {
         sums.write(s, p.sums + r * s.m * (s.M + 1));
         if (s.has_scale) p.log_scale[r] = sums.ref;
         if (p.bad) std::copy(sums.bad.begin(), sums.bad.end(), p.bad + r * (s.M + 1));
-        if (both_ways) {
+        if (handed) {
             for (std::size_t c = 0; c < handed->bad.size(); ++c) handed->bad[c] |= sums.bad[c];
             ahead(r, line, stream, control);
         }

@@ -71,9 +71,9 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _plain(data: Data) -> Data:
     """The same call on NumPy arrays that share the tensors' memory."""
     *rest, near = data.carry
-    carry = Carry(
-        *(Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in rest),
-        near=None if near is None else Near._make(map(to_numpy, near)),
+    kept = None if near is None else Near._make(map(to_numpy, near))
+    carry = Carry._make(
+        [*(Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in rest), kept]
     )
     return Data._make([*map(to_numpy, data[:9]), data.start, carry, to_numpy(data.gain)])
 
