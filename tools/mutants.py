@@ -622,6 +622,20 @@ MUTANTS = [
         "test_simulate.py::TestSVM::test_what_differs",
     ),
     Mutant(
+        "a window that is one token longer in the comparison",
+        "analysis/_blocks.py",
+        "close = (np.abs(rows[:, None] - keys) < problem.window)",
+        "close = (np.abs(rows[:, None] - keys) <= problem.window)",
+        "test_dial_compare.py::test_weights_are_those_of_linear_attention",
+    ),
+    Mutant(
+        "heads together as the mean of their errors",
+        "analysis/_types.py",
+        "lost = sum(head.output_error**2 * head.output_energy for head in judged)",
+        "lost = sum(head.output_error**2 for head in judged) * judged[0].output_energy",
+        "test_compare.py::test_uniform_weights_are_what_a_map_is_measured_against",
+    ),
+    Mutant(
         "file written in place",
         "_files.py",
         'with part.open("wb") as stream:',
