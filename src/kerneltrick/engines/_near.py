@@ -164,6 +164,7 @@ def after(plan: Plan, data: Data, ahead: bool = False) -> Carry:
 
 
 def joined(first: Tokens, second: Tokens) -> Tokens:
+    """Two stretches of tokens as one, in the dtypes of the first."""
     xp = space(first.k)
     pairs = zip(first, second, strict=True)
     return Tokens._make([xp.concat([a, astype(b, a.dtype)], axis=-2) for a, b in pairs])
