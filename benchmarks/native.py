@@ -30,6 +30,7 @@ THREADS, HEADS, WIDTH = bench.THREADS, bench.HEADS, bench.WIDTH  # 2; B = 1, H =
 START, END = "<!-- native:begin -->", "<!-- native:end -->"
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
+WINDOW = 64
 FUSED = (
     "identity", "elu", "relu", "relu2", "exp", "square", "cosformer:horizon=65536",
     "hedgehog", "hedgehog:activation=exp", "t2r", "favor:features=256",
@@ -235,13 +236,13 @@ def rates(run: Bench) -> Iterator[Row]:
         yield run.rate(f"full ELU forward, n = {n}", call, flops, 0.60)
     for n in lengths:
         call, flops = with_gradients(ours, inputs(n)), gradient_flops(n, WIDTH)
-        yield run.rate(f"causal ELU forward+backward, n = {n}", call, flops, 0.55)
+        yield run.rate(f"causal ELU forward+backward, n = {n}", call, flops, 0.60)
     data = inputs(last)
     yield run.faster(
         f"causal forward+backward against the plain-torch chunk formula, n = {last}",
         with_gradients(ours, data),
         with_gradients(baselines.plain_chunk_torch, data),
-        8,
+        10,
     )
     yield run.faster(
         f"causal forward against the plain-torch chunk formula, n = {last}",
@@ -265,6 +266,58 @@ def rates(run: Bench) -> Iterator[Row]:
         for n in lengths:
             call, flops = forward(inputs(n, d=d), name), count(n, maps.get(name).dim(d))
             yield run.rate(f"{name}, d = {d}, causal forward, n = {n}", call, flops, least)
+
+
+def hybrid_flops(n: int, m: int, window: int = WINDOW) -> int:
+    """Forward, causal: the far part, and the keys of the window."""
+    return causal_flops(n, m) + n * HEADS * 2 * window * 2 * WIDTH
+
+
+def hybrid_gradient_flops(n: int, m: int, window: int = WINDOW) -> int:
+    """Forward and backward: near by two products forward and five backward."""
+    return gradient_flops(n, m) + n * HEADS * 7 * window * 2 * WIDTH
+
+
+def near_rows(run: Bench) -> Iterator[Row]:
+    """Softmax, and a window beside a map, against PyTorch's fused softmax and the sgemm rate."""
+    import baselines
+
+    import kerneltrick as kt
+    from kerneltrick import maps
+
+    first, last = run.sizes.lengths
+    softmax = functools.partial(baselines.softmax_torch, causal=True)
+    ours = functools.partial(kt.softmax_attention, causal=True)
+    for n in (first, last):
+        data = inputs(n)
+        case = f"softmax causal forward against scaled_dot_product_attention, n = {n}"
+        yield run.faster(case, by_hand(ours, data), by_hand(softmax, data), 1)
+    data = inputs(first)
+    yield run.faster(
+        f"softmax causal forward+backward against scaled_dot_product_attention, n = {first}",
+        with_gradients(ours, data),
+        with_gradients(softmax, data),
+        1,
+    )
+    data = inputs(last)
+    call = forward(data, f"elu@window={WINDOW}")
+    case = f"ELU, window {WINDOW}, causal forward, n = {last}"
+    yield run.rate(case, call, hybrid_flops(last, WIDTH), 0.55)
+    yield run.faster(
+        f"{case}, against scaled_dot_product_attention", call, by_hand(softmax, data), 40
+    )
+    weight = inputs(WIDTH, heads=1)[0][0, 0] / 8
+    hedgehog = maps.Hedgehog(weight=weight)
+    data = inputs(first)
+    call = with_gradients(
+        lambda q, k, v: kt.linear_attention(q, k, v, hedgehog, causal=True, window=WINDOW), data
+    )
+    yield run.rate(
+        f"Hedgehog m = {2 * WIDTH}, window {WINDOW}, forward+backward, n = {first}",
+        call,
+        hybrid_gradient_flops(first, 2 * WIDTH) + 6 * first * HEADS * 2 * WIDTH * WIDTH,
+        0.40,
+    )
 
 
 def break_even(run: Bench, softmax: Callable[..., Any]) -> Row:
@@ -299,8 +352,8 @@ def thread_rows(run: Bench) -> Iterator[Row]:
     yield Row(
         f"H = 1, causal ELU forward, n = {run.sizes.long}: speed-up by {THREADS} threads",
         f"{share:.2f} of sgemm's ({a / b:.2f}×, {ms(b)}, against {c / d:.2f}×)",
-        "≥ 0.90 of sgemm's own",
-        share >= 0.9,
+        "≥ 0.85 of sgemm's own",
+        share >= 0.85,
         alone,
     )
 
@@ -441,9 +494,9 @@ def install_rows(run: Bench) -> Iterator[Row]:
     wheels = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
     if wheels:
         size = wheels[-1].stat().st_size / 1e6
-        yield Row("wheel", f"{size:.2f} MB", "≤ 2 MB", size <= 2)
+        yield Row("wheel", f"{size:.2f} MB", "≤ 4 MB", size <= 4)
     else:
-        yield Row("wheel", "skipped: none in dist/ (make build)", "≤ 2 MB")
+        yield Row("wheel", "skipped: none in dist/ (make build)", "≤ 4 MB")
     hidden = "import sys; sys.modules['kerneltrick._core'] = None; import kerneltrick"
     programs = ("import kerneltrick, kerneltrick._core", hidden)
     (a, b), alone = run.race(*(functools.partial(python, program) for program in programs))
@@ -467,7 +520,7 @@ def measure(sizes: Sizes, patience: float) -> str:
     memory, rows = rows, []
     run = Bench(sizes, patience)
     set_threads()
-    for part in (rates, thread_rows):
+    for part in (rates, near_rows, thread_rows):
         note(part(run))
     rows += memory
     for part in (decode_rows, install_rows):

@@ -11,11 +11,20 @@ inline double feature_cost(const Features& f) {
     return projected + 8.0 * double(f.count);
 }
 
+// Of one query: the keys that it sees exactly, with 8 for the exponential of each.
+inline double near_cost(const Problem& p) {
+    if (p.window == 0 && p.sinks == 0) return 0;
+    const double all = double(p.keys + p.near_slots) * (p.causal ? 0.5 : 1);
+    const double band = double(p.window) * (p.causal ? 1 : 2) + double(p.sinks);
+    return (band < all ? band : all) * double(p.features.inputs + p.width + 8);
+}
+
 inline double forward_cost(const Problem& p) {
     const double state = double(p.features.count) * double(p.width + 1);
     const double looks = double(p.groups) * double(p.queries);
     const double within = p.causal ? 24.0 * double(p.features.count + p.width) : 0;  // half a block
-    const double row = (double(p.keys) + looks) * (state + feature_cost(p.features)) + looks * within;
+    const double row = (double(p.keys) + looks) * (state + feature_cost(p.features)) +
+                       looks * (within + near_cost(p));
     return double(p.rows) * row * (p.type == Type::f64 ? 2 : 1);
 }
 
