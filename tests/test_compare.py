@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import io
 import json
 import math
 
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerneltrick as kt
-from kerneltrick import analysis, maps
+from kerneltrick import analysis, engines, maps
 from kerneltrick.analysis import _blocks, _compare, _curves, _sampled, _timing
 from kerneltrick.analysis._limit import dyadic_blocks, weight_limit
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._types import FORMAT, HeadMetrics
 from kerneltrick.analysis._verdict import verdict
+from kerneltrick.cli._table import show
+from kerneltrick.engines import core
 
 FIVE = ["elu", "relu2", "favor:features=64", "hedgehog", "taylor:order=2"]
 
@@ -230,7 +233,30 @@ class TestTiming:
         assert _timing.crossover((0.0, 1.0), (0.0, 0.5, 0.0)) is None
         assert _timing.crossover((0.0, 1.0), (1.0, 2.0, 0.1)) == 1.0
 
-    def test_measured_times_are_positive_and_lean_softmax_is_softmax(self):
+    @pytest.mark.skipif(core() is None, reason="installed without the compiled core")
+    def test_softmax_is_timed_as_the_compiled_one(self, monkeypatch):
+        monkeypatch.setattr(_timing, "LENGTHS", (8, 16, 32))
+        monkeypatch.setattr(_timing, "SECONDS", 0.0)
+        ran = []
+        native = engines.ENGINES["native"]
+        monkeypatch.setitem(
+            engines.ENGINES, "native", lambda plan, data: ran.append(plan) or native(plan, data)
+        )
+        assert min(_timing.measure_softmax(2, 4, 4, True)) > 0
+        assert {(str(plan.feature_map), plan.causal) for plan in ran} == {("softmax", True)}
+        times = _timing.timing("elu", 2, [1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
+        assert times.baseline == "compiled softmax"
+
+    def test_without_the_core_softmax_is_timed_in_numpy_and_said_to_be(self, monkeypatch):
+        monkeypatch.setattr(_timing, "LENGTHS", (8, 16, 32))
+        monkeypatch.setattr(_timing, "SECONDS", 0.0)
+        monkeypatch.setattr(_timing, "core", lambda: None)
+        monkeypatch.setattr(_timing, "softmax_attention", pytest.fail)
+        assert min(_timing.measure_softmax(2, 4, 4, True)) > 0
+        times = _timing.timing("elu", 2, [1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
+        assert times.baseline == "softmax written in NumPy"
+
+    def test_lean_softmax_is_softmax(self):
         q, k, v = np.random.default_rng(4).standard_normal((3, 2, 20, 8)).astype(np.float32)
         for causal in (False, True):
             expected = kt.softmax_attention(q, k, v, causal=causal)
@@ -311,16 +337,41 @@ def test_a_map_that_is_no_better_than_looking_at_nothing_is_said_to_be_so(sample
 def test_verdict_speaks_of_measured_lengths_and_names_what_softmax_was(sample_result):
     elu, uniform = of_error(sample_result.maps[0], 0.2), of_error(sample_result.uniform, 0.8)
     timing = _timing.timing("elu", 12, [1.0, 2.0, 4.0, 8.0], [2.0, 8.0, 32.0, 128.0])
+    timing = dataclasses.replace(timing, baseline="compiled softmax")
 
     def words(crossover):
         changed = dataclasses.replace(timing, crossover=crossover)
         return verdict([elu], uniform, [["3.6"]], (), changed)
 
-    assert "softmax written in NumPy at every length measured, from n = 128 on" in words(50.0)
+    assert "compiled softmax at every length measured, from n = 128 on" in words(50.0)
     assert "16 times as fast at n = 1024, the longest measured" in words(50.0)
     assert "from n ≈ 300 on" in words(300.0)
     assert "extrapolated, it overtakes at n ≈ 5000" in words(5000.0)
-    assert "does not overtake softmax written in NumPy" in words(None)
+    assert "does not overtake compiled softmax" in words(None)
+
+
+def test_the_table_names_the_softmax_of_its_result(sample_result):
+    timing = _timing.timing("elu", 12, [1.0, 2.0, 4.0, 8.0], [2.0, 8.0, 32.0, 128.0])
+
+    def legend(found):
+        show(dataclasses.replace(sample_result, timing=found), out := io.StringIO())
+        return " ".join(out.getvalue().split())
+
+    for name in ("compiled softmax", "softmax written in NumPy"):
+        assert f"faster than {name}." in legend(dataclasses.replace(timing, baseline=name))
+    assert "faster than softmax." in legend(None)
+
+
+def test_times_of_another_softmax_are_not_taken_up_again(monkeypatch, tmp_path):
+    data = analysis.synthetic_attention("gaussian:n=16,d=2")
+    monkeypatch.setattr(_timing, "LENGTHS", (8, 16, 32))
+    monkeypatch.setattr(_timing, "SECONDS", 0.0)
+    for name, ms in (("one softmax", 1.0), ("another softmax", 2.0)):
+        for module in (_timing, _compare):
+            monkeypatch.setattr(module, "baseline", lambda name=name: name)
+        monkeypatch.setattr(_compare, "measure_softmax", lambda *_, ms=ms: [ms] * 3)
+        found = analysis.compare(data, ["elu"], resume=tmp_path / "resume").timing
+        assert (found.baseline, found.softmax_ms) == (name, (ms,) * 3)
 
 
 def test_a_noisy_timing_is_not_spoken_of(monkeypatch):

@@ -547,10 +547,13 @@ def test_unknown_algorithms_are_refused_with_the_nearest():
 def test_the_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     sizes = costs.Sizes(n=64, d=8)
-    timing = {"lengths": [8, 16], "softmax_ms": [1, 2], "linear_ms": [1, 1.5], "crossover": 8.0}
+    timing = {"lengths": [8, 16], "softmax_ms": [1, 2], "linear_ms": [1, 1.5], "crossover": 8.0,
+              "baseline": "compiled softmax"}  # fmt: skip
     figure = costs.figure(sizes, ["elu", "poly:degree=2"], {"elu": timing})
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels == ["softmax", "elu", "poly:degree=2"]
+    timed = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert timed == ["compiled softmax", "elu"]
     costs.save_figure(figure, tmp_path / "costs.svg")
     assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
     assert [p.name for p in tmp_path.iterdir()] == ["costs.svg"]

@@ -22,6 +22,7 @@ from kerneltrick.analysis._quality import analyze_map, state_bytes
 from kerneltrick.analysis._sampled import SAMPLED_ROWS
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._timing import (
+    baseline,
     measure_linear,
     measure_softmax,
     other_work,
@@ -311,7 +312,7 @@ class _Run:
         heads, d, width = self.data.q.shape[1], self.data.q.shape[-1], self.data.v.shape[-1]
         others, start = other_work(), time.perf_counter()
         work = functools.partial(measure_softmax, heads, d, width, self.causal)
-        softmax = self._piece("time of softmax", "time softmax", work)
+        softmax = self._piece("time of softmax", f"time {baseline()}", work)
         found: list[Timing | None] = []
         longest = timing_lengths(heads)[-1]
         for dial in self.maps:

@@ -215,7 +215,7 @@ def _comparison(
         if found is not None:
             crossing = found["crossover"]
             here = "no crossover" if crossing is None else f"n ≈ {crossing:.0f}"
-            here += " measured on this machine"
+            here += f" measured on this machine against {found['baseline']}"
         ratios = f"×{float(bare):#.3g} cheaper than softmax, ×{row.ratio:#.3g} with Z and φ"
         wins = "never wins" if paper is None else f"wins from n = {paper:,}"
         lines.append(f"{feature_map}: {ratios}; {wins} on paper, {here}")

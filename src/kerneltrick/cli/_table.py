@@ -9,7 +9,6 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick.analysis import Comparison, MapReport
-from kerneltrick.analysis._timing import BASELINE
 from kerneltrick.cli._output import console, plain
 
 COLUMNS = (
@@ -81,12 +80,13 @@ def _shape(result: Comparison) -> str:
 
 def _legend(result: Comparison) -> str:
     undefined = [row for row in result.maps if row.summary.undefined_rows]
+    softmax = "softmax" if result.timing is None else result.timing.baseline
     lines = [
         "uniform: every token weighs the same, which is looking at nothing.",
         "error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads; whole: of all heads together.",
         "corr., top-1, MSE: of the weights. × limit: MSE over the least that any map with that m "
         "can have (– where that is 0).",
-        f"ms/1k: ms per 1000 tokens of a layer, measured here. from n: faster than {BASELINE}.",
+        f"ms/1k: ms per 1000 tokens of a layer, measured here. from n: faster than {softmax}.",
         "state: bytes of one layer (softmax: keys and values of all n tokens).",
     ]
     if undefined:

@@ -23,7 +23,8 @@ def figure(
 ) -> Figure:
     """Multiply-adds of softmax and linear attention against n; beside it, measured times.
 
-    `measured` maps a map's text to its `lengths`, `linear_ms` and `softmax_ms`.
+    `measured` maps a map's text to its `lengths`, `linear_ms`, `softmax_ms`, the `baseline` that
+    these are times of, and the `crossover`.
     """
     with picture_style():
         drawn = new_figure(9.6 if measured else 5.4, 3.8)
@@ -61,11 +62,11 @@ def _times(ax: Any, measured: Mapping[str, Mapping[str, Any]]) -> None:
     from matplotlib.ticker import NullLocator
 
     first = next(iter(measured.values()))
-    ax.plot(first["lengths"], first["softmax_ms"], "o-", color=BLUE, label="softmax")
+    ax.plot(first["lengths"], first["softmax_ms"], "o-", color=BLUE, label=first["baseline"])
     for (name, found), colour in zip(measured.items(), COLOURS[1:] * len(measured), strict=False):
         ax.plot(found["lengths"], found["linear_ms"], "o-", color=colour, label=name)
         if found["crossover"] is not None:
             ax.axvline(found["crossover"], color=colour, linestyle=":", linewidth=1)
     ax.set_xticks(first["lengths"], [str(n) for n in first["lengths"]])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_title("milliseconds of one head in NumPy, measured here")
+    ax.set_title("milliseconds of one head, measured here")
