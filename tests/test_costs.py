@@ -523,6 +523,44 @@ def test_summary_holds_every_row_and_its_ratio():
     assert "multi-query decoding, n steps" in decoding
 
 
+@pytest.mark.parametrize("text", ["elu@window=64,sinks=4", "softmax@window=64", "relu@sinks=2"])
+def test_summary_has_windows_and_says_from_where_on_they_pay(text):
+    sizes = costs.Sizes(n=4096, d=64, values=32)
+    rows = {row.cost.name: row for row in costs.summary(sizes, [text, "elu"])}
+    assert list(rows)[3:] == [
+        f"full, {text}", f"causal, {text}", "linear, elu", "linear, causal by chunks, elu"
+    ]  # fmt: skip
+    for kind in ("full", "causal"):
+        count = costs.windowed(text, causal=kind == "causal").at(n=4096, D=64, M=32).multiply_adds
+        assert rows[f"{kind}, {text}"].numbers.multiply_adds == count
+        assert rows[f"{kind}, {text}"].ratio == pytest.approx(4096**2 * 96 / count)
+    first = costs.paper_crossover(sizes, text)
+    for n in (first - 1, first, first + 1):
+        count = costs.windowed(text).at(n=n, D=64, M=32).multiply_adds
+        assert (count < n * n * 96) == (n >= first)
+
+
+def test_a_window_pays_no_sooner_than_it_is_counted():
+    assert costs.paper_crossover(costs.Sizes(n=4096, d=64), "softmax@window=8,sinks=8") == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("elu@window=64,sinks=4", {"n": 67}, "n ≥ window \\+ sinks = 68 tokens, not n = 67"),
+        ("elu@window=4", {"train": True}, "not training or decoding; give a map without"),
+        ("elu@sinks=1", {"decode": True}, "not training or decoding; give a map without"),
+        ("elu@window=2,sinks=3", {}, "at most as many sinks as the window has"),
+        ("softmax", {}, "needs a window, such as softmax@window=64"),
+    ],
+)
+def test_windows_that_are_not_counted_are_refused(text, options, says):
+    options = dict(options)
+    sizes = costs.Sizes(n=options.pop("n", 100), d=8)
+    with pytest.raises(ValueError, match=says):
+        costs.summary(sizes, [text], **options)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -554,6 +592,8 @@ def test_the_picture_is_drawn(tmp_path):
     assert labels == ["softmax", "elu", "poly:degree=2"]
     timed = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert timed == ["compiled softmax", "elu"]
+    near = costs.figure(sizes, ["elu@window=60,sinks=8"]).axes[0].get_lines()[1]
+    assert (near.get_label(), near.get_xdata()[0]) == ("elu@window=60,sinks=8", 128)
     costs.save_figure(figure, tmp_path / "costs.svg")
     assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
     assert [p.name for p in tmp_path.iterdir()] == ["costs.svg"]

@@ -179,6 +179,22 @@ def test_costs_as_json_are_the_counts(run, quick):
     assert read["measured"]["elu"]["lengths"] == [32, 64, 128]
 
 
+def test_costs_of_windows(run, quick):
+    maps = ("--map", "elu@window=64,sinks=4,softmax@window=64")
+    code, out, err = run("costs", "--n", 4096, "--d", 64, *maps)
+    assert (code, err) == (0, "")
+    text = re.sub(r"\s+", " ", out)
+    assert "elu@window=64,sinks=4: ×15.9 cheaper than softmax; wins from n = 195 on paper" in text
+    assert "softmax@window=64: ×32.5 cheaper than softmax; wins from n = 65 on paper" in text
+    assert text.count("measured on this machine against") == 2
+    assert "causal, softmax@window=64: 64·n·D + 64·n·M - 2016·D - 2016·M" in text
+    read = json.loads(run("costs", "--json", "--no-measure", *maps)[1])
+    assert [row["on_paper"] for row in read["crossover"]] == [195, 65]
+    failed(run("costs", "--decode", *maps), "not training or decoding", code=2)
+    failed(run("costs", "--n", 60, *maps), "n ≥ window + sinks = 68", code=2)
+    failed(run("costs", "--map", "softmax"), "needs a window", code=2)
+
+
 def test_costs_of_decoding(run):
     code, out, _ = run("costs", "--decode", "--kv-heads", 2, "--heads", 8, "--no-measure")
     assert code == 0

@@ -15,6 +15,7 @@ from kerneltrick import costs, maps
 from kerneltrick._files import is_standard_output
 from kerneltrick._pictures import picture_format
 from kerneltrick._text import to_json
+from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
 
@@ -36,7 +37,8 @@ def costs_command(
             "--maps",
             metavar="MAPS",
             show_default=False,
-            help="Feature maps, as in `kerneltrick compare`. Default: elu and poly:degree=2.",
+            help="Feature maps, as in `kerneltrick compare`, with windows too: "
+            "elu@window=64,sinks=4. Default: elu and poly:degree=2.",
         ),
     ] = None,
     decode: Annotated[
@@ -91,41 +93,39 @@ def costs_command(
             typer.echo(f"wrote {plot}", err=as_json)
 
 
-def _maps(texts: list[str] | None, d: int) -> list[maps.FeatureMap]:
-    found = [maps.get(text) for text in split_maps(texts or ["elu", "poly:degree=2"])]
+def _maps(texts: list[str] | None, d: int) -> list[Dial]:
+    found = [Dial.get(text) for text in split_maps(texts or ["elu", "poly:degree=2"])]
     if not found:
         raise UsageError("--map names no map; known are " + ", ".join(maps.names()))
-    for feature_map in found:
+    for feature_map in (dial.feature_map for dial in found):
         if feature_map.dim(d) > MOST_FEATURES * 1000:
             raise UsageError(f"{feature_map} has {feature_map.dim(d):,} features for d = {d}")
     return found
 
 
-def _measure(sizes: costs.Sizes, chosen: list[maps.FeatureMap]) -> dict[str, dict[str, Any]]:
+def _measure(sizes: costs.Sizes, chosen: list[Dial]) -> dict[str, dict[str, Any]]:
     """Times of one head on this machine; maps with too many features are left out."""
     from kerneltrick.analysis import _timing
 
-    small = [m for m in chosen if m.dim(sizes.d) <= MOST_FEATURES]
+    small = [dial for dial in chosen if dial.feature_map.dim(sizes.d) <= MOST_FEATURES]
     if not small:
         return {}
     softmax = _timing.measure_softmax(1, sizes.d, sizes.value_width, False)
     found = {}
-    for feature_map in small:
+    for dial in small:
         try:
-            feature_map.check_positions(0, max(_timing.LENGTHS) - 1)
+            dial.feature_map.check_positions(0, max(_timing.LENGTHS) - 1)
         except ValueError:
             continue
-        linear = _timing.measure_linear(feature_map, 1, sizes.d, sizes.value_width, False)
-        found[str(feature_map)] = dataclasses.asdict(
-            _timing.timing(str(feature_map), 1, linear, softmax)
-        )
+        linear = _timing.measure_linear(dial, 1, sizes.d, sizes.value_width, False)
+        found[str(dial)] = dataclasses.asdict(_timing.timing(str(dial), 1, linear, softmax))
     return found
 
 
 def _json(
     sizes: costs.Sizes,
     rows: list[costs.Row],
-    chosen: list[maps.FeatureMap],
+    chosen: list[Dial],
     measured: dict[str, dict[str, Any]],
     lengths: bool,
 ) -> str:
@@ -138,11 +138,11 @@ def _json(
         found["lab_ratio"] = costs.lab_ratio(sizes.n, sizes.d)
         found["crossover"] = [
             {
-                "map": str(m),
-                "on_paper": costs.paper_crossover(sizes, m),
-                "measured": measured.get(str(m), {}).get("crossover"),
+                "map": str(dial),
+                "on_paper": costs.paper_crossover(sizes, dial),
+                "measured": measured.get(str(dial), {}).get("crossover"),
             }
-            for m in chosen
+            for dial in chosen
         ]
         found["measured"] = measured
     return to_json(found, indent=1)
@@ -152,7 +152,7 @@ def _show(
     out: Console,
     sizes: costs.Sizes,
     rows: list[costs.Row],
-    chosen: list[maps.FeatureMap],
+    chosen: list[Dial],
     measured: dict[str, dict[str, Any]],
     decode: bool,
     train: bool,
@@ -197,7 +197,7 @@ def _table(sizes: costs.Sizes, rows: list[costs.Row], decode: bool) -> Table:
 def _comparison(
     sizes: costs.Sizes,
     rows: list[costs.Row],
-    chosen: list[maps.FeatureMap],
+    chosen: list[Dial],
     measured: dict[str, dict[str, Any]],
 ) -> list[str]:
     n, d = sizes.n, sizes.d
@@ -205,20 +205,23 @@ def _comparison(
         f"One product of the two, as in lab 02: n²·d = {_short(n * n * d)} against n·d² = "
         f"{_short(n * d * d)}: ×{costs.lab_ratio(n, d):.4g}"
     ]
-    for feature_map in chosen:
-        row = next(r for r in rows if r.cost.name == f"linear, {feature_map}")
-        parts = row.numbers.parts
-        bare = rows[1].numbers.multiply_adds / (parts["U"] + parts["φ(Q)U"])
-        paper = costs.paper_crossover(sizes, feature_map)
-        found = measured.get(str(feature_map))
+    for dial in chosen:
+        near = dial.window or dial.sinks
+        row = next(r for r in rows if r.cost.name == f"{'full' if near else 'linear'}, {dial}")
+        paper = costs.paper_crossover(sizes, dial)
+        found = measured.get(str(dial))
         here = "not measured"
         if found is not None:
             crossing = found["crossover"]
             here = "no crossover" if crossing is None else f"n ≈ {crossing:.0f}"
             here += f" measured on this machine against {found['baseline']}"
-        ratios = f"×{float(bare):#.3g} cheaper than softmax, ×{row.ratio:#.3g} with Z and φ"
+        ratios = f"×{row.ratio:#.3g} cheaper than softmax"
+        if not near:
+            parts = row.numbers.parts
+            bare = rows[1].numbers.multiply_adds / (parts["U"] + parts["φ(Q)U"])
+            ratios = f"×{float(bare):#.3g} cheaper than softmax, ×{row.ratio:#.3g} with Z and φ"
         wins = "never wins" if paper is None else f"wins from n = {paper:,}"
-        lines.append(f"{feature_map}: {ratios}; {wins} on paper, {here}")
+        lines.append(f"{dial}: {ratios}; {wins} on paper, {here}")
     return lines
 
 

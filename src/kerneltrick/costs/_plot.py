@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kerneltrick import maps
 from kerneltrick._pictures import BLUE, COLOURS, LINE, new_figure, picture_style
-from kerneltrick.costs._attention import linear, softmax
-from kerneltrick.costs._summary import Sizes, paper_crossover
+from kerneltrick.attention import Dial
+from kerneltrick.costs._attention import softmax
+from kerneltrick.costs._summary import Sizes, full_cost, paper_crossover
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ LENGTHS = [2**p for p in range(5, 18)]
 
 def figure(
     sizes: Sizes,
-    feature_maps: Sequence[maps.MapLike] = ("elu",),
+    feature_maps: Sequence[maps.MapLike | Dial] = ("elu",),
     measured: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
     """Multiply-adds of softmax and linear attention against n; beside it, measured times.
@@ -40,17 +41,20 @@ def figure(
     return drawn
 
 
-def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike]) -> None:
+def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike | Dial]) -> None:
     values = sizes.symbols()
 
-    def counts(cost: Any) -> list[float]:
-        return [float(cost.at(**{**values, "n": n}).multiply_adds) for n in LENGTHS]
+    def draw(cost: Any, colour: str, label: str, first: int = 1) -> None:
+        lengths = [n for n in LENGTHS if n >= first]
+        counts = [float(cost.at(**{**values, "n": n}).multiply_adds) for n in lengths]
+        ax.plot(lengths, counts, color=colour, label=label)
 
-    ax.plot(LENGTHS, counts(softmax()), color=BLUE, label="softmax")
+    draw(softmax(), BLUE, "softmax")
     for feature_map, colour in zip(feature_maps, COLOURS[1:] * len(feature_maps), strict=False):
-        name = str(maps.get(feature_map))
-        ax.plot(LENGTHS, counts(linear(feature_map, d=sizes.d)), color=colour, label=name)
-        cross = paper_crossover(sizes, feature_map)
+        dial = Dial.get(feature_map)
+        # A window is counted for n that are no less than what is near.
+        draw(full_cost(dial, sizes.d), colour, str(dial), dial.window + dial.sinks)
+        cross = paper_crossover(sizes, dial)
         if cross is not None and LENGTHS[0] <= cross <= LENGTHS[-1]:
             ax.axvline(cross, color=colour, linestyle=":", linewidth=1)
             ax.annotate(f" n = {cross}", (cross, 0.02), xycoords=("data", "axes fraction"),

@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from kerneltrick import maps
-from kerneltrick.costs._attention import chunked, linear, projections, softmax
+from kerneltrick.attention import Dial
+from kerneltrick.costs._attention import chunked, linear, projections, softmax, windowed
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding
@@ -79,12 +80,14 @@ class Row:
 
 def summary(
     sizes: Sizes,
-    feature_maps: Sequence[maps.MapLike] = ("elu",),
+    feature_maps: Sequence[maps.MapLike | Dial] = ("elu",),
     *,
     train: bool = False,
     decode: bool = False,
 ) -> list[Row]:
     """Softmax and linear attention over n tokens; or, with `decode`, one step and all n steps.
+
+    A map can have a window and sinks, `elu@window=64,sinks=4`: for its forward pass over n tokens.
 
     >>> for row in summary(Sizes(n=4096, d=64)):
     ...     print(f"{row.cost.name}: {row.numbers.multiply_adds:,}")
@@ -94,14 +97,38 @@ def summary(
     linear, elu: 34,078,720
     linear, causal by chunks, elu: 67,895,296
     """
+    dials = [Dial.get(setting) for setting in feature_maps]
+    for dial in dials:
+        _check_counted(dial, sizes, forward=not (train or decode))
     if decode:
-        return [*_decoding_rows(sizes, feature_maps, False), *_decoding_rows(
-            sizes, feature_maps, True)]  # fmt: skip
+        chosen = [dial.feature_map for dial in dials]
+        return [*_decoding_rows(sizes, chosen, False), *_decoding_rows(sizes, chosen, True)]
     found = [projections(), softmax(train=train), softmax(streamed=True, train=train)]
-    for feature_map in feature_maps:
-        found.append(linear(feature_map, train=train, d=sizes.d))
-        found.append(chunked(feature_map, train=train, d=sizes.d))
+    for dial in dials:
+        if dial.window or dial.sinks:
+            found += [windowed(dial, causal=causal, d=sizes.d) for causal in (False, True)]
+        else:
+            found.append(linear(dial.feature_map, train=train, d=sizes.d))
+            found.append(chunked(dial.feature_map, train=train, d=sizes.d))
     return _rows(sizes, found, found[1])
+
+
+def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
+    near = dial.window + dial.sinks
+    if not near and isinstance(dial.feature_map, maps.Softmax):
+        raise ValueError(
+            "softmax is counted beside the maps; as one of them it needs a window, such as "
+            "softmax@window=64"
+        )
+    if near and not forward:
+        raise ValueError(
+            f"{dial}: of windows and sinks the forward pass over n tokens is counted, not training "
+            "or decoding; give a map without them"
+        )
+    if near > sizes.n:
+        raise ValueError(
+            f"{dial} is counted for n ≥ window + sinks = {near} tokens, not n = {sizes.n}"
+        )
 
 
 def _decoding_rows(sizes: Sizes, feature_maps: Sequence[maps.MapLike], steps: bool) -> list[Row]:
@@ -133,6 +160,21 @@ def lab_ratio(n: int, d: int) -> float:
     return n / d
 
 
-def paper_crossover(sizes: Sizes, feature_map: maps.MapLike) -> int | None:
-    """From which n on full linear attention takes fewer multiply-adds than softmax."""
-    return crossover(softmax(), linear(feature_map, d=sizes.d), D=sizes.d, M=sizes.value_width)
+def paper_crossover(sizes: Sizes, feature_map: maps.MapLike | Dial) -> int | None:
+    """From which n on full attention with a map takes fewer multiply-adds than softmax.
+
+    With a window it is at least window + sinks, from where on that is counted.
+
+    >>> paper_crossover(Sizes(n=4096, d=64), "softmax@window=64")
+    65
+    """
+    dial = Dial.get(feature_map)
+    found = crossover(softmax(), full_cost(dial, sizes.d), D=sizes.d, M=sizes.value_width)
+    return None if found is None else max(found, dial.window + dial.sinks)
+
+
+def full_cost(dial: Dial, d: int) -> Cost:
+    """Of full attention with a map, with or without a window."""
+    if dial.window or dial.sinks:
+        return windowed(dial, d=d)
+    return linear(dial.feature_map, d=d)
