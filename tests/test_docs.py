@@ -11,6 +11,7 @@ import html
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import run_blocks
 
@@ -224,6 +226,31 @@ def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
             assert bright == (scheme == "light"), page.name
         views.reverse()
     assert formulas > 50
+    assert troubles == []
+
+
+def shaded(table: Any, left: int) -> tuple[bool, bool]:
+    """Whether the left and the right edge of a table are, when it is scrolled so far."""
+    image = pytest.importorskip("matplotlib.image")
+    table.evaluate("(it, left) => { it.scrollLeft = left; }", left)
+    pixels = image.imread(io.BytesIO(table.screenshot()))  # from 0 to 1
+    below = pixels[-3, :, :3].mean(axis=-1)  # the padding of the wrapper, below the cells
+    left_edge, right_edge = abs(below[[2, -3]] - np.median(below)) > 0.1  # whole pixels
+    return bool(left_edge), bool(right_edge)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_is_shaded_where_it_goes_on(site, browser, scheme):
+    tab, troubles = open_tab(browser, 390, scheme)
+    tab.goto((site / "README.html").as_uri(), wait_until="domcontentloaded")
+    table = tab.locator(".table-wrapper").first
+    hidden = table.evaluate("it => it.scrollWidth - it.clientWidth")
+    assert hidden > 100
+    assert shaded(table, 0) == (False, True)
+    assert shaded(table, hidden // 2) == (True, True)
+    assert shaded(table, hidden) == (True, False)
+    tab.set_viewport_size({"width": 1280, "height": 844})
+    assert shaded(table, 0) == (False, False)  # all of it is seen
     assert troubles == []
 
 
