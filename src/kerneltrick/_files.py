@@ -1,4 +1,7 @@
-"""Where everything that is written goes: standard output, a device or pipe, or a whole file."""
+"""Where everything that is written goes: standard output, a device or pipe, or a whole file.
+
+And files of tensors, read.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,23 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 AnyPath: TypeAlias = str | os.PathLike[str]
+
+
+def read_tensors(path: AnyPath, kind: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Metadata and NumPy arrays of a safetensors file; `kind` is what errors call it."""
+    import safetensors  # it would slow every import
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no {kind} at {os.fspath(path)}")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, tensors
+    except Exception as error:
+        raise ValueError(f"{os.fspath(path)} is not a readable {kind}: {error}") from None
 
 
 def write(path: AnyPath, content: str | bytes) -> None:

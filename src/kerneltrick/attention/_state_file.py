@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kerneltrick._arrays import Wide, as_numpy
+from kerneltrick._files import read_tensors
 from kerneltrick.engines import Near
 
 FORMAT = "kerneltrick.State/1"
@@ -18,7 +18,7 @@ LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, te
 
 def encoded(state: Any) -> bytes:
     """The file of a State."""
-    import safetensors.numpy  # only here and in decoded: it would slow every import
+    import safetensors.numpy  # it would slow every import
 
     whole = state.sums.numpy()
     tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
@@ -43,17 +43,7 @@ def encoded(state: Any) -> bytes:
 
 def decoded(path: str | os.PathLike[str]) -> tuple[Any, ...]:
     """The fields of the State in a file."""
-    import safetensors
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no state file at {os.fspath(path)}")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise ValueError(f"{os.fspath(path)} is not a readable state file: {error}") from None
-    return _fields(os.fspath(path), metadata, tensors)
+    return _fields(os.fspath(path), *read_tensors(path, "state file"))
 
 
 def _fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import numpy as np
 
 from kerneltrick._arrays import Array, as_numpy, constant, is_array
-from kerneltrick._files import write
+from kerneltrick._files import read_tensors, write
 from kerneltrick.maps._base import FeatureMap
 from kerneltrick.maps._registry import from_fields, is_ours
 
@@ -28,7 +27,7 @@ def save(feature_map: FeatureMap, path: str | os.PathLike[str]) -> None:
     >>> str(again) == str(learned)
     True
     """
-    import safetensors.numpy  # only here and in load: it would slow every import
+    import safetensors.numpy  # it would slow every import
 
     if not is_ours(feature_map):
         raise TypeError(
@@ -46,16 +45,7 @@ def save(feature_map: FeatureMap, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str], like: Array | None = None) -> FeatureMap:
     """Read a map back, its weights as NumPy arrays or as arrays beside `like`, in its dtype."""
-    import safetensors
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file of a map at {os.fspath(path)}")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise ValueError(f"{os.fspath(path)} is not a readable file of a map: {error}") from None
+    metadata, tensors = read_tensors(path, "file of a map")
     found = metadata.pop("format", None)
     if found != FORMAT:
         raise ValueError(
