@@ -16,7 +16,7 @@ from kerneltrick.proofs._evaluate import Scope, evaluate, scalar_value, vector_n
 from kerneltrick.proofs._form import Form, NotNormalError, atom, cleared, order, rebuilt
 from kerneltrick.proofs._normal import Space, Vector, normal, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
-from kerneltrick.proofs._syntax import ClaimError, Node, Side, largest_index, names
+from kerneltrick.proofs._syntax import ClaimError, Node, Side, has_gaps, largest_index, names
 from kerneltrick.proofs._verdict import DEFINED, REAL, WHOLE, Derivation
 
 Point = Mapping[str, Any]  # letters as fractions, vectors as lists of them
@@ -323,13 +323,7 @@ def _partial(node: Node) -> bool:
     """Whether an expression may be undefined somewhere."""
     if node.kind == "call" and node.value in _PARTIAL:
         return not (node.value == "sqrt" and node.parts[0].kind == "number")
-    if node.kind == "op" and node.value == "/" and names(node.parts[1]):
-        return True
-    if node.kind == "op" and node.value == "**":
-        e = node.parts[1].value
-        if isinstance(e, Fraction) and (e < 0 or e.denominator != 1) and names(node.parts[0]):
-            return True
-    return any(_partial(part) for part in node.parts)
+    return has_gaps(node) or any(_partial(part) for part in node.parts)
 
 
 def _said(statement: Statement, given: Setting) -> str:

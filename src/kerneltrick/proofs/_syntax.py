@@ -347,6 +347,18 @@ def names(node: Node) -> set[str]:
     return found.union(*(names(part) for part in parts))
 
 
+def has_gaps(node: Node) -> bool:
+    """Whether a quotient or a power may be undefined somewhere, whatever its parts are."""
+    if node.kind != "op" or node.value not in ("/", "**"):
+        return False
+    base, other = node.parts
+    if node.value == "/":
+        return bool(names(other))
+    power = other.value
+    broken = isinstance(power, Fraction) and (power < 0 or power.denominator != 1)
+    return broken and bool(names(base))
+
+
 def place(node: Node, name: str) -> int:
     """Where a name first occurs; -1 if it does not."""
     if node.kind in ("name", "index") and node.value == name:

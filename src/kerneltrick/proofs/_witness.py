@@ -15,7 +15,7 @@ from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._search import plain, points
 from kerneltrick.proofs._statement import Statement, assumptions, sides_at
 from kerneltrick.proofs._symbolic import Floats, Kernel, Phi
-from kerneltrick.proofs._syntax import Node, names
+from kerneltrick.proofs._syntax import Node, has_gaps, names
 from kerneltrick.proofs._verdict import Counterexample
 
 MOST_KEYS = 30
@@ -104,13 +104,7 @@ def continuous(node: Node) -> bool:
     """Whether an expression is continuous and defined everywhere, seen from how it is written."""
     if node.kind == "call" and node.value in ("log", "sqrt", "norm", "cosine", "C", "factorial"):
         return not names(node)
-    if node.kind == "op" and node.value == "/" and names(node.parts[1]):
-        return False
-    if node.kind == "op" and node.value == "**":
-        e = node.parts[1].value
-        if isinstance(e, Fraction) and (e < 0 or e.denominator != 1) and names(node.parts[0]):
-            return False
-    return all(continuous(part) for part in node.parts)
+    return not has_gaps(node) and all(continuous(part) for part in node.parts)
 
 
 def function_witness(kernel: Kernel, relation: str) -> Counterexample | None:
