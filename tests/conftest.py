@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,10 @@ import kerneltrick as kt
 from kerneltrick.engines import core
 
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
+
+# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How many examples: by `make test`, by `make test-all`, and by hand.
 for profile, examples in {"default": 15, "all": 40, "long": 2000}.items():

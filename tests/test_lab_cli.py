@@ -361,7 +361,10 @@ class TestCheck:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
         assert process.returncode == 130
         assert "stopped; 1 of 2 files were graded, and nothing is kept" in err
         assert ("ada" in out) == (not option)
