@@ -499,6 +499,7 @@ def test_a_decoder_shows_what_it_is():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore")  # JAX, which other tests have loaded, warns of every fork
 def test_a_child_goes_on_by_itself(compiled):
     q, k, v = tokens(4)
     decoder = kt.Decoder("elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64")

@@ -92,8 +92,8 @@ def test_verdict_text_stays_within_100_columns():
 
 
 def test_what_takes_too_long_is_undecided():
-    letters = "+".join("abcefghmnop")
-    found = proofs.prove("identity", f"({letters})**16 = 1", timeout=2)
+    # No process starts within a hundredth of a second, however fast the machine decides.
+    found = proofs.prove("identity", "(a + b)**16 = 1", timeout=0.01)
     assert (found.status, found.basis) == ("undecided", "time limit")
 
 

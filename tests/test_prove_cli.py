@@ -99,10 +99,10 @@ def test_wrong_arguments_are_one_line(run, here):
 
 
 def test_the_time_limit_holds_on_the_command_line(run):
-    letters = "+".join("abcefghmnop")
-    code, out, _ = run("prove", "identity", f"({letters})**16 = 1", "--timeout", "1.5")
+    # No process starts within a hundredth of a second, however fast the machine decides.
+    code, out, _ = run("prove", "identity", "(a + b)**16 = 1", "--timeout", "0.01")
     assert code == 2
-    assert "no decision within 1.5 s" in out
+    assert "no decision within 0.01 s" in out
 
 
 def test_the_command_runs_as_a_program():
