@@ -281,6 +281,7 @@ PyType_Slot block_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Block::bu
 NB_MODULE(_core, m) {
     // What a program has not let go of when it ends, such as a graph of PyTorch's, is no leak of ours.
     nb::set_leak_warnings(false);
+    m.attr("INTERFACE") = kt::INTERFACE;
     nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
     m.def("address", address_of);
     m.def("kept_bytes", [] { return kt::kept_bytes(); });

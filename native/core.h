@@ -8,6 +8,11 @@
 
 namespace kt {
 
+// Calls are addresses, so the Python side must mean by each field what this file does: it knows the
+// same number, and takes no core that has another. It is the CRC-32 of the declarations below up to
+// Control, comments included; tests/test_native_config.py says what to write when they change.
+constexpr uint32_t INTERFACE = 0x3f04f5d4;
+
 enum class Type : int { f32, f64, f16, bf16 };
 
 constexpr int64_t NO_TOKEN = INT64_MIN;

@@ -1,6 +1,8 @@
 """The compiled engine's settings, and what works without it."""
 
 import os
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from native_cases import ISAS, python
 
 import kerneltrick as kt
 from kerneltrick.engines import core
+from kerneltrick.engines._native import INTERFACE
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -70,8 +73,7 @@ def test_without_the_core_everything_else_works():
         try:
             kt.linear_attention(q, k, v, engine="native")
         except RuntimeError as error:
-            assert "compiled core is not installed" in str(error), error
-            assert "show_config" in str(error), error
+            assert "no compiled core: no compiler worked" in str(error), error
         else:
             raise AssertionError("no error")
         kt.set_num_threads(3)
@@ -98,3 +100,58 @@ def test_without_the_core_everything_else_works():
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 4))
     with_core = kt.linear_attention(q, k, v, causal=True, engine="native")
     np.testing.assert_allclose(without, with_core, rtol=1e-12)
+
+
+def interface():
+    """The CRC-32 of what native/core.h declares for a call."""
+    text = (Path(__file__).parent.parent / "native" / "core.h").read_text(encoding="utf-8")
+    declared = text[text.index("enum class Type") : text.index("// Lets a long call")]
+    return zlib.crc32(declared.encode())
+
+
+def test_the_interface_number_is_that_of_the_declarations():
+    made = interface()
+    text = (Path(__file__).parent.parent / "native" / "core.h").read_text(encoding="utf-8")
+    assert f"INTERFACE = {made:#010x};" in text, (
+        f"what a call consists of has changed: write INTERFACE = {made:#010x} in native/core.h and "
+        f"in src/kerneltrick/engines/_native.py, and compile the core again"
+    )
+    assert made == INTERFACE == core().INTERFACE
+
+
+@pytest.mark.parametrize("other", ["0x12345678", "None"])
+def test_a_core_of_another_interface_is_never_called(other):
+    code = f"""
+        import sys, types, warnings
+        class Old(types.ModuleType):
+            __file__ = "old.so"
+            def __getattr__(self, name):
+                if name == "INTERFACE" and {other} is not None:
+                    return {other}
+                raise AttributeError(name)
+        sys.modules["kerneltrick._core"] = Old("kerneltrick._core")
+        import numpy as np, kerneltrick as kt
+        x = np.ones((5, 4))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert (kt.linear_attention(x, x, x) == 1).all()
+                assert (kt.Decoder(shape=(5,), d=4, dtype="float64").step(x, x, x) == 1).all()
+        assert len(said) == 1, said
+        print(said[0].category.__name__, said[0].message)
+        kt.show_config()
+        try:
+            kt.linear_attention(x, x, x, engine="native")
+        except RuntimeError as error:
+            print(error)
+    """
+    lines = python(code).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("RuntimeWarning the compiled core is not used: old.so")
+    assert lines[1].startswith("compiled core: none (old.so")
+    assert lines[1].endswith("is chunked")
+    assert lines[2].startswith("there is no compiled core: old.so")
+    for line in lines:
+        assert f"{INTERFACE:#010x}" in line
+        assert "make native" in line
+        assert ("none" if other == "None" else other) in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Literal
 
-from kerneltrick.engines._native import check_isa, core
+from kerneltrick.engines._native import check_isa, core, missing_core
 
 MOST_THREADS = 1024
 
@@ -57,7 +57,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     if mode == "dicts":
         return found
     if not found["compiled"]:
-        print("compiled core: none (no compiler worked at installation; engine auto is chunked)")
+        print(f"compiled core: none ({missing_core()}); engine auto is chunked")
         return None
     print("compiled core: yes")
     print(f"instruction set: {found['instruction_set']} of {', '.join(found['instruction_sets'])}")

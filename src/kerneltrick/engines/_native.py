@@ -13,6 +13,7 @@ import importlib
 import itertools
 import math
 import os
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # core.h
+INTERFACE = 0x3F04F5D4  # core.h: a core that has another means other things by its fields
 BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
@@ -69,11 +71,34 @@ class Fused(NamedTuple):
 
 @functools.cache
 def core() -> Any:
-    """The compiled module, loaded when first needed; None where no compiler worked."""
+    """The compiled module, loaded when first needed; None where there is none for this version."""
+    return _loaded()[0]
+
+
+def missing_core() -> str:
+    """Why there is no core, and what to do."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, str]:
     try:
-        return importlib.import_module("kerneltrick._core")
-    except ImportError:
-        return None
+        module = importlib.import_module("kerneltrick._core")
+    except ModuleNotFoundError:
+        return None, "no compiler worked at installation"
+    except ImportError as error:
+        return None, f"it cannot be loaded: {error}"
+    found = getattr(module, "INTERFACE", None)
+    if found == INTERFACE:
+        return module, ""
+    was = "none" if found is None else f"{found:#010x}"
+    reason = (
+        f"{module.__file__} was compiled from other sources: its interface is {was}, and this "
+        f"version of kerneltrick needs {INTERFACE:#010x}; compile it again (`make native`, or "
+        f"install kerneltrick again)"
+    )
+    warnings.warn(f"the compiled core is not used: {reason}", RuntimeWarning, stacklevel=2)
+    return None, reason
 
 
 def supports(plan: Plan, data: Data) -> bool:
@@ -96,9 +121,7 @@ def _runs_near(plan: Plan, data: Data) -> bool:
 def native(plan: Plan, data: Data) -> Result:
     """All the work in one call of the core; the memory it takes does not grow with n."""
     if core() is None:
-        raise RuntimeError(
-            "the compiled core is not installed (see kerneltrick.show_config()); use another engine"
-        )
+        raise RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
     if not supports(plan, data):
         raise ValueError(
             "the native engine cannot run this call: it takes NumPy arrays and CPU tensors (not "
