@@ -31,7 +31,7 @@ from kerneltrick._arrays import (
 from kerneltrick._files import write
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.attention._dial import Dial, check_window, combined, dial_text
-from kerneltrick.attention._state_file import LONGEST, decoded, encoded
+from kerneltrick.attention._state_file import LONGEST, decoded, encoded, parts
 from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
@@ -295,7 +295,7 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
-        write(path, encoded(self))
+        write(path, encoded(*parts(self)))
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:

@@ -16,10 +16,8 @@ FORMAT = "kerneltrick.State/1"
 LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
 
 
-def encoded(state: Any) -> bytes:
-    """The file of a State."""
-    import safetensors.numpy  # it would slow every import
-
+def parts(state: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors and the metadata of the file of a State."""
     whole = state.sums.numpy()
     tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
     if state.scale_log is not None:
@@ -36,6 +34,13 @@ def encoded(state: Any) -> bytes:
         "window": str(state.window),
         "sinks": str(state.sinks),
     }
+    return tensors, metadata
+
+
+def encoded(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
+    """A safetensors file."""
+    import safetensors.numpy  # it would slow every import
+
     tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
     made: bytes = safetensors.numpy.save(tensors, metadata)
     return made
@@ -43,10 +48,12 @@ def encoded(state: Any) -> bytes:
 
 def decoded(path: str | os.PathLike[str]) -> tuple[Any, ...]:
     """The fields of the State in a file."""
-    return _fields(os.fspath(path), *read_tensors(path, "state file"))
+    return fields(os.fspath(path), *read_tensors(path, "state file"))
 
 
-def _fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tuple[Any, ...]:
+def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tuple[Any, ...]:
+    """The fields of the State that a file holds; `path` is for errors."""
+
     def fail(reason: str) -> ValueError:
         return ValueError(f"{path} is not a state of this package: {reason}")
 

@@ -1,4 +1,4 @@
-"""Kernels whose features are learned by a network, in PyTorch (extra `torch`)."""
+"""Attention as a layer, and kernels whose features a network learns, in PyTorch (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -7,6 +7,17 @@ except ImportError as error:
         f"kerneltrick.torch needs PyTorch ({error}): pip install 'kerneltrick[torch]'"
     ) from None
 
+from kerneltrick.torch._attention import Attention
+from kerneltrick.torch._attention_state import AttentionState
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
+from kerneltrick.torch._hard_attention import HardAttention
+from kerneltrick.torch._short_convolution import ShortConvolution
 
-__all__ = ["DeepKernel", "TrainingRecord"]
+__all__ = [
+    "Attention",
+    "AttentionState",
+    "DeepKernel",
+    "HardAttention",
+    "ShortConvolution",
+    "TrainingRecord",
+]

@@ -1,0 +1,79 @@
+"""What a layer of attention remembers of a stream, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, TypeAlias
+
+import torch
+
+from kerneltrick._arrays import as_numpy
+from kerneltrick._files import read_tensors, write
+from kerneltrick.attention import State
+from kerneltrick.attention._state_file import encoded, fields, parts
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionState:
+    """All that `Attention` needs of the tokens so far, of every row of a batch.
+
+    Never changed: to fork a stream, go on from the same state twice.
+    """
+
+    owner: str  # the layer that made it
+    memory: State  # of linear attention: sums, and the keys and values that are still near
+    tail: Tensor | None = None  # (batch, taps − 1, channels): of the short convolution
+    count: Tensor | None = None  # (batch,): tokens of the text that took part; None: all, `stop`
+
+    @property
+    def stop(self) -> int:
+        """How many tokens there were, masked ones included: the number of the next."""
+        return int(self.memory.stop)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: of a map they do not grow with the stream, of exact attention they do."""
+        tail = 0 if self.tail is None else self.tail.numel() * self.tail.element_size()
+        return self.memory.nbytes + int(tail)
+
+    def detach(self) -> AttentionState:
+        """The same numbers without their history, for training on a long text by pieces."""
+
+        def plain(x: Any) -> Any:
+            if isinstance(x, tuple):  # Wide, Near
+                return type(x)(*(plain(part) for part in x))
+            return x.detach() if isinstance(x, torch.Tensor) else x
+
+        names = [field.name for field in dataclasses.fields(State)]
+        memory = State(*(plain(getattr(self.memory, name)) for name in names))
+        return AttentionState(self.owner, memory, plain(self.tail), self.count)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file, which appears whole or not at all."""
+        tensors, metadata = parts(self.memory)
+        for name in ("tail", "count"):
+            if getattr(self, name) is not None:
+                tensors[name] = as_numpy(getattr(self, name).detach())
+        write(path, encoded(tensors, metadata | {"owner": self.owner}))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], like: Tensor) -> AttentionState:
+        """Read a state back, as tensors on the device of `like`."""
+        metadata, tensors = read_tensors(path, "state file")
+        if "owner" not in metadata:
+            raise ValueError(
+                f"{os.fspath(path)} is no state of a layer; kerneltrick.State.load reads those of "
+                "attention alone"
+            )
+        own = {name: tensors.pop(name, None) for name in ("tail", "count")}
+        memory = State(*fields(os.fspath(path), metadata, tensors)).to(like)
+        batch = memory.sums.hi.shape[0]
+        for name, kind, axes in (("tail", "f", 3), ("count", "iu", 1)):
+            x = own[name]
+            if x is not None and (x.dtype.kind not in kind or x.ndim != axes or len(x) != batch):
+                raise ValueError(f"{os.fspath(path)} is no state: {name} is {x.dtype} {x.shape}")
+        moved = [None if x is None else torch.tensor(x, device=like.device) for x in own.values()]
+        return AttentionState(metadata["owner"], memory, *moved)

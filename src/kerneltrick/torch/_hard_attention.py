@@ -1,0 +1,76 @@
+"""Attention that picks one token, as a layer."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kerneltrick.attention import State, hard_attention
+from kerneltrick.attention._dense import Substitute
+from kerneltrick.torch._attention import Attention, Heads
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+class HardAttention(Attention):
+    """Each head gives the value whose key has the largest q·k: `Attention` at temperature 0.
+
+    The choice is piecewise constant: the derivative of y by W_q and W_k is 0 almost everywhere, so
+    no gradient reaches them (theirs stays None) and they never learn; W_v and W_o do. A
+    `substitute` makes them learn: see `kerneltrick.hard_attention`. It keeps no state: give it
+    whole texts.
+
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> layer, x = HardAttention(16, num_heads=2), torch.randn(1, 10, 16)
+    >>> layer(x)[0].sum().backward()
+    >>> layer.q_proj.weight.grad, layer.k_proj.weight.grad, bool(layer.v_proj.weight.grad.any())
+    (None, None, True)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        substitute: Substitute | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `Attention`, but for the feature map and what is beside it."""
+        known = {"feature_map", "window", "sinks", "far"} & options.keys()
+        if known:
+            raise TypeError(f"HardAttention has no feature map: leave out {', '.join(known)}")
+        super().__init__(hidden_size, num_heads, feature_map="softmax", **options)
+        self.substitute, self.temperature, self.seed = substitute, temperature, seed
+
+    def _mix(
+        self, heads: Heads, past: State | None, mask: Tensor | None, runs: Tensor | None
+    ) -> tuple[Tensor, None]:
+        return self._hard(heads, mask, runs, False), None
+
+    def _weights(
+        self,
+        heads: Heads,
+        past: State | None,
+        mask: Tensor | None,
+        runs: Tensor | None,
+        rows: Any,
+    ) -> Tensor:
+        weights = self._hard(heads, mask, runs, True)[1]
+        return weights if rows is None else weights[..., np.atleast_1d(rows), :]
+
+    def _check_state(self, state: Any) -> None:
+        raise ValueError("HardAttention keeps no state: give it whole texts")
+
+    def _hard(self, heads: Heads, mask: Any, runs: Any, return_weights: bool) -> Any:
+        if runs is not None:
+            raise ValueError("HardAttention knows no packed texts: give a batch with mask")
+        return hard_attention(
+            heads.q, heads.k, heads.v, causal=self.causal, substitute=self.substitute,
+            temperature=self.temperature, seed=self.seed, mask=mask,
+            query_mask=None if self.causal else mask, return_weights=return_weights,
+            on_zero=self.on_zero,
+        )  # fmt: skip

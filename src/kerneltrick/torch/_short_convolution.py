@@ -1,0 +1,80 @@
+"""The short convolution of published linear-attention models, over the tokens that take part."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
+    """yᵢ = silu(Σ_{t < taps} w_t ⊙ x_{i−t}), each channel by itself; before the start x is 0.
+
+    A masked token is as though it were not there, and no tap reaches into another segment. What
+    the next call needs of the past, the last taps − 1 tokens, is the tail (batch, taps − 1,
+    channels).
+
+    >>> _ = torch.manual_seed(0)
+    >>> layer, x = ShortConvolution(8, taps=4), torch.randn(2, 10, 8)
+    >>> whole, _ = layer(x)
+    >>> left, tail = layer(x[:, :7])
+    >>> right, _ = layer(x[:, 7:], tail)
+    >>> torch.allclose(whole, torch.cat([left, right], dim=1))
+    True
+    """
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.channels, self.taps = channels, taps
+        self.weight = nn.Parameter(torch.empty(taps, channels))
+        bound = 1 / math.sqrt(taps)  # as nn.Conv1d
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(
+        self,
+        x: Tensor,
+        tail: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        runs: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x (batch, n, channels); mask (batch, n), True = takes part; runs (batch or 1, n), the
+        number of the segment that each token is in, the first 0."""
+        batch, n, channels = x.shape
+        past, weight = self.taps - 1, self.weight.to(x.dtype)
+        if tail is None:
+            tail = x.new_zeros(batch, past, channels)
+        runs = None if runs is None else runs.expand(batch, n)
+        last = None if runs is None else runs[:, -1:]
+        order = None
+        if mask is not None:  # those that take part in front, in their order
+            order = torch.argsort(~mask, dim=1, stable=True)
+            x = x.gather(1, order[..., None].expand_as(x))
+            runs = None if runs is None else runs.gather(1, order)
+        x = torch.cat([tail.to(x.dtype), x], dim=1)
+        if runs is not None:  # the tail belongs to the first segment
+            runs = torch.cat([runs.new_zeros(batch, past), runs], dim=1)
+        y = weight[0] * x[:, past:]
+        for t in range(1, self.taps):
+            seen = x[:, past - t : past - t + n]
+            if runs is not None:
+                same = runs[:, past - t : past - t + n] == runs[:, past:]
+                seen = torch.where(same[..., None], seen, torch.zeros_like(seen))
+            y = y + weight[t] * seen
+        if mask is None or order is None:
+            kept = torch.arange(n, n + past, device=x.device).expand(batch, past)
+        else:
+            y = torch.empty_like(y).scatter(1, order[..., None].expand_as(y), y)
+            kept = mask.sum(1, keepdim=True) + torch.arange(past, device=x.device)
+        tail = x.gather(1, kept[..., None].expand(batch, past, channels))
+        if runs is not None:
+            same = runs.gather(1, kept) == last
+            tail = torch.where(same[..., None], tail, torch.zeros_like(tail))
+        return nn.functional.silu(y), tail
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, taps={self.taps}"

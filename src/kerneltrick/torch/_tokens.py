@@ -1,0 +1,135 @@
+"""Which tokens take part, which text they belong to, and where in it they stand."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+def check_mask(x: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
+    """The mask (batch, n), True where a token takes part, of either convention."""
+    if mask is not None and key_padding_mask is not None:
+        raise ValueError("give mask or key_padding_mask, which says the opposite, not both")
+    given = mask if key_padding_mask is None else key_padding_mask
+    if given is None:
+        return None
+    name, meaning = "mask", "True where a token takes part"
+    if key_padding_mask is not None:
+        name, meaning = "key_padding_mask", "True where a token is ignored"
+    if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
+        kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
+        raise TypeError(
+            f"{name} must be boolean, {meaning}, not {kind}: of a mask of 1 for tokens and 0 for "
+            "padding give mask=(it != 0)"
+        )
+    if given.shape != x.shape[:2]:
+        raise ValueError(
+            f"{name} must have one entry per token, {tuple(x.shape[:2])}, not {tuple(given.shape)}"
+        )
+    _same_device(name, given, x)
+    return given if key_padding_mask is None else ~given
+
+
+def check_segments(
+    x: Tensor, segment_ids: Tensor | None, cu_seqlens: Tensor | None, causal: bool
+) -> Tensor | None:
+    """The number of the segment that each token is in, (batch or 1, n), the first 0."""
+    if segment_ids is None and cu_seqlens is None:
+        return None
+    if not causal:
+        raise ValueError(
+            "segment_ids and cu_seqlens need causal=True: give the texts to full attention as a "
+            "batch, with mask"
+        )
+    if segment_ids is None:
+        ids = _packed(x, cu_seqlens)
+    elif cu_seqlens is None:
+        ids = segment_ids
+        _whole("segment_ids", ids)
+        batch, n = x.shape[:2]
+        if tuple(ids.shape) not in ((batch, n), (n,)):
+            raise ValueError(
+                f"segment_ids must have one entry per token, {(batch, n)} or {(n,)}, not "
+                f"{tuple(ids.shape)}"
+            )
+        _same_device("segment_ids", ids, x)
+        ids = ids.reshape(-1, n)
+    else:
+        raise ValueError("give segment_ids or cu_seqlens, not both")
+    changed = torch.zeros_like(ids, dtype=torch.bool)
+    changed[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return changed.cumsum(1)
+
+
+def _packed(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    _whole("cu_seqlens", cu_seqlens)
+    _same_device("cu_seqlens", cu_seqlens, x)
+    batch, n = x.shape[:2]
+    if batch != 1 or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+        raise ValueError(
+            "cu_seqlens (texts + 1,) goes with one packed row, x (1, n, hidden_size), not with "
+            f"{tuple(cu_seqlens.shape)} and {tuple(x.shape)}"
+        )
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        edges = cu_seqlens.tolist()
+        if edges[0] != 0 or edges[-1] != n or sorted(edges) != edges:
+            raise ValueError(f"cu_seqlens must rise from 0 to n = {n}, but is {edges}")
+    tokens = torch.arange(n, device=x.device)
+    return torch.bucketize(tokens, cu_seqlens[1:-1].to(tokens.dtype), right=True)[None]
+
+
+def _whole(name: str, x: Any) -> None:
+    kinds = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(x, torch.Tensor) or x.dtype not in kinds:
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a tensor of whole numbers, not {kind}")
+
+
+def _same_device(name: str, given: Tensor, x: Tensor) -> None:
+    if given.device != x.device:
+        raise ValueError(f"{name} is on {given.device}, but x on {x.device}")
+
+
+def count_tokens(
+    x: Tensor, mask: Tensor | None, runs: Tensor | None, stop: int, count: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Positions (n,) or (batch, n), and the count after x; before it `count` (batch,), or `stop`.
+
+    Positions count the tokens of a text that take part; one that does not has the position that it
+    would have.
+    """
+    batch, n = x.shape[:2]
+    if mask is None and runs is None and count is None:
+        return stop + torch.arange(n, device=x.device), None
+    if count is None:
+        count = torch.full((batch,), stop, device=x.device)
+    own = torch.ones((batch, n), dtype=torch.int64, device=x.device)
+    own = own if mask is None else own * mask
+    rank, total, before = own.cumsum(1) - own, own.sum(1), count[:, None]
+    if runs is not None:
+        begins = torch.zeros_like(rank)
+        begins[:, 1:] = torch.where(runs[:, 1:] != runs[:, :-1], rank[:, 1:], 0)
+        begins = begins.cummax(1).values
+        before = torch.where(runs == 0, before, 0) - begins
+    return before + rank, before[:, -1] + total
+
+
+def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned by position·base^{−2i/d}.
+
+    Su et al. 2021, Eq. 34, with the halves of a head as pairs, as Llama has them.
+    """
+    half = x.shape[-1] // 2
+    # In float32 the angle of position 100,000 is known to 0.004 only; MPS has nothing better.
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    steps = torch.arange(half, device=x.device, dtype=wide)
+    angles = positions[..., None].to(wide) * base ** (-steps / half)
+    angles = angles if angles.ndim == 2 else angles[:, None]
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cos, sin = torch.cos(angles).to(compute), torch.sin(angles).to(compute)
+    left, right = x[..., :half], x[..., half:]
+    turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    return turned.to(x.dtype)

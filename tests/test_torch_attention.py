@@ -1,0 +1,361 @@
+"""`Attention` is nn.MultiheadAttention with another map: it streams, and refuses in words."""
+
+import copy
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+from kerneltrick import maps  # noqa: E402
+from kerneltrick.torch import Attention, AttentionState, HardAttention  # noqa: E402
+
+SIZE, N = 16, 70  # a chunk of 64 and some more
+
+EVERYTHING = {
+    "num_kv_heads": 2, "value_dim": 6, "rotary": True, "bias": True, "short_convolution": 3,
+    "output_norm": True, "output_gate": True, "layer_idx": 1,
+}  # fmt: skip
+LAYERS = {
+    "elu": {},
+    "elu, all options": EVERYTHING,
+    "window, all options": {"window": 8, "sinks": 2, **EVERYTHING},
+    "favor": {"feature_map": "favor:features=8", "rotary": True},
+    "softmax": {"feature_map": "softmax", **EVERYTHING},
+    "softmax window": {"feature_map": "softmax", "window": 8, "rotary": True},
+    "cosformer": {"feature_map": "cosformer:horizon=100", "on_zero": "zero"},
+}
+
+
+def layer(seed=0, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    return Attention(SIZE, 4, **options).to(dtype)
+
+
+def tokens(*shape, seed=1, dtype=torch.float64):
+    return torch.randn(*shape, SIZE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def close(a, b, tolerance=1e-10):
+    torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_softmax_with_the_weights_of_multihead_attention_is_multihead_attention(bias, causal):
+    torch.manual_seed(0)
+    source = nn.MultiheadAttention(SIZE, 4, bias=bias, batch_first=True, dtype=torch.float64)
+    if bias:
+        nn.init.normal_(source.in_proj_bias)
+        nn.init.normal_(source.out_proj.bias)
+    ours = Attention.from_multihead_attention(source, causal=causal)
+    x = tokens(3, 10)
+    ignored = torch.zeros(3, 10, dtype=torch.bool)
+    ignored[1, 7:], ignored[2, 4:] = True, True
+    seen = nn.Transformer.generate_square_subsequent_mask(10, dtype=torch.float64)
+    expected, weights = source(
+        x, x, x, key_padding_mask=ignored, average_attn_weights=False,
+        attn_mask=(seen < 0) if causal else None,
+    )  # fmt: skip
+    y, _ = ours(x, key_padding_mask=ignored)
+    close(y[~ignored], expected[~ignored])
+    assert not y[ignored].any()
+    shown = ours.attention_weights(x, key_padding_mask=ignored)
+    kept = (~ignored)[:, None].expand(3, 4, 10)
+    close(shown[kept], weights[kept])
+    close(ours(x, mask=~ignored)[0], y)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_stream_in_pieces_is_the_whole_to_rounding(name):
+    module, x = layer(**LAYERS[name]), tokens(2, N)
+    whole, _ = module(x)
+    got, state = [], None
+    for piece in x.split([30, 1, 1, 1, 37], dim=1):
+        y, state = module(piece, state)
+        got.append(y)
+    close(torch.cat(got, dim=1), whole)
+    assert state.stop == N
+
+
+@pytest.mark.parametrize(
+    "name", ["elu, all options", "window, all options", "softmax", "cosformer"]
+)
+def test_padding_anywhere_is_as_though_it_were_not_there(name):
+    """In front, behind and between, in one call and over two; NaN in it reaches nothing."""
+    module, x = layer(**LAYERS[name]), tokens(1, 20)
+    text = x.clone().requires_grad_()
+    expected, after = module(text)
+    expected.square().sum().backward()
+    grads = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+
+    mask = torch.ones(3, 26, dtype=torch.bool)
+    mask[0, :6] = False
+    mask[1, 20:] = False
+    mask[2, [0, 3, 4, 9, 17, 25]] = False
+    padded = torch.full((3, 26, SIZE), math.nan, dtype=torch.float64)
+    padded[mask] = x.repeat(3, 1, 1).flatten(0, 1)
+    first, state = module(padded[:, :11], mask=mask[:, :11])
+    second, state = module(padded[:, 11:], state, mask=mask[:, 11:])
+    y = torch.cat([first, second], dim=1)
+    close(y[mask].reshape(3, 20, SIZE), expected.detach().expand(3, -1, -1))
+    assert not y[~mask].any()
+    more = tokens(1, 2, seed=5)
+    close(module(more.expand(3, -1, -1), state)[0], module(more, after)[0].expand(3, -1, -1))
+
+    y[mask].square().sum().div(3).backward()
+    for p, grad in zip(module.parameters(), grads, strict=True):
+        close(p.grad, grad, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["elu, all options", "window, all options", "softmax", "cosformer"]
+)
+def test_packed_texts_do_not_see_each_other(name):
+    module, x = layer(**LAYERS[name]), tokens(1, 20)
+    apart = torch.cat([module(part)[0] for part in x.split([9, 1, 10], dim=1)], dim=1)
+    packed, state = module(x, cu_seqlens=torch.tensor([0, 9, 10, 20], dtype=torch.int32))
+    close(packed, apart)
+    ids = torch.tensor([5] * 9 + [7] + [5] * 10)
+    close(module(x, segment_ids=ids)[0], apart)
+    more = tokens(1, 3, seed=4)
+    close(module(more, state)[0], module(torch.cat([x[:, 10:], more], dim=1))[0][:, 10:])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_states_fork_and_are_saved(name, tmp_path):
+    module, x = layer(**LAYERS[name]), tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, 2] = False
+    _, state = module(x, mask=mask)
+    one, two = tokens(2, 3, seed=2), tokens(2, 3, seed=3)
+    first, _ = module(one, state)
+    module(two, state)
+    close(module(one, state)[0], first)
+    state.save(tmp_path / "s.safetensors")
+    loaded = AttentionState.load(tmp_path / "s.safetensors", like=x)
+    close(module(one, loaded)[0], first)
+    assert loaded.nbytes == state.nbytes
+    assert loaded.stop == 12
+
+
+@pytest.mark.parametrize("name", ["elu", "favor", "softmax window", "cosformer"])
+def test_halves_read_apart_merge_to_the_whole(name):
+    module, x, more = layer(**LAYERS[name]), tokens(2, 30), tokens(2, 2, seed=2)
+    _, whole = module(x)
+    _, left = module(x[:, :13])
+    _, right = module(x[:, 13:], module.empty_state(2, start=13))
+    close(module(more, module.merge(left, right))[0], module(more, whole)[0])
+
+
+def test_merging_is_refused_where_the_right_half_depends_on_the_left():
+    x, mask = tokens(1, 4), torch.ones(1, 4, dtype=torch.bool)
+    module = layer(short_convolution=2)
+    _, state = module(x)
+    with pytest.raises(ValueError, match="short_convolution"):
+        module.merge(state, module.empty_state(1, 4))
+    module = layer(rotary=True)
+    _, state = module(x, mask=mask)
+    with pytest.raises(ValueError, match="after a mask"):
+        module.merge(state, module.empty_state(1, 4))
+
+
+def test_bytes_of_a_state_grow_for_exact_attention_only():
+    for options, grows in ((LAYERS["window, all options"], False), (LAYERS["softmax"], True)):
+        module = layer(**options)
+        sizes = [module(tokens(1, n))[1].nbytes for n in (40, 80)]
+        assert (sizes[1] > sizes[0]) == grows
+
+
+@pytest.mark.parametrize("name", ["elu, all options", "window, all options"])
+def test_gradients_are_those_of_finite_differences_also_through_a_state(name):
+    module, x = layer(**LAYERS[name]), tokens(1, 7).requires_grad_()
+
+    def run(x, *weights):
+        named = dict(zip(dict(module.named_parameters()), weights, strict=True))
+        left, state = torch.func.functional_call(module, named, (x[:, :4],))
+        right, _ = torch.func.functional_call(module, named, (x[:, 4:], state))
+        return torch.cat([left, right], dim=1)
+
+    weights = [p.detach().clone().requires_grad_() for p in module.parameters()]
+    assert torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
+
+
+def test_full_attention_sees_every_token_also_those_of_a_state():
+    module, x = layer(causal=False, num_kv_heads=1, value_dim=9, rotary=True), tokens(2, 12)
+    whole, _ = module(x)
+    _, state = module(x[:, :5])
+    close(module(x[:, 5:], state)[0], whole[:, 5:])
+    assert not torch.allclose(layer(num_kv_heads=1, value_dim=9, rotary=True)(x)[0], whole)
+
+
+def test_weights_are_those_that_forward_mixes_with():
+    module, x = layer(window=3, sinks=1, rotary=True), tokens(1, 9)
+    v = module.v_proj(x).unflatten(-1, (4, -1)).transpose(1, 2)
+    weights = module.attention_weights(x)
+    mixed = (weights @ v).transpose(1, 2).flatten(-2)
+    close(module.o_proj(mixed), module(x)[0])
+    close(module.attention_weights(x, rows=[2, 8]), weights[..., [2, 8], :])
+    long = tokens(1, 4097)
+    with pytest.raises(ValueError, match="rows="):
+        module.attention_weights(long)
+    assert module.attention_weights(long, rows=4000).shape == (1, 4, 1, 4097)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "favor:features=16", "taylor", "softmax", "exp"])
+def test_float16_stays_finite_up_to_its_largest_numbers(feature_map):
+    """W adds columns two by two, so that q and k reach 120,000, which float16 cannot hold."""
+    window = 4 if feature_map == "elu" else 0
+    module = layer(feature_map=feature_map, window=window, rotary=True, on_zero="zero")
+    turn = torch.eye(SIZE).unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    for name, sign in (("q_proj", 1), ("k_proj", -1), ("v_proj", 0)):
+        getattr(module, name).weight.data = torch.eye(SIZE) + sign * turn
+    module.o_proj.weight.data = torch.eye(SIZE) / 2
+    x = 60_000 * torch.sign(tokens(2, 20, dtype=torch.float32)).half()
+    module = module.half()
+    y, state = module(x)
+    assert y.dtype == torch.float16
+    assert bool(torch.isfinite(y).all())
+    y, _ = module(x, state)
+    assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_near_float64_and_streams(dtype):
+    module = layer(**LAYERS["window, all options"])
+    x = tokens(2, N).to(dtype)
+    exact, _ = module(x.double())
+    half = copy.deepcopy(module).to(dtype)
+    y, _ = half(x)
+    assert y.dtype == dtype
+    close(y.double(), exact, 0.05)
+    _, state = half(x[:, :40])
+    close(half(x[:, 40:], state)[0].double(), exact[:, 40:], 0.05)
+
+
+def test_autocast_computes_in_its_dtype():
+    module, x = layer(dtype=torch.float32, **EVERYTHING), tokens(1, N, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = module(x)
+        again, _ = module(x, state)
+    assert y.dtype == again.dtype == torch.bfloat16
+    close(y.float(), module(x)[0], 0.05)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_shapes_are_found_on_the_meta_device(name):
+    with torch.device("meta"):
+        module = Attention(SIZE, 4, **LAYERS[name])
+        x = torch.empty(2, N, SIZE)
+        y, state = module(x, mask=torch.ones(2, N, dtype=torch.bool))
+        y, state = module(x[:, :1], state)
+    assert y.device.type == "meta"
+    assert y.shape == (2, 1, SIZE)
+
+
+def test_a_default_device_context_changes_nothing():
+    module, x = layer(**LAYERS["window, all options"]), tokens(2, 9)
+    expected, _ = module(x)
+    with torch.device("cpu"):
+        close(module(x)[0], expected, 0)
+
+
+def test_weights_of_a_map_and_its_gain_are_learned_and_moved_with_the_layer():
+    weight = nn.Parameter(torch.eye(4).repeat(4, 1, 1))
+    gain = nn.Parameter(torch.zeros(4))
+    module = layer(feature_map=maps.Hedgehog(weight=weight), window=4, far=kt.Far(gain, True))
+    assert {"map_weight", "map_gain"} <= dict(module.named_parameters()).keys()
+    module(tokens(1, 20))[0].sum().backward()
+    assert module.map_weight.grad.any()
+    assert module.map_gain.grad.any()
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.map_weight.mul_(2)
+    assert not torch.allclose(twin(tokens(1, 20))[0], module(tokens(1, 20))[0])
+    module.load_state_dict(twin.state_dict())
+    close(twin(tokens(1, 20))[0], module(tokens(1, 20))[0], 0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
+    torch.manual_seed(0)
+    hard = HardAttention(SIZE, 4, causal=causal, rotary=True).double()
+    x, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :2] = False
+    y, state = hard(x, mask=mask)
+    y.sum().backward()
+    assert state is None
+    assert hard.q_proj.weight.grad is None
+    assert hard.k_proj.weight.grad is None
+    assert hard.v_proj.weight.grad.any()
+    assert hard.o_proj.weight.grad.any()
+    weights = hard.attention_weights(x, mask=mask)
+    assert set(weights.unique().tolist()) == {0.0, 1.0}
+    close(hard.attention_weights(x, mask=mask, rows=3), weights[..., [3], :])
+    soft = Attention(SIZE, 4, causal=causal, rotary=True, feature_map="softmax").double()
+    soft.load_state_dict(hard.state_dict())
+    with torch.no_grad():
+        for p in (soft.q_proj, soft.k_proj):
+            p.weight.mul_(1000)
+    close(soft(x, mask=mask)[0], y, 1e-6)
+    trained = HardAttention(SIZE, 4, substitute="straight-through").double()
+    trained(x)[0].sum().backward()
+    assert trained.q_proj.weight.grad.any()
+    with pytest.raises(ValueError, match="no state"):
+        hard(x, layer(causal=causal, rotary=True)(x)[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda m, x: m(x, mask=torch.ones(2, 5).long()), TypeError, "it != 0"),
+        (lambda m, x: m(x, key_padding_mask=torch.zeros(2, 5)), TypeError, "True where .* ignored"),
+        (lambda m, x: m(x, mask=torch.ones(5, 2) > 0), ValueError, r"\(2, 5\), not \(5, 2\)"),
+        (lambda m, x: m(x, mask=torch.ones(2, 4, 5) > 0), ValueError, "one entry per token"),
+        (lambda m, x: m(x, mask=x[..., 0] > 0, key_padding_mask=x[..., 0] > 0), ValueError, "both"),
+        (lambda m, x: m(x.float()), TypeError, "float64, but x is torch.float32"),
+        (lambda m, x: m(x.to("meta")), ValueError, "x on meta"),
+        (lambda m, x: m(x[0]), ValueError, r"\(batch, n, 16\)"),
+        (lambda m, x: m(x, segment_ids=x[..., 0]), TypeError, "whole numbers"),
+        (lambda m, x: m(x, segment_ids=torch.zeros(5, 2).long()), ValueError, "one entry per"),
+        (lambda m, x: m(x, cu_seqlens=torch.tensor([0, 5])), ValueError, "one packed row"),
+        (lambda m, x: m(x[:1], cu_seqlens=torch.tensor([0, 3])), ValueError, "rise from 0 to n"),
+        (lambda m, x: m(x, kt.State), TypeError, "AttentionState"),
+        (lambda m, x: m(x, layer(layer_idx=3)(x)[1]), ValueError, "layer_idx=3"),
+        (lambda m, x: m(x, layer(feature_map="exp")(x)[1]), ValueError, "state is of"),
+        (lambda m, x: m(x, m(x[:1])[1]), ValueError, "1 rows"),
+        (lambda m, x: layer(causal=False)(x, segment_ids=torch.ones(5).int()), ValueError, "batch"),
+        (lambda m, x: Attention(16, 5), ValueError, "give head_dim"),
+        (lambda m, x: Attention(16, 4, num_kv_heads=3), ValueError, "evenly"),
+        (lambda m, x: Attention(15, 5, rotary=True), ValueError, "even head_dim"),
+        (lambda m, x: Attention(16, 4, far=1.0), ValueError, "window or sinks"),
+        (lambda m, x: Attention(16, 4, feature_map="el"), ValueError, "elu"),
+        (lambda m, x: HardAttention(16, 4, feature_map="elu"), TypeError, "no feature map"),
+    ],
+)  # fmt: skip
+def test_what_has_no_meaning_is_refused_in_words(call, error, words):
+    with pytest.raises(error, match=words):
+        call(layer(), tokens(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"batch_first": False}, "batch_first"),
+        ({"dropout": 0.1}, "never formed"),
+        ({"add_bias_kv": True}, "add_bias_kv"),
+        ({"add_zero_attn": True}, "add_bias_kv"),
+        ({"kdim": 8}, "no self-attention"),
+    ],
+)
+def test_what_multihead_attention_has_more_is_refused(source, words):
+    with pytest.raises(ValueError, match=words):
+        Attention.from_multihead_attention(
+            nn.MultiheadAttention(16, 4, **{"batch_first": True} | source)
+        )
+    with pytest.raises(TypeError, match="bias"):
+        Attention.from_multihead_attention(nn.MultiheadAttention(16, 4), bias=False)
