@@ -25,6 +25,7 @@ struct Line {
         bool continues;      // the state's own segment
     };
     std::vector<int32_t> key;  // empty: 0, 1, 2, …
+    int64_t rising = 0;        // so many of them rise: mirrored, what the state has kept comes last
     std::vector<Segment> segments;
     std::vector<int32_t> kept_sinks;  // sinks that the state has kept, for the first segment
 
@@ -56,6 +57,7 @@ struct Line {
         }
         segments.back().end = int64_t(key.size());
         if (key.empty()) key.push_back(std::numeric_limits<int32_t>::max());  // none: it lies in no segment
+        rising = int64_t(key.size());
     }
 
     // What a state keeps after the call: sinks that have left the window, then the last tokens.
@@ -84,13 +86,16 @@ struct Line {
             int32_t& k = back.key[std::size_t(a)];
             if (k >= 0) k = int32_t(n - 1 - k);
         }
+        back.rising = std::find_if(back.key.begin(), back.key.end(), [](int32_t k) { return k < 0; }) -
+                      back.key.begin();
         return back;
     }
 
     // How many keys come before token t.
     int64_t before(int64_t t) const {
         if (key.empty()) return t;
-        return std::lower_bound(key.begin(), key.end(), t, [](int32_t a, int64_t b) { return a < b; }) -
+        return std::lower_bound(key.begin(), key.begin() + rising, t,
+                                [](int32_t a, int64_t b) { return a < b; }) -
                key.begin();
     }
 

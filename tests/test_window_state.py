@@ -13,7 +13,7 @@ from oracle import near_far, same_bits
 import kerneltrick as kt
 from kerneltrick import maps
 
-ENGINES = ["dense", "recurrent", "chunked"]
+ENGINES = ["dense", "recurrent", "chunked", "native"]
 
 
 def inputs(n, seed=0, lead=(2,), d=4, width=3, dtype=np.float64):
@@ -150,23 +150,24 @@ def test_full_attention_counts_on_from_the_state(text, engine):
     """Queries see the state's tokens and all of the call's, near or far by their ranks."""
     q, k, v = inputs(30, lead=(1,))
     mask = np.random.default_rng(4).random(30) < 0.8
-    for window, sinks in ((1, 0), (5, 2), (0, 3), (40, 0)):
+    # In the last case the state has kept more tokens than the call has.
+    for window, sinks, cut in ((1, 0, 18), (5, 2, 18), (0, 3, 18), (40, 0, 18), (12, 1, 26)):
         options = {"window": window, "sinks": sinks, "engine": engine, "chunk_size": 4}
         state = None
-        for first, last, causal in ((0, 12, True), (12, 18, False)):  # a prompt in two ways
+        for first, last, causal in ((0, 12, True), (12, cut, False)):  # a prompt in two ways
             stretch = [x[:, first:last] for x in (q, k, v)]
             _, state = kt.linear_attention(
                 *stretch, text, causal=causal, mask=mask[first:last], state=state,
                 return_state=True, on_zero="nan", **options,
             )  # fmt: skip
         out = kt.linear_attention(
-            *(x[:, 18:] for x in (q, k, v)), text, mask=mask[18:], state=state, far=0.0, **options
+            *(x[:, cut:] for x in (q, k, v)), text, mask=mask[cut:], state=state, far=0.0, **options
         )
         feature_map = maps.get(text)
         root = feature_map.default_scale(4) ** 0.5
         phi = [feature_map.phi(root * x[0], np.arange(30)) for x in (q, k)]
         want = near_far(q[0], k[0], v[0], *phi, window=window, sinks=sinks, mask=mask)
-        np.testing.assert_allclose(out[0], want[18:], rtol=1e-9)
+        np.testing.assert_allclose(out[0], want[cut:], rtol=1e-9)
 
 
 def test_another_gain_may_continue_a_state():
