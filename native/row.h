@@ -732,7 +732,8 @@ template <class T> class Row {
             // A sum of 0 is told by den, which `settle` looks at.
             den[i + a] = T(total);
             const double unit = p.normalize ? total == 0 ? 0 : 1 / total : std::exp(level);
-            share[a] = T(of_far * unit);
+            // Finite: where there is no far part yet it is 0, whatever its scale would be.
+            share[a] = T(std::min(of_far * unit, double(std::numeric_limits<T>::max())));
             near_share[a] = T(of_near * unit);
             special |= p.normalize && total == 0;
             if (p.normalize && total != 0 && den[i + a] == 0) den[i + a] = std::numeric_limits<T>::min();

@@ -108,7 +108,8 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
             // Queries whose own key is hidden: of the rank that it would have.
             const int64_t rank = p.reversed ? a - 1 : a;
             if (far && rank - late >= next && next < end) push(0, 0, std::exchange(next, next + 1), 1);
-            const int64_t n = std::min(C - t % C, (a < s.end && line.at(a) > t ? line.at(a) : p.queries) - t);
+            const int64_t key = a < s.end && line.at(a) > t ? line.at(a) : p.queries;
+            const int64_t n = std::min({C - t % C, key - t, p.queries - t});
             push(t, n, -1, 0);
             t += n;
         }

@@ -280,6 +280,26 @@ def test_full_attention_takes_any_number_of_queries_where_all_keys_are_near_or_s
         out = kt.linear_attention(own, k, v, "elu", sinks=3, engine=engine, far=kt.Far(0.3, False))
         want = expected(own, k, v, "elu", sinks=3, gain=0.3)
         np.testing.assert_allclose(out, want, rtol=1e-10)
+        late = np.arange(20) > 14  # the first key that is not hidden lies beyond the last query
+        out = kt.linear_attention(own, k, v, "elu", window=60, mask=late, engine=engine)
+        np.testing.assert_allclose(
+            out, kt.softmax_attention(own, k[:, late], v[:, late]), rtol=1e-10
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_raw_sums_near_by_do_not_know_the_scale_of_a_far_part_that_is_not_there(engine):
+    """φ(q) of e^{160} and no far key yet: 0 · inf would be NaN."""
+    q, k, v = (x[:1, :5].astype(np.float32) for x in inputs(5, d=3))
+    q, k = (
+        18 * q / np.linalg.norm(q, axis=-1, keepdims=True),
+        k / np.linalg.norm(k, axis=-1, keepdims=True),
+    )
+    options = {"causal": True, "scale": 1.0, "normalize": False, "engine": engine}
+    text = "favor:features=8,kind=trig"
+    out = kt.linear_attention(q, k, v, text, window=9, far=0.0, **options)
+    want = kt.linear_attention(q, k, v, "softmax", **options)
+    np.testing.assert_allclose(out, want, rtol=1e-4)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
