@@ -425,10 +425,10 @@ def test_steps_of_one_decoder_exclude_each_other(text):
         import sys, threading
         import numpy as np
         import kerneltrick as kt
-        text, each = sys.argv[1], int(sys.argv[2])
+        text, each, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
         rng = np.random.default_rng(0)
-        q, k, v = rng.standard_normal((3, 8, 32), dtype=np.float32)
-        decoder, alone = (kt.Decoder(text, shape=(8,), d=32) for _ in range(2))
+        q, k, v = rng.standard_normal((3, 8, d), dtype=np.float32)
+        decoder, alone = (kt.Decoder(text, shape=(8,), d=d) for _ in range(2))
         wrong = []
         def work():
             for _ in range(each):
@@ -450,8 +450,8 @@ def test_steps_of_one_decoder_exclude_each_other(text):
         assert mine.stop == theirs.stop == 8 * each, (mine.stop, theirs.stop)
         assert np.array_equal(mine.U, theirs.U) and np.array_equal(mine.Z, theirs.Z)
     """
-    each = 20 if text == "poly:degree=3" else 300
-    command = [sys.executable, "-c", textwrap.dedent(code), text, str(each)]
+    each, d = (20, 8) if text == "poly:degree=3" else (300, 32)
+    command = [sys.executable, "-c", textwrap.dedent(code), text, str(each), str(d)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
 

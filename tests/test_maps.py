@@ -306,6 +306,14 @@ class TestLearned:
                 out = kt.linear_attention(q, k, v, learned, engine=engine)
                 np.testing.assert_allclose(out[h], expected, rtol=1e-10)
 
+    def test_keys_have_a_map_of_their_own(self):
+        learned = maps.Hedgehog(np.eye(3), "exp", key_weight=2 * np.eye(3), separate=True)
+        x = np.array([[1.0, -0.5, 0.25]])
+        np.testing.assert_allclose(learned.for_keys.phi(x), learned.phi(2 * x))
+        for_keys, log_scale = learned.phi_key(x)
+        np.testing.assert_allclose(for_keys * np.exp(log_scale)[..., None], learned.phi(2 * x))
+        assert maps.get("elu").for_keys is maps.get("elu")
+
     @pytest.mark.parametrize(
         "learned",
         [

@@ -50,6 +50,10 @@ MAPS = (
     "favor:features=1024",
     "poly:degree=2",
     "taylor:order=2",
+    "softmax@window=16,sinks=1",
+    "elu@window=16,sinks=1",
+    "hedgehog@window=16,sinks=1",
+    "taylor:order=2@window=16,sinks=1",
 )
 
 
@@ -95,7 +99,8 @@ def measure(chosen: tuple[str, ...] = MAPS) -> list[Row]:
 
 
 def multiply_adds(text: str) -> float:
-    return float(costs.linear(text, d=WIDTH).at(n=1000, D=WIDTH, M=WIDTH).multiply_adds)
+    counted = costs.windowed(text, d=WIDTH) if "@" in text else costs.linear(text, d=WIDTH)
+    return float(counted.at(n=1000, D=WIDTH, M=WIDTH).multiply_adds)
 
 
 def table(rows: list[Row]) -> str:
@@ -133,7 +138,7 @@ def choose_figure(rows: list[Row]) -> Figure:
     shown |= {name: [row.synthetic[name].output_error for row in rows] for name in SYNTHETIC}
     places = np.arange(len(rows) - 1)[::-1]
     with picture_style():
-        drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
+        drawn = Figure(figsize=(8.6, 4.4), layout="constrained")
         panels = drawn.subplots(1, len(shown), sharey=True)
         for axes, (title, errors) in zip(panels, shown.items(), strict=True):
             axes.axvline(errors[-1], color=ORANGE, lw=1.2)
@@ -142,13 +147,19 @@ def choose_figure(rows: list[Row]) -> Figure:
                 axes.plot(min(error, EDGE), place, "o" if error <= EDGE else ">", color=BLUE, ms=5)
             axes.set(xlim=(0, EDGE + 0.04), xticks=[0, 0.5, 1], title=title)
             axes.tick_params(axis="y", length=0)
-        labels = [f"{row.name.partition(':')[0]}, m = {row.features}" for row in rows[:-1]]
+        labels = [label(row) for row in rows[:-1]]
         panels[0].set_yticks(places, labels)
         drawn.supxlabel(
             "output error against softmax; the line is uniform weights, ▸ beyond the edge",
             fontsize=9, color=FAINT,
         )  # fmt: skip
     return drawn
+
+
+def label(row: Row) -> str:
+    dial = kt.Dial.get(row.name)
+    near = f" + window {dial.window}" if dial.window else ""
+    return f"{dial.feature_map.name}, m = {row.features}{near}" if row.features else near[3:]
 
 
 def weights(seed: int = 3) -> dict[str, np.ndarray]:

@@ -94,12 +94,15 @@ def float32_error(problem: Problem) -> float:
 def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
     """How many features of φ overflow float32, and how many vanish though they are not 0."""
     overflows = underflows = 0
-    for x in (problem.q, problem.k):
+    for x, phi in (
+        (problem.q, problem.feature_map.phi),
+        (problem.k, problem.feature_map.for_keys.phi),
+    ):
         rows = sampled_rows(x.shape[2], seed)
         points = x[:, :, rows].astype(np.float64) * math.sqrt(problem.scale)
         with np.errstate(all="ignore"):
-            exact = problem.feature_map.phi(points, rows)
-            single = problem.feature_map.phi(points.astype(np.float32), rows)
+            exact = phi(points, rows)
+            single = phi(points.astype(np.float32), rows)
         overflows += int((~np.isfinite(single)).sum())
         underflows += int(((single == 0) & (exact != 0)).sum())
     return overflows, underflows

@@ -95,6 +95,11 @@ class FeatureMap:
     def phi_key(self, x: Array, positions: Array | None = None) -> Features:
         return self.phi_query(x, positions)
 
+    @property
+    def for_keys(self) -> FeatureMap:
+        """The map whose `phi` keys take: itself, unless they have weights of their own."""
+        return self
+
     def kernel(
         self,
         q: Array,
@@ -103,7 +108,7 @@ class FeatureMap:
         k_positions: Array | None = None,
     ) -> Array:
         """The similarities (..., n_q, n_k) that φ stands for, in closed form where there is one."""
-        return self.phi(q, q_positions) @ self.phi(k, k_positions).mT
+        return self.phi(q, q_positions) @ self.for_keys.phi(k, k_positions).mT
 
     def default_scale(self, d: int) -> float:
         """1/√d for maps that stand for softmax, else 1."""

@@ -69,14 +69,11 @@ class Hedgehog(FeatureMap):
     def phi_key(self, x: Array, positions: Array | None = None) -> Features:
         return self._features(x, self.weight if self.key_weight is None else self.key_weight)
 
-    def kernel(
-        self,
-        q: Array,
-        k: Array,
-        q_positions: Array | None = None,
-        k_positions: Array | None = None,
-    ) -> Array:
-        return _whole(self.phi_query(q)) @ _whole(self.phi_key(k)).mT
+    @property
+    def for_keys(self) -> FeatureMap:
+        if self.key_weight is None:
+            return self
+        return Hedgehog(self.key_weight, self.activation, separate=self.separate)
 
     def _features(self, x: Array, weight: Array | None) -> Features:
         xp = space(x)
