@@ -17,6 +17,8 @@ FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is loaded: no test fetches anything
+
 # How many examples: by `make test`, by `make test-all`, and by hand.
 for profile, examples in {"default": 15, "all": 40, "long": 2000}.items():
     hypothesis.settings.register_profile(

@@ -320,3 +320,22 @@ def test_jax_streams_in_one_scan():
     tokens = tuple(jax.numpy.moveaxis(x, 1, 0) for x in (q, k, v))
     _, rows = jax.lax.scan(step, first, tokens)
     np.testing.assert_allclose(np.moveaxis(np.asarray(rows), 0, 1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["elu@window=4,sinks=1", "favor:features=8", "softmax"])
+def test_streams_of_a_batch_are_selected(text):
+    q, k, v = inputs(20, lead=(3, 2))
+    _, state = kt.linear_attention(
+        *(x[..., :12, :] for x in (q, k, v)), text, causal=True, return_state=True
+    )
+    streams = np.array([2, 0, 2])
+    rest = [x[streams][..., 12:, :] for x in (q, k, v)]
+    out = kt.linear_attention(*rest, text, causal=True, state=state.select(streams))
+    whole = kt.linear_attention(q, k, v, text, causal=True)
+    np.testing.assert_allclose(out, whole[streams][..., 12:, :], rtol=1e-9, atol=1e-12)
+
+
+def test_a_state_of_one_stream_has_nothing_to_select():
+    _, state = kt.linear_attention(*inputs(5), causal=True, return_state=True)
+    with pytest.raises(ValueError, match=r"needs a state of a batch .* not of U \(2, 4, 3\)"):
+        state.select(np.array([0]))

@@ -255,6 +255,30 @@ class State:
             raise ValueError(f"the states are of {self.fingerprint}, but the map given is {print_}")
         return plan
 
+    def select(self, streams: Array) -> State:
+        """The states of these streams of a batch (whole numbers, along axis 0), in this order.
+
+        A stream may be taken several times or not at all: beams are reordered so.
+        """
+        if self.sums.hi.ndim < 4:
+            raise ValueError(
+                f"select needs a state of a batch, (streams, heads, m, M), not of U "
+                f"{_u_shape(self.sums.hi)}"
+            )
+
+        def pick(x: Any) -> Any:
+            if isinstance(x, tuple):  # Wide, Near
+                return type(x)(*(pick(part) for part in x))
+            return space(x).take(x, streams, axis=0) if is_array(x) else x
+
+        return dataclasses.replace(
+            self,
+            sums=pick(self.sums),
+            scale_log=pick(self.scale_log),
+            decay_log=pick(self.decay_log),
+            near=pick(self.near),
+        )
+
     def to(self, like: Array) -> State:
         """The same state as arrays of the library and on the device of `like`."""
 

@@ -278,9 +278,9 @@ def _capture(
         words = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {text}: {error}") from None
-    from kerneltrick import hf  # transformers and torch only when asked for
-
     try:
+        from kerneltrick import hf  # transformers and torch only when asked for
+
         data = hf.capture(model, words, max_tokens=max_tokens, layers=chosen)
     except (ImportError, OSError) as error:
         raise DataError(str(error)) from None

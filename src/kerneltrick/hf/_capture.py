@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
+from transformers.utils import logging
 
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.hf._recorder import NAME, CaptureError, Recording, recording, register
@@ -42,9 +45,6 @@ def capture(
     ((12, 12, 6, 64), True)
     """
     _check_arguments(text, token_ids, max_tokens, layers)
-    with _needs_extra():
-        import torch
-        import transformers
     register()
     where = _place(model)
     with _quiet():
@@ -78,20 +78,8 @@ def _check_arguments(
 
 
 @contextmanager
-def _needs_extra() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(
-            f"capture needs transformers and torch ({error}): pip install 'kerneltrick[hf]'"
-        ) from None
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars and load reports from transformers, which are about weights not run."""
-    from transformers.utils import logging
-
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -133,15 +121,11 @@ def _read(
     where: str, text: str | None, token_ids: Sequence[int] | None, max_tokens: int | None
 ) -> tuple[list[int], tuple[str, ...] | None, Any]:
     """Token numbers, their texts, and which are real."""
-    import torch
-
     if token_ids is not None:
         ids = [int(number) for number in token_ids][:max_tokens]
         if not ids:
             raise CaptureError(f"{where}: token_ids is empty")
         return ids, None, torch.ones(len(ids), dtype=torch.bool)
-    import transformers
-
     if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
         # Some versions of transformers would make one up.
         raise CaptureError(f"{where} holds no tokenizer; give token_ids instead of a text")
@@ -176,9 +160,6 @@ def _check_length(where: str, config: Any, count: int) -> None:
 
 def _network(where: str, config: Any) -> Any:
     """The model without its head, ready to run; of an encoder–decoder, its encoder."""
-    import torch
-    import transformers
-
     if getattr(config, "use_cache", None):
         config.use_cache = False
     # The empty model first: a class that does not route is refused before weights are fetched.

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from kerneltrick.hf._formula import own_formula, place, refused
 
 NAME = "kerneltrick_capture"
 ROWS = 64  # of each layer are compared with the model's own formula
@@ -52,9 +57,6 @@ _current: contextvars.ContextVar[Recording] = contextvars.ContextVar("recording"
 
 def register() -> None:
     """Make `attn_implementation=NAME` known to transformers."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     AttentionInterface.register(NAME, _attend)
     # Without a mask function of its own no mask would be made at all, not even a causal one.
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -78,8 +80,6 @@ def _attend(
     scaling: float | None = None,
     **keywords: Any,
 ) -> Any:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     target = _current.get()
     number = getattr(module, "layer_idx", None)
     if not isinstance(number, int):
@@ -87,7 +87,7 @@ def _attend(
     if number in target.seen:
         raise CaptureError(f"{type(module).__name__} ran twice as layer {number}")
     target.seen.append(number)
-    where = f"layer {number} ({type(module).__name__})"
+    where = place(module, number)
     if (
         query.ndim != 4
         or query.shape[0] != 1
@@ -98,7 +98,11 @@ def _attend(
             f"(1, heads, {target.tokens}, d), self-attention over the text"
         )
     wanted = target.wanted is None or number in target.wanted
-    _refuse_extras(where, keywords, wanted)
+    # sdpa adds a position bias by itself, and would leave the others out.
+    terms = ("position_bias", "softcap", "s_aux") if wanted else ("softcap", "s_aux")
+    reason = refused(where, keywords, terms)
+    if reason is not None:
+        raise CaptureError(reason)
     outcome = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **keywords
     )
@@ -108,7 +112,7 @@ def _attend(
         q, k, v = _floats(query), _floats(key), _floats(value)
         target.calls[number] = Call(q, k, v, scale, causal)
         rows = slice(max(0, target.tokens - ROWS), target.tokens)
-        own = _own_formula(module)
+        own = own_formula(module)
         theirs = outcome[0][:, rows]
         if own is not None:
             mask = _additive(attention_mask, query, causal, rows)
@@ -123,16 +127,6 @@ def _floats(x: Any) -> NDArray[np.float32]:
     return array
 
 
-def _refuse_extras(where: str, keywords: dict[str, Any], wanted: bool) -> None:
-    """Terms of the scores that q, k, v and a scale do not hold, or that sdpa would leave out."""
-    if wanted and keywords.get("position_bias") is not None:
-        raise CaptureError(f"{where} adds a position bias to its scores, not held by q, k and v")
-    if keywords.get("softcap") is not None:
-        raise CaptureError(f"{where} caps its scores, which is not softmax attention")
-    if keywords.get("s_aux") is not None:
-        raise CaptureError(f"{where} adds sinks to its scores, not held by q, k and v")
-
-
 def _is_causal(module: Any, mask: Any, flag: bool | None) -> bool:
     """As sdpa does: a mask decides if there is one, else the argument, else the module."""
     if mask is None:
@@ -142,17 +136,8 @@ def _is_causal(module: Any, mask: Any, flag: bool | None) -> bool:
     return not bool(seen[1:].any())
 
 
-def _own_formula(module: Any) -> Callable[..., Any] | None:
-    """The plain attention that the model's own file defines, if it does."""
-    home = sys.modules.get(type(module).__module__)
-    own: Callable[..., Any] | None = getattr(home, "eager_attention_forward", None)
-    return own
-
-
 def _additive(mask: Any, query: Any, causal: bool, rows: slice) -> Any:
     """The rows of a mask as a term of the scores, which is what a model's own formula takes."""
-    import torch
-
     if mask is None:
         mask = torch.ones((1, 1, rows.stop - rows.start, query.shape[2]), dtype=torch.bool)
         mask = mask.tril(rows.start) if causal else mask
@@ -167,8 +152,6 @@ def _plain(
     query: Any, key: Any, value: Any, scale: float, causal: bool, rows: slice, real: Any
 ) -> Any:
     """softmax(s·QKᵀ)V of some rows, (1, rows, H_q, M)."""
-    import torch
-
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     allowed = real.expand(rows.stop - rows.start, -1)
@@ -179,8 +162,6 @@ def _plain(
 
 
 def _check_rows(where: str, causal: bool, ours: Any, theirs: Any, real: Any) -> None:
-    import torch
-
     ours, theirs = ours[:, real], theirs.reshape(ours.shape)[:, real]
     if ours.numel() == 0 or not bool(torch.isfinite(ours).all()):
         return  # NaN in the model itself: `sanitized` names its layers and heads

@@ -1,0 +1,164 @@
+"""Masks of transformers, and which tokens they keep: causal or full attention, and padding.
+
+A mask function is registered under the name of the attention: without one transformers passes no
+mask at all. It hands over n numbers where a pattern is known, not n² of them: int8 for causal
+attention, bool for full. Masks made elsewhere, (batch, 1 or heads, n_q, n_k), are read for the same
+three things; what is neither is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import masking_utils
+
+
+class AttentionError(ValueError):
+    """This model cannot attend through a feature map; the message says why."""
+
+
+class Tokens(NamedTuple):
+    """What a mask says about the tokens of a call."""
+
+    causal: bool
+    keep: Any = None  # (batch, n_k) bool; None: all
+    segment_ids: Any = None  # (batch, n_k); None: one sequence in each row
+
+    def stretch(self, at: slice) -> Tokens:
+        """The same of some of the tokens."""
+        keep, ids = (None if x is None else x[:, at] for x in (self.keep, self.segment_ids))
+        return Tokens(self.causal, keep, ids)
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Any = masking_utils.causal_mask_function,
+    attention_mask: Any = None,
+    device: Any = "cpu",
+    **keywords: Any,
+) -> Any:
+    """The mask function of every name: keys to keep, (batch, n_k), or the pattern as it is."""
+    _check_routed(keywords.get("config"))
+    if kv_offset + kv_length != int(q_offset) + q_length or kv_offset not in (0, int(q_offset)):
+        raise AttentionError(
+            f"the cache hands over tokens {kv_offset}:{kv_offset + kv_length} for queries "
+            f"{int(q_offset)}:{int(q_offset) + q_length}; take kerneltrick.hf.Cache()"
+        )
+    known = {
+        masking_utils.causal_mask_function: torch.int8,
+        masking_utils.bidirectional_mask_function: torch.bool,
+    }
+    if mask_function not in known:
+        return _other_mask(
+            batch_size, q_length, kv_length, int(q_offset), kv_offset, mask_function,
+            attention_mask, device=device, **keywords,
+        )  # fmt: skip
+    keep = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
+    if attention_mask is not None:
+        given = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        keep = given[:, kv_offset : kv_offset + kv_length].to(device).expand(batch_size, -1)
+    return keep.to(known[mask_function])
+
+
+def _other_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int,
+    kv_offset: int,
+    mask_function: Any,
+    attention_mask: Any,
+    local_size: int | None = None,
+    config: Any = None,
+    **keywords: Any,
+) -> Any:
+    """The mask (batch, 1, n_q, n_k) of a pattern that only its values tell: packed sequences, …"""
+    name = getattr(config, "model_type", "the model")
+    if local_size is not None:
+        raise AttentionError(f"{name} has a sliding window of its own ({local_size} tokens)")
+    keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    whole = masking_utils.sdpa_mask(
+        batch_size, q_length, kv_offset + kv_length, q_offset, 0, mask_function, attention_mask,
+        **keywords,
+    )  # fmt: skip
+    past, mask = whole[..., :kv_offset], whole[..., kv_offset:]
+    seen = True if attention_mask is None else attention_mask[:, None, None, :kv_offset]
+    if bool((past != seen).any()):  # a state cannot leave out what it has
+        raise AttentionError(f"{name} hides earlier tokens from later ones, which no state can")
+    return mask
+
+
+def _check_routed(config: Any) -> None:
+    """Refuse a model that makes masks by this name and then attends by itself."""
+    try:
+        kind = transformers.AutoModel._model_mapping[type(config)]
+    except KeyError:  # a model of somebody else's
+        return
+    for cls in kind if isinstance(kind, (list, tuple)) else [kind]:
+        if not cls._can_set_attn_implementation():
+            raise AttentionError(
+                f"{cls.__name__} does not route its attention through transformers' attention "
+                "interface, so nothing can take its place"
+            )
+
+
+def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> Tokens:
+    """What `mask` says; `causal` is what the model says where there is none."""
+    if mask is None:
+        return Tokens(causal)
+    if mask.ndim == 2 and mask.shape[1] == n_k and mask.dtype in (torch.int8, torch.bool):
+        keep = mask.to(torch.bool)
+        return Tokens(mask.dtype == torch.int8, None if bool(keep.all()) else keep)
+    if mask.ndim != 4 or mask.shape[2] not in (1, n_q) or mask.shape[3] != n_k:
+        raise AttentionError(
+            f"{where} has a mask {tuple(mask.shape)} for {n_q} queries and {n_k} keys; expected "
+            f"(batch, 1, {n_q}, {n_k})"
+        )
+    return _read_pattern(where, _allowed(where, mask).expand(-1, n_q, -1))
+
+
+def _allowed(where: str, mask: Any) -> Any:
+    """(batch, n_q, n_k) bool from a mask that may be a term of the scores, for each head."""
+    allowed = mask
+    if mask.dtype != torch.bool:
+        allowed = mask > torch.finfo(mask.dtype).min / 2
+        if bool((mask[allowed] != 0).any()):
+            raise AttentionError(
+                f"{where} adds a bias to its scores (in its mask), not held by q, k and v"
+            )
+    if bool((allowed != allowed[:, :1]).any()):
+        raise AttentionError(f"{where} masks its heads differently")
+    return allowed[:, 0]
+
+
+def _read_pattern(where: str, allowed: Any) -> Tokens:
+    """Full, causal or packed, as the rows of real tokens show; those of padding do not matter."""
+    n_q, n_k = allowed.shape[1:]
+    keep = allowed.any(dim=1)
+    real = torch.ones_like(keep[:, :n_q]) if n_q > n_k else keep[:, n_k - n_q :]
+    kept = None if bool(keep.all()) else keep
+
+    def fits(pattern: Any) -> bool:
+        return not bool(((allowed != (pattern & keep[:, None])) & real[..., None]).any())
+
+    index = torch.arange(n_k, device=allowed.device)
+    past = index <= index[n_k - n_q :, None] if n_q <= n_k else None
+    if past is not None and fits(past):
+        return Tokens(True, kept)
+    if fits(torch.ones_like(allowed)):
+        return Tokens(False, kept)
+    if n_q == n_k:
+        first = torch.where(keep, allowed.to(torch.int8).argmax(dim=-1), 0)
+        segment = first.cummax(dim=-1).values  # padding goes with what stands before it
+        if fits(past & (segment[..., None] == segment[:, None])):
+            return Tokens(True, kept, segment)
+    raise AttentionError(
+        f"{where} has a mask that is neither causal nor full (a sliding window shorter than the "
+        "text, or a prefix that all tokens see)"
+    )

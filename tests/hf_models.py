@@ -1,0 +1,58 @@
+"""Small random Hugging Face models, and the attention that tests compare with."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 48, "max_position_embeddings": 400, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "Bert": SIZES,
+    "Llama": GROUPED,
+    "Qwen2": GROUPED,
+    "GPT2": {
+        "vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 400,
+        "scale_attn_by_inverse_layer_idx": True, "bos_token_id": 1, "eos_token_id": 2,
+    },
+}  # fmt: skip
+
+
+def tiny(
+    kind: str, auto: str = "AutoModel", sizes: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    """A model whose attention is far from uniform, in float64, in evaluation."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**(sizes or MODELS[kind]))
+    torch.manual_seed(0)
+    model = getattr(transformers, auto).from_config(config, **more).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@functools.cache
+def reference(setting: str) -> str:
+    """The name of an attention function for rows without padding: the dense engine alone."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    import kerneltrick as kt
+
+    def attend(module, query, key, value, attention_mask, scaling, **_):
+        n = query.shape[2]
+        assert key.shape[2] == n
+        q = query * scaling * query.shape[3] ** 0.5
+        out = kt.linear_attention(q, key, value, setting, causal=module.is_causal, engine="dense")
+        return out.transpose(1, 2), None
+
+    name = f"reference:{setting}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
+    return name

@@ -1,0 +1,216 @@
+"""Maps in place of the softmax of Hugging Face models: the dense engine's numbers, no mask lost."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import GROUPED, MODELS, SIZES, reference, tiny  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+import kerneltrick.hf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.xdist_group("hf"),  # transformers is loaded once
+]
+DIALS = ["elu", "taylor:order=2@window=4,sinks=2", "softmax@window=5", "softmax"]
+LENGTHS = (19, 7, 1)
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = tiny(kind)
+        return made[kind]
+
+    return get
+
+
+def rows(side):
+    """Token numbers of unequal length, padded on one side, their mask and positions."""
+    torch.manual_seed(1)
+    total = max(LENGTHS)
+    ids, mask = torch.zeros(3, total, dtype=torch.long), torch.zeros(3, total, dtype=torch.long)
+    for row, length in enumerate(LENGTHS):
+        at = slice(total - length, None) if side == "left" else slice(None, length)
+        ids[row, at] = torch.randint(3, 50, (length,))
+        mask[row, at] = 1
+    return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def hidden(model, name, *arguments, **keywords):
+    model.set_attn_implementation(name)
+    with torch.inference_mode():
+        return model(*arguments, **keywords).last_hidden_state
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("dial", DIALS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_padded_batch_is_the_dense_engine_on_each_row(models, kind, dial, side):
+    model, (ids, mask, places) = models(kind), rows(side)
+    name = kt.hf.register(dial)
+    out = hidden(model, name, ids, attention_mask=mask, position_ids=places)
+    for row in range(3):
+        real = mask[row].bool()
+        alone = hidden(model, reference(dial), ids[row, real][None])
+        torch.testing.assert_close(out[row, real], alone[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("theirs", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_softmax_is_what_transformers_computes(models, kind, theirs):
+    model, (ids, mask, places) = models(kind), rows("left")
+    inputs = {"attention_mask": mask, "position_ids": places}
+    ours = hidden(model, kt.hf.register("softmax"), ids, **inputs)[mask.bool()]
+    expected = hidden(model, theirs, ids, **inputs)[mask.bool()]
+    tolerance = 1e-9
+    if theirs == "eager":  # Llama's own formula goes through float32, where its mask is −inf …
+        tolerance = 1e-4
+        usable = expected.isfinite()
+        assert usable.sum() > usable.numel() / 2  # … and what depends on a row of padding NaN
+        ours, expected = ours[usable], expected[usable]
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_packed_sequences_do_not_see_each_other(models):
+    model, name = models("Llama"), kt.hf.register(DIALS[1])
+    ids = torch.randint(3, 50, (1, 20))
+    places = torch.tensor([[*range(8), *range(12)]])
+    out = hidden(model, name, ids, position_ids=places, use_cache=False)
+    for at in (slice(0, 8), slice(8, 20)):
+        alone = hidden(model, name, ids[:, at])
+        torch.testing.assert_close(out[:, at], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["causal", "full", "additive", "packed"])
+def test_masks_of_four_axes_are_read(models, kind):
+    model, name = models("Bert" if kind == "full" else "Llama"), kt.hf.register(DIALS[1])
+    ids = torch.randint(3, 50, (1, 12))
+    pattern = torch.ones(1, 1, 12, 12, dtype=torch.bool)
+    pattern = pattern if kind == "full" else pattern.tril()
+    pattern[..., :3] = False  # padding
+    if kind == "packed":
+        pattern[..., 8:, :8] = False
+    if kind == "additive":
+        pattern = torch.zeros(12, 12).double().masked_fill(~pattern, torch.finfo(torch.float64).min)
+    out = hidden(model, name, ids, attention_mask=pattern, position_ids=torch.arange(12)[None])
+    for at in [slice(3, 8), slice(8, 12)] if kind == "packed" else [slice(3, 12)]:
+        places = torch.arange(at.start, at.stop)[None]
+        alone = hidden(model, name, ids[:, at], position_ids=places, attention_mask=None)
+        torch.testing.assert_close(out[:, at], alone, rtol=1e-9, atol=1e-9)
+
+
+def prefix(pattern):
+    pattern[..., :4] = True
+
+
+def window(pattern):
+    pattern[..., 6:, :2] = False
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(prefix, "neither causal nor full"), (window, "neither causal nor full")]
+)
+def test_masks_that_are_neither_are_refused(models, change, reason):
+    pattern = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    change(pattern)
+    ids = torch.randint(3, 50, (1, 12))
+    with pytest.raises(kt.hf.AttentionError, match=reason):
+        hidden(models("Llama"), kt.hf.register("elu"), ids, attention_mask=pattern)
+
+
+def test_a_bias_in_the_mask_is_refused(models):
+    bias = -torch.arange(12.0).double() * torch.ones(1, 1, 12, 12)
+    with pytest.raises(kt.hf.AttentionError, match="adds a bias"):
+        hidden(
+            models("Llama"), kt.hf.register("elu"), torch.ones(1, 12).long(), attention_mask=bias
+        )
+
+
+REFUSED = {
+    "Mistral": ({**GROUPED, "sliding_window": 8}, "mistral has a sliding window of its own"),
+    "Gemma2": ({**GROUPED, "head_dim": 8}, "gemma2 has a sliding window of its own"),
+    "GptOss": ({**GROUPED, "head_dim": 8, "num_local_experts": 2}, "gpt_oss has a sliding window"),
+    "ModernBert": (SIZES, "modernbert has a sliding window"),
+    "Bloom": (
+        {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 50},
+        "BloomModel does not route its attention",
+    ),
+    "T5": (
+        {"d_model": 32, "d_kv": 8, "num_layers": 1, "num_heads": 4, "d_ff": 32, "vocab_size": 50},
+        "adds a position bias",
+    ),
+    "Bart": (
+        {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "vocab_size": 50, "encoder_ffn_dim": 32,
+         "decoder_ffn_dim": 32},
+        "may attend from one sequence to another",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_models_with_more_than_softmax_are_refused_by_name(kind):
+    sizes, reason = REFUSED[kind]
+    model = tiny(kind, sizes=sizes, attn_implementation=kt.hf.register("elu"))
+    with pytest.raises(kt.hf.AttentionError, match=reason):
+        model(torch.ones(1, 12).long())
+
+
+def test_a_formula_that_is_not_softmax_is_refused(models, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_llama,
+        "eager_attention_forward",
+        lambda *a, scaling, **k: own(*a, 2 * scaling, **k),
+    )
+    model = tiny("Llama", attn_implementation=kt.hf.register("elu"))
+    with pytest.raises(kt.hf.AttentionError, match=r"layer 0 .* does not compute softmax"):
+        model(torch.ones(1, 12).long())
+
+
+def test_dropout_of_weights_is_refused_in_training():
+    model = tiny("Bert", attn_implementation=kt.hf.register("elu"))
+    with pytest.raises(kt.hf.AttentionError, match="drops attention weights"):
+        model.train()(torch.ones(1, 12).long())
+
+
+def test_gradients_are_those_of_the_dense_engine(models):
+    model, ids = models("Llama"), torch.randint(3, 50, (1, 12))
+    found = []
+    for name in (kt.hf.register(DIALS[1]), reference(DIALS[1])):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        model(ids, use_cache=False).last_hidden_state.square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_half_precision_comes_back_as_it_went(models):
+    model = tiny("Llama").to(torch.bfloat16)
+    ids = torch.randint(3, 50, (2, 40))
+    out = hidden(model, kt.hf.register("softmax"), ids)
+    assert out.dtype == torch.bfloat16
+    expected = hidden(model, "sdpa", ids)
+    assert torch.nn.functional.cosine_similarity(out, expected, dim=-1).min() > 0.99
+
+
+def test_functions_are_not_registered():
+    with pytest.raises(TypeError, match="a map that its text describes"):
+        kt.hf.register(lambda x: x)
+
+
+def test_names_say_the_dial_and_are_given_once():
+    name = kt.hf.register("taylor:order=2@window=64,sinks=4")
+    assert name == "kerneltrick:taylor:order=2@window=64,sinks=4"
+    assert kt.hf.register(kt.Dial.get("taylor@sinks=4,window=64")) == name

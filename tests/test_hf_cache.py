@@ -1,0 +1,208 @@
+"""The cache of constant size: generation with it is generation without it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import tiny  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+import kerneltrick.hf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.xdist_group("hf"),  # transformers is loaded once
+]
+DIAL = "taylor:order=2@window=6,sinks=2"
+DIALS = ["elu", DIAL, "softmax@window=5", "softmax"]
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def get(kind="Llama", dial=DIAL):
+        if kind not in made:
+            made[kind] = tiny(kind, "AutoModelForCausalLM")
+            made[kind].generation_config.pad_token_id = 0
+        made[kind].set_attn_implementation(kt.hf.register(dial))
+        return made[kind]
+
+    return get
+
+
+def prompt(rows=2, length=23, padded=5):
+    """Token numbers and their mask; the first row is padded on the left."""
+    torch.manual_seed(2)
+    ids, mask = torch.randint(3, 50, (rows, length)), torch.ones(rows, length, dtype=torch.long)
+    ids[0, :padded] = mask[0, :padded] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(model, cache, inputs=None, **how):
+    torch.manual_seed(3)
+    inputs = prompt() if inputs is None else inputs
+    keywords = {"past_key_values": cache} if cache is not None else {"use_cache": False}
+    how = {"max_new_tokens": 15, "do_sample": False, **how}
+    return model.generate(**inputs, eos_token_id=None, **keywords, **how)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dial"), [*(("Llama", dial) for dial in DIALS), ("Qwen2", DIAL), ("GPT2", DIAL)]
+)
+def test_greedy_with_the_cache_is_greedy_without(models, kind, dial):
+    model = models(kind, dial)
+    how = {"return_dict_in_generate": True, "output_logits": True}
+    alone, cached = generate(model, None, **how), generate(model, kt.hf.Cache(), **how)
+    assert torch.equal(cached.sequences, alone.sequences)
+    close(torch.stack(cached.logits), torch.stack(alone.logits))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": True, "top_k": 20},
+        {"prefill_chunk_size": 7},
+        {"prompt_lookup_num_tokens": 4},
+    ],
+    ids=["beams", "sampling", "chunks", "assisted"],
+)
+def test_every_way_of_generating_takes_the_cache(models, how):
+    model = models()
+    inputs = prompt()
+    if "prompt_lookup_num_tokens" in how:  # for one row only; here it finds what it looks for
+        inputs = {key: x[1:].repeat(1, 3) for key, x in inputs.items()}
+    without = {} if "prefill_chunk_size" in how or "prompt_lookup_num_tokens" in how else how
+    alone = generate(model, None, inputs, **without)
+    assert torch.equal(generate(model, kt.hf.Cache(), inputs, **how), alone)
+
+
+def test_a_cache_that_keeps_all_keys_gives_the_same(models):
+    model = models()
+    theirs = transformers.DynamicCache(config=model.config)
+    assert torch.equal(generate(model, theirs), generate(model, None))
+
+
+def logits(model, ids, cache=None, **more):
+    with torch.inference_mode():
+        return model(ids, past_key_values=cache, use_cache=cache is not None, **more).logits
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_chunks_are_the_whole_whatever_their_length(models):
+    model, inputs = models(), prompt(length=40)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    whole = logits(model, ids, attention_mask=mask)
+    cache, parts, start = kt.hf.Cache(), [], 0
+    for stop in (3, 4, 17, 40):  # the first chunk of the first row is padding alone
+        assert cache.get_seq_length() == start
+        parts.append(logits(model, ids[:, start:stop], cache, attention_mask=mask[:, :stop]))
+        start = stop
+    real = mask.bool()
+    close(torch.cat(parts, dim=1)[real], whole[real])
+
+
+def test_its_size_does_not_grow(models):
+    model, cache, sizes = models(), kt.hf.Cache(), []
+    for length in (50, 1, 1, 300):
+        logits(model, torch.randint(3, 50, (1, length)), cache)
+        sizes.append(cache.nbytes)
+    assert len(set(sizes)) == 1
+    assert cache.get_seq_length() == 352
+    state = cache.layers[0].state
+    assert state.near.k.shape == (1, 2, 2 + 5, 8)
+    assert len(cache.layers) == 2
+    assert sizes[0] == 2 * state.nbytes
+
+
+def test_a_fork_has_a_future_of_its_own(models):
+    model, ids = models(), torch.randint(3, 50, (1, 30))
+    cache = kt.hf.Cache()
+    logits(model, ids[:, :20], cache)
+    for other in (cache.fork(), copy.deepcopy(cache)):
+        logits(model, torch.randint(3, 50, (1, 13)), other)
+        assert (other.get_seq_length(), cache.get_seq_length()) == (33, 20)
+    close(logits(model, ids[:, 20:], cache), logits(model, ids)[:, 20:])
+
+
+@pytest.mark.parametrize("removed", [0, 3, 4, 9, 12])
+def test_crop_takes_tokens_back(models, removed):
+    model, inputs = models(), prompt(length=40)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    ids[0, 28:32] = mask[0, 28:32] = 0  # padding among what is taken back
+    cache = kt.hf.Cache()
+    logits(model, ids[:, :18], cache, attention_mask=mask[:, :18])
+    cache.activate_past_recording()
+    for stop in (22, 30):
+        logits(model, ids[:, cache.get_seq_length() : stop], cache, attention_mask=mask[:, :stop])
+    other = cache.fork()
+    cache.crop(-removed)
+    assert (cache.get_seq_length(), other.get_seq_length()) == (30 - removed, 30)
+    rest = logits(model, ids[:, 30 - removed :], cache, attention_mask=mask)
+    whole = logits(model, ids, attention_mask=mask)
+    real = mask[:, 30 - removed :].bool()
+    close(rest[real], whole[:, 30 - removed :][real])
+
+
+def test_crop_without_a_record_is_refused(models):
+    model, cache = models(), kt.hf.Cache()
+    logits(model, torch.randint(3, 50, (1, 20)), cache)
+    with pytest.raises(RuntimeError, match=r"take back the 0 tokens .* not 3; fork\(\)"):
+        cache.crop(-3)
+    with pytest.raises(ValueError, match="minus the number"):
+        cache.crop(3)
+
+
+def test_streams_are_chosen_repeated_and_forgotten(models):
+    model, ids = models(), torch.randint(3, 50, (3, 30))
+    cache = kt.hf.Cache()
+    logits(model, ids[:, :20], cache)
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    rows = ids[[2, 2, 0, 0]]
+    close(logits(model, rows[:, 20:], cache), logits(model, rows)[:, 20:])
+    cache.reset()
+    assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+    close(logits(model, ids, cache), logits(model, ids))
+
+
+def test_a_model_with_another_attention_is_refused(models):
+    model, ids, cache = models(), torch.randint(3, 50, (1, 10)), kt.hf.Cache()
+    model.set_attn_implementation("sdpa")
+    logits(model, ids, cache)  # all its keys are here: nothing is wrong yet
+    with pytest.raises(kt.hf.AttentionError, match="did not come to its attention"):
+        logits(model, ids, cache)
+
+
+def test_a_state_of_another_map_is_refused(models):
+    model, ids, cache = models(), torch.randint(3, 50, (1, 10)), kt.hf.Cache()
+    logits(model, ids, cache)
+    with pytest.raises(ValueError, match=r"the state is of taylor.* but this call needs elu"):
+        logits(models(dial="elu"), ids, cache)
+
+
+def test_a_cache_with_room_for_the_future_is_refused(models):
+    model = models()
+    room = transformers.StaticCache(config=model.config, max_cache_len=64)
+    with pytest.raises(kt.hf.AttentionError, match=r"take kerneltrick.hf.Cache\(\)"):
+        generate(model, room)
+
+
+def test_full_attention_cannot_have_one():
+    model = tiny("Bert", attn_implementation=kt.hf.register("elu"))
+    keys = torch.randn(1, 4, 5, 8, dtype=torch.float64)
+    layer = kt.hf.Cache()._layer()
+    k, v = layer.update(keys, keys)
+    attention = model.encoder.layer[0].attention.self
+    attend = transformers.AttentionInterface()[kt.hf.register("elu")]
+    with pytest.raises(kt.hf.AttentionError, match="attends to all tokens"):
+        attend(attention, keys, k, v, None)
