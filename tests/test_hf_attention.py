@@ -134,6 +134,23 @@ def test_a_bias_in_the_mask_is_refused(models):
         )
 
 
+@pytest.mark.parametrize("hidden_token", [1, 9])
+def test_a_pattern_that_hides_the_past_of_a_state_is_refused(hidden_token):
+    from transformers import masking_utils
+
+    def pattern(batch, head, q, k):
+        return (k <= q) & (k != hidden_token)
+
+    make = masking_utils.AttentionMaskInterface()[kt.hf.register("elu")]
+    sizes = {"batch_size": 1, "q_length": 2, "q_offset": 4, "kv_length": 2, "kv_offset": 4}
+    if hidden_token == 9:  # it is none of the six
+        mask = make(mask_function=pattern, **sizes)
+        assert mask[0, 0].tolist() == [[True, False], [True, True]]
+        return
+    with pytest.raises(kt.hf.AttentionError, match="hides earlier tokens from later ones"):
+        make(mask_function=pattern, **sizes)
+
+
 REFUSED = {
     "Mistral": ({**GROUPED, "sliding_window": 8}, "mistral has a sliding window of its own"),
     "Gemma2": ({**GROUPED, "head_dim": 8}, "gemma2 has a sliding window of its own"),

@@ -145,8 +145,9 @@ def test_crop_takes_tokens_back(models, removed):
     for stop in (22, 30):
         logits(model, ids[:, cache.get_seq_length() : stop], cache, attention_mask=mask[:, :stop])
     other = cache.fork()
+    logits(model, ids[:, 30:33], other, attention_mask=mask[:, :33])
     cache.crop(-removed)
-    assert (cache.get_seq_length(), other.get_seq_length()) == (30 - removed, 30)
+    assert (cache.get_seq_length(), other.get_seq_length()) == (30 - removed, 33)
     rest = logits(model, ids[:, 30 - removed :], cache, attention_mask=mask)
     whole = logits(model, ids, attention_mask=mask)
     real = mask[:, 30 - removed :].bool()
