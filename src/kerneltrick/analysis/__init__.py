@@ -4,6 +4,7 @@ from kerneltrick.analysis._compare import ProgressReport, compare
 from kerneltrick.analysis._data import AttentionData, sample
 from kerneltrick.analysis._files import load_attention
 from kerneltrick.analysis._files import save as save_attention
+from kerneltrick.analysis._fitted import FittedMaps
 from kerneltrick.analysis._limit import Limit, weight_limit
 from kerneltrick.analysis._picture import picture
 from kerneltrick.analysis._quality import MapQuality, analyze_map
@@ -14,6 +15,7 @@ from kerneltrick.analysis._weights import WeightComparison, compare_weights
 __all__ = [
     "AttentionData",
     "Comparison",
+    "FittedMaps",
     "HeadMetrics",
     "Limit",
     "MapQuality",

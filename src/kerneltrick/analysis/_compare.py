@@ -17,6 +17,7 @@ from kerneltrick._version import __version__
 from kerneltrick.analysis import _curves as curves
 from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting, scale_of
 from kerneltrick.analysis._limit import Limit, weight_limit
 from kerneltrick.analysis._quality import analyze_map, state_bytes
 from kerneltrick.analysis._sampled import SAMPLED_ROWS
@@ -48,9 +49,10 @@ from kerneltrick.analysis._types import (
 from kerneltrick.analysis._verdict import verdict
 from kerneltrick.analysis._windows import (
     BEST,
-    chosen_maps,
-    dial_at,
+    chosen_settings,
     head_errors,
+    is_window_alone,
+    setting_at,
     window_lengths,
 )
 from kerneltrick.attention import Dial
@@ -60,7 +62,7 @@ ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces do
 
 def compare(
     data: AttentionData,
-    feature_maps: Iterable[maps.MapLike | Dial],
+    feature_maps: Iterable[maps.MapLike | Dial | FittedMaps],
     *,
     causal: bool | None = None,
     scale: float | None = None,
@@ -72,7 +74,8 @@ def compare(
     """Every map on every head of `data`, against softmax(s·QKᵀ)V.
 
     A map may have a window beside it, as text `elu@window=16,sinks=1`; `softmax@window=16,sinks=1`
-    is the window alone.
+    is the window alone. Maps fitted to these heads are taken too, or the name of their file,
+    `maps.safetensors` or `maps.safetensors@window=8`; not on tokens that they were fitted to.
 
     `causal` and `scale` are those of the data unless given; without either, full and 1/√d.
     `measure=False` leaves out what depends on the machine. With a path `resume`, finished pieces
@@ -84,7 +87,7 @@ def compare(
     >>> [row.map for row in result.maps], result.data.n
     (['elu', 'taylor:order=2'], 128)
     """
-    chosen = [Dial.get(text) for text in feature_maps]
+    chosen = [read_setting(text) for text in feature_maps]
     return _Run(data, chosen, causal, scale, seed, measure, progress, resume).result()
 
 
@@ -103,7 +106,7 @@ class _Run:
     def __init__(
         self,
         data: AttentionData,
-        chosen: list[Dial],
+        chosen: list[Setting],
         causal: bool | None,
         scale: float | None,
         seed: int,
@@ -117,11 +120,15 @@ class _Run:
         given = data.scale if scale is None else scale
         self.scale = 1 / math.sqrt(data.q.shape[-1]) if given is None else given
         self.seed, self.measure = seed, measure
+        for setting in chosen:
+            if isinstance(setting, FittedMaps):
+                setting.check_serves(self.data)
+                self.notes += setting.notes(self.causal, self.scale, data.q.shape[-1])
         self.heads = [self._head(i, j) for i, j in self._usable()]
         if not self.heads:
             raise ValueError("no head is left to compare: " + "; ".join(self.notes))
         self.families = curves.families(data.q.shape[-1])
-        parts = (__version__, self.causal, self.scale, seed, measure, *map(str, chosen))
+        parts = (__version__, self.causal, self.scale, seed, measure, *map(_text, chosen))
         key = run_key(*parts, self.data.q, self.data.k, self.data.v) if resume else ""
         self.store = Store(resume, key)
         self.progress = progress
@@ -131,7 +138,7 @@ class _Run:
         self.windows = lengths if self.data.q.shape[2] == self.data.k.shape[2] else ()
         self.pieces = len(self.heads) * (2 + len(chosen)) + points
         self.pieces += (1 + len(chosen)) if measure else 0
-        alone = sum(not (dial.window or dial.sinks) for dial in chosen)
+        alone = sum(not (setting.window or setting.sinks) for setting in chosen)
         self.pieces += (1 + min(BEST, alone)) * len(self.windows)
 
     def _usable(self) -> list[tuple[int, int]]:
@@ -162,7 +169,7 @@ class _Run:
     def result(self) -> Comparison:
         limits, softmax_heads = self._limits()
         uniform = self._map(Dial(maps.get(_uniform)), "uniform", limits)
-        reports = [self._map(dial, str(dial), limits) for dial in self.maps]
+        reports = [self._map(setting, str(setting), limits) for setting in self.maps]
         found_curves = self._curves(limits)
         windows = self._windows(reports)
         softmax_ms, timings, noisy = self._timings()
@@ -223,20 +230,22 @@ class _Run:
             rows[head.layer][head.head] = SoftmaxHead(found["entropy"], rank, found["top1"])
         return limits, tuple(tuple(row) for row in rows)
 
-    def _map(self, dial: Dial, text: str, limits: Sequence[Limit]) -> MapReport:
+    def _map(self, setting: Setting, text: str, limits: Sequence[Limit]) -> MapReport:
         d, n = self.data.q.shape[-1], self.data.k.shape[2]
-        m = dial.feature_map.dim(d)
+        layer = self._layer(setting, self.data.groups)
+        m = layer.feature_map.dim(d)
         rows: list[list[HeadMetrics | None]] = [
             [None] * len(self.data.heads) for _ in self.data.layers
         ]
         for head, limit in zip(self.heads, limits, strict=True):
 
             def work(head: _Head = head, limit: Limit = limit) -> Any:
+                dial = of_heads(setting, [self._numbers(head)])
                 quality = analyze_map(
                     head.q, head.k, head.v, dial, causal=self.causal,
-                    softmax_scale=self.scale, seed=self.seed,
+                    scale=scale_of(setting), softmax_scale=self.scale, seed=self.seed,
                 )  # fmt: skip
-                near = dial.window or dial.sinks or isinstance(dial.feature_map, maps.Softmax)
+                near = setting.window or setting.sinks or is_window_alone(setting)
                 return HeadMetrics.of(quality, None if near else limit, m).to_dict()
 
             name = self._name(head)
@@ -246,8 +255,8 @@ class _Run:
         return MapReport(
             map=text,
             features=m,
-            sign=dial.feature_map.sign,
-            state_bytes=state_bytes(dial, self.data.k[0], self.data.v[0], n),
+            sign=layer.feature_map.sign,
+            state_bytes=state_bytes(layer, self.data.k[0], self.data.v[0], n),
             ms_per_1000_tokens=math.nan,
             crossover=None,
             summary=HeadMetrics.summary(kept),
@@ -276,18 +285,22 @@ class _Run:
         q, k, v = (np.concatenate([getattr(head, side) for head in self.heads]) for side in "qkv")
         errors = [r.summary.output_error for r in reports]
         found = []
-        for feature_map in chosen_maps(list(zip(errors, self.maps, strict=True))):
+        numbers = [self._numbers(head) for head in self.heads]
+        for chosen in chosen_settings(list(zip(errors, self.maps, strict=True))):
             points = []
             for window in self.windows:
-                dial = dial_at(feature_map, window)
+                setting = setting_at(chosen, window)
 
-                def work(dial: Dial = dial) -> Any:
-                    sums = head_errors(q, k, v, dial, self.causal, self.scale, self.seed)
+                def work(setting: Setting = setting) -> Any:
+                    sums = head_errors(
+                        q, k, v, of_heads(setting, numbers), self.causal, self.scale, self.seed,
+                        scale_of(setting),
+                    )  # fmt: skip
                     return [x.tolist() for x in sums]
 
-                lost, size = self._piece(f"window: {dial}", f"window {dial}", work)
-                points.append(self._window_point(window, str(dial), lost, size))
-            found.append(WindowCurve(str(feature_map), tuple(points)))
+                lost, size = self._piece(f"window: {setting}", f"window {setting}", work)
+                points.append(self._window_point(window, str(setting), lost, size))
+            found.append(WindowCurve(str(chosen), tuple(points)))
         return tuple(found)
 
     def _window_point(
@@ -315,19 +328,26 @@ class _Run:
         longest = timing_lengths(heads)[-1]  # depends on the core, as the baseline does
         softmax = self._piece("time of softmax", f"time {baseline()}", work)
         found: list[Timing | None] = []
-        for dial in self.maps:
-            timed = dial
+        for setting in self.maps:
+            timed = dial = self._layer(setting)
             if isinstance(dial.feature_map, maps.Cosformer):
                 # of the same cost, able to serve these lengths
                 longer = maps.Cosformer(max(dial.feature_map.horizon, longest))
                 timed = dataclasses.replace(dial, feature_map=longer)
             work = functools.partial(measure_linear, timed, heads, d, width, self.causal)
-            linear = self._piece(f"time of {dial}", f"time {dial} up to {longest}", work)
-            found.append(timing(str(dial), heads, linear, softmax))
+            linear = self._piece(f"time of {setting}", f"time {setting} up to {longest}", work)
+            found.append(timing(str(setting), heads, linear, softmax))
         noisy = other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1
         if noisy:
             self.notes.append("other processes were at work during the timing: it means little")
         return softmax, found, noisy
+
+    def _layer(self, setting: Setting, step: int = 1) -> Dial:
+        """The dial of the first layer, for its query heads, or for each `step`th of them."""
+        return of_heads(setting, [(self.data.layers[0], j) for j in self.data.heads[::step]])
+
+    def _numbers(self, head: _Head) -> tuple[int, int]:
+        return self.data.layers[head.layer], self.data.heads[head.head]
 
     def _name(self, head: _Head) -> str:
         return f"{self.data.layers[head.layer]}.{self.data.heads[head.head]}"
@@ -379,6 +399,11 @@ def analyze_softmax(q: Floats, k: Floats, scale: float, causal: bool) -> tuple[f
         entropy += float(np.sum(np.log(total) - np.sum(weights * scores, axis=-1) / total))
         top += float(np.sum(1 / total))
     return entropy / len(q), top / len(q)
+
+
+def _text(setting: Setting) -> str:
+    """What tells a setting from others, weights included."""
+    return str(setting) if isinstance(setting, Dial) else f"{setting} {setting.digest}"
 
 
 def _uniform(x: Floats) -> Floats:

@@ -13,12 +13,16 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, as_numpy
 from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis._fitted import FittedMaps, names_file
 from kerneltrick.attention import Dial, Far
 
 MOST_TOKENS = 256
+LEARNED = "learned"  # what the page cannot draw
 
 
-def picture(data: AttentionData, feature_maps: Iterable[maps.MapLike | Dial]) -> dict[str, Any]:
+def picture(
+    data: AttentionData, feature_maps: Iterable[maps.MapLike | Dial | FittedMaps]
+) -> dict[str, Any]:
     """The first tokens of q and k in float16, and each map with its parameters and weights."""
     shown, _ = data.sanitized()
     tokens = min(MOST_TOKENS, shown.q.shape[2])
@@ -27,8 +31,15 @@ def picture(data: AttentionData, feature_maps: Iterable[maps.MapLike | Dial]) ->
         "tokens": tokens,
         "q": _pack(shown.q[:, :, :tokens], "<f2"),
         "k": _pack(shown.k[:, :, :tokens], "<f2"),
-        "maps": [_describe(Dial.get(text), d) for text in feature_maps],
+        "maps": [_described(setting, d) for setting in feature_maps],
     }
+
+
+def _described(setting: maps.MapLike | Dial | FittedMaps, d: int) -> dict[str, Any]:
+    if isinstance(setting, FittedMaps) or (isinstance(setting, str) and names_file(setting)):
+        # The page draws no learned map, so its weights, of many heads, need not be there.
+        return {**_describe(Dial.get("hedgehog"), d), "map": str(setting), "name": LEARNED}
+    return _describe(Dial.get(setting), d)
 
 
 def _describe(dial: Dial, d: int) -> dict[str, Any]:
@@ -51,7 +62,7 @@ def _describe(dial: Dial, d: int) -> dict[str, Any]:
         projection = _pack(feature_map.weights(d).T, "<f4")
     return {
         "map": str(dial),
-        "name": "learned" if learned else feature_map.name,  # which the page cannot draw
+        "name": LEARNED if learned else feature_map.name,
         "parameters": parameters,
         "scale": feature_map.default_scale(d),
         "projection": projection,

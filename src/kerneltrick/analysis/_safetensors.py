@@ -21,6 +21,7 @@ from kerneltrick.analysis._npy import AXES, PIECE, FormatError, Numbers, Read, e
 SAFETENSORS_HEADER = 2 << 20  # bytes; Python takes up to twenty times this to parse it
 
 _SAFE_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2"}
+_WRITTEN = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "U64": "<u8"}
 
 
 class Tensor(NamedTuple):
@@ -94,7 +95,7 @@ def write_safetensors(
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
     for name, tensor in tensors.items():
-        dtypes = [key for key, text in _SAFE_DTYPES.items() if np.dtype(text) == _little(tensor)]
+        dtypes = [key for key, text in _WRITTEN.items() if np.dtype(text) == _little(tensor)]
         if not dtypes:
             raise TypeError(
                 f"{name} has dtype {tensor.dtype}; expected float16, float32 or float64"

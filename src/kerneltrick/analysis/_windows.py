@@ -10,6 +10,7 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import Floats, blocks, check_problem, repeated
+from kerneltrick.analysis._fitted import Setting
 from kerneltrick.analysis._sampled import sampled_rows
 from kerneltrick.attention import Dial
 
@@ -23,30 +24,41 @@ def window_lengths(n: int) -> tuple[int, ...]:
     return tuple(w for w in WINDOWS if w <= n // 2)
 
 
-def dial_at(feature_map: maps.FeatureMap, window: int) -> Dial:
+def setting_at(setting: Setting, window: int) -> Setting:
     """The map with a window and the first token exact; window 0 is the map alone."""
-    if window == 0 and not isinstance(feature_map, maps.Softmax):
-        return Dial(feature_map)
-    return Dial(feature_map, window, SINKS)
+    sinks = SINKS if window or is_window_alone(setting) else 0
+    if isinstance(setting, Dial):
+        return Dial(setting.feature_map, window, sinks)
+    return setting.turned(window=window, sinks=sinks)
 
 
-def chosen_maps(errors: Sequence[tuple[float, Dial]]) -> list[maps.FeatureMap]:
+def is_window_alone(setting: Setting) -> bool:
+    return isinstance(setting, Dial) and isinstance(setting.feature_map, maps.Softmax)
+
+
+def chosen_settings(errors: Sequence[tuple[float, Setting]]) -> list[Setting]:
     """The window alone, and the best of the maps that were compared without one."""
     alone = [
-        (error, dial.feature_map)
-        for error, dial in errors
-        if not (dial.window or dial.sinks or math.isnan(error))
-        and not isinstance(dial.feature_map, maps.Softmax)
+        (error, setting)
+        for error, setting in errors
+        if not (setting.window or setting.sinks or math.isnan(error) or is_window_alone(setting))
     ]
     alone.sort(key=lambda pair: pair[0])
-    return [*(feature_map for _, feature_map in alone[:BEST]), maps.get("softmax")]
+    return [*(setting for _, setting in alone[:BEST]), Dial.get("softmax")]
 
 
 def head_errors(
-    q: Array, k: Array, v: Array, dial: Dial, causal: bool, softmax_scale: float, seed: int
+    q: Array,
+    k: Array,
+    v: Array,
+    dial: Dial,
+    causal: bool,
+    softmax_scale: float,
+    seed: int,
+    scale: float | None = None,
 ) -> tuple[Floats, Floats]:
     """‖O − O_softmax‖² and ‖O_softmax‖² of each head given; above n = 2048, on 512 seeded rows."""
-    problem = check_problem("head_errors", q, k, v, dial, causal, None, softmax_scale)
+    problem = check_problem("head_errors", q, k, v, dial, causal, scale, softmax_scale)
     lost, size = np.zeros(problem.q.shape[1]), np.zeros(problem.q.shape[1])
     values = repeated(problem.v[0], problem.groups)
     for block in blocks(problem, only=sampled_rows(problem.q.shape[2], seed)):

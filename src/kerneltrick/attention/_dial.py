@@ -103,10 +103,13 @@ class Dial:
 
 @functools.lru_cache(maxsize=256)
 def _read(text: str) -> Dial:
-    name, at, tail = text.partition("@")
-    if not at:
-        return Dial(maps.get(text))
-    words = [word.strip() for word in tail.split(",")]
+    name, at, _ = text.partition("@")
+    return Dial(maps.get(name), **read_tail(text)) if at else Dial(maps.get(text))
+
+
+def read_tail(text: str) -> dict[str, Any]:
+    """What stands after @ in a text, as keywords of `Dial`."""
+    words = [word.strip() for word in text.partition("@")[2].split(",")]
     relative = "relative" in words
     pairs = ",".join(word for word in words if word != "relative")
     _, given = _text.split("what follows @,", "@:" + pairs)
@@ -124,8 +127,9 @@ def _read(text: str) -> Dial:
             expected = "a number" if key == "gain" else "a whole number"
             raise ValueError(f"{text!r} needs {key} to be {expected}, not {value!r}") from None
     gain = values.pop("gain", None)
-    far = Far(gain, relative) if relative or gain is not None else None
-    return Dial(maps.get(name), far=far, **values)
+    if relative or gain is not None:
+        values["far"] = Far(gain, relative)
+    return values
 
 
 def dial_text(map_text: str, window: int, sinks: int) -> str:

@@ -30,6 +30,7 @@ from kerneltrick.cli._arguments import (
     read_numbers,
 )
 from kerneltrick.cli._costs import costs_command
+from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._output import (
     check_outputs,
@@ -161,7 +162,8 @@ def _compare(
             help="Maps separated by commas, semicolons or spaces; may be given again. key=value "
             "belongs to the map before it: elu,favor:features=64,kind=trig,poly:degree=2 "
             "are three maps. With @window=16,sinks=1 behind it, near tokens weigh exactly; "
-            "softmax@window=16 is a window alone. Default: a spread of fourteen.",
+            "softmax@window=16 is a window alone. The .safetensors file of `kerneltrick fit` is a "
+            "map too. Default: a spread of fourteen.",
         ),
     ] = None,
     layers: Annotated[
@@ -289,6 +291,7 @@ def _capture(
         typer.echo(f"wrote {out}: {data}")
 
 
+app.command("fit")(fit_command)
 app.command("costs")(costs_command)
 # A claim may begin with a minus sign.
 app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)

@@ -10,7 +10,7 @@ from typing import Any
 from kerneltrick import maps
 from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
 from kerneltrick.analysis._files import AXES
-from kerneltrick.attention import Dial
+from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting
 
 MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
 
@@ -78,14 +78,16 @@ def split_maps(texts: Iterable[str]) -> list[str]:
     return found
 
 
-def read_maps(texts: list[str] | None, data: AttentionData) -> list[Dial]:
+def read_maps(texts: list[str] | None, data: AttentionData) -> list[Setting]:
     """The maps to compare, each able to serve this data."""
     n = max(data.q.shape[-2], data.k.shape[-2])
-    chosen: list[Dial] = []
+    chosen: list[Setting] = []
     for text in split_maps(texts) if texts else default_maps(n):
         try:
-            dial = Dial.get(text)
-            feature_map = dial.feature_map
+            setting = read_setting(text)
+            if isinstance(setting, FittedMaps):
+                setting.check_serves(data)
+            feature_map = of_heads(setting, [(data.layers[0], data.heads[0])]).feature_map
             feature_map.check_positions(0, n - 1)
             m, d = feature_map.dim(data.q.shape[-1]), data.q.shape[-1]
             if m > MOST_FEATURES:
@@ -93,11 +95,11 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[Dial]:
                     f"{feature_map} has {m:,} features for d = {d}; at most {MOST_FEATURES:,} are "
                     "compared"
                 )
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise UsageError(str(error)) from None
-        if str(dial) in map(str, chosen):
-            raise UsageError(f"--maps names {dial} twice")
-        chosen.append(dial)
+        if str(setting) in map(str, chosen):
+            raise UsageError(f"--maps names {setting} twice")
+        chosen.append(setting)
     if not chosen:
         raise UsageError("--maps names no map; known are " + ", ".join(maps.names()))
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,12 @@ def save(feature_map: FeatureMap, path: str | os.PathLike[str]) -> None:
     """
     import safetensors.numpy  # it would slow every import
 
+    values, tensors = to_fields(feature_map)
+    write(path, safetensors.numpy.save(tensors, {"format": FORMAT, **values}))
+
+
+def to_fields(feature_map: FeatureMap) -> tuple[dict[str, str], dict[str, Any]]:
+    """The name and parameters of a map as texts, and its weights as NumPy arrays."""
     if not is_ours(feature_map):
         raise TypeError(
             f"a map of this package can be saved, not {type(feature_map).__name__}: of what is "
@@ -37,10 +44,7 @@ def save(feature_map: FeatureMap, path: str | os.PathLike[str]) -> None:
     fields = {f.name: getattr(feature_map, f.name) for f in dataclasses.fields(feature_map)}
     tensors = {name: np.ascontiguousarray(as_numpy(x)) for name, x in fields.items() if is_array(x)}
     values = {name: str(x) for name, x in fields.items() if x is not None and name not in tensors}
-    write(
-        path,
-        safetensors.numpy.save(tensors, {"format": FORMAT, "name": feature_map.name, **values}),
-    )
+    return {"name": feature_map.name, **values}, tensors
 
 
 def load(path: str | os.PathLike[str], like: Array | None = None) -> FeatureMap:

@@ -1,4 +1,4 @@
-"""Attention as a layer, and kernels whose features a network learns, in PyTorch (extra `torch`)."""
+"""Attention layers, fitted maps, and kernels whose features are learned, in PyTorch (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -10,14 +10,19 @@ except ImportError as error:
 from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._attention_state import AttentionState
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
+from kerneltrick.torch._fit import Fit, fit
 from kerneltrick.torch._hard_attention import HardAttention
+from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._short_convolution import ShortConvolution
 
 __all__ = [
     "Attention",
     "AttentionState",
     "DeepKernel",
+    "Fit",
     "HardAttention",
+    "LearnedMap",
     "ShortConvolution",
     "TrainingRecord",
+    "fit",
 ]

@@ -1,0 +1,160 @@
+"""`kerneltrick fit`: maps that imitate the softmax of captured heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich import box
+from rich.table import Table
+
+from kerneltrick._files import is_standard_output, regular_file
+from kerneltrick.attention import Dial
+from kerneltrick.attention._dial import combined
+from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_data, read_numbers
+from kerneltrick.cli._output import (
+    check_writable,
+    console,
+    plain,
+    progress_bar,
+    unfinished,
+    words_stream,
+)
+
+
+def fit_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILES",
+            help="Queries, keys and values, as for `compare`, a file for each text. Every eighth "
+            "file is held out, to stop by; of a single file the last quarter of its tokens.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="PATH", help="The .safetensors file to write; - is stdout."),
+    ],
+    feature_map: Annotated[
+        str,
+        typer.Option(
+            "--map",
+            metavar="MAP",
+            help="hedgehog, t2r, or any map with @window=16, whose gain is learned.",
+        ),
+    ] = "hedgehog",
+    window: Annotated[
+        int, typer.Option("--window", min=0, help="Tokens that are exact beside the map.")
+    ] = 0,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="First tokens that are exact too.")
+    ] = 0,
+    features: Annotated[
+        int | None, typer.Option("--features", min=1, help="m. Default: 2·d for hedgehog.")
+    ] = None,
+    key_weight: Annotated[
+        bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
+    ] = False,
+    loss: Annotated[
+        str, typer.Option("--loss", metavar="LOSS", help="outputs, weights or both.")
+    ] = "both",
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option("--heads", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
+    ] = None,
+    axes: Annotated[
+        str,
+        typer.Option(
+            "--axes", metavar="AXES", help="How arrays of a file lie: heads,n,d or n,heads,d."
+        ),
+    ] = "heads,n,d",
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--full",
+            show_default=False,
+            help="Token i sees j ≤ i, or every token. Default: as the data says, else full.",
+        ),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option("--scale", help="Of softmax. Default: as the data says, else 1/√d."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="At most so many steps.")] = 600,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Fit a map to every head, to imitate its softmax attention (extra: torch).
+
+    Judge it on other text: kerneltrick compare OTHER --map maps.safetensors. A run that was stopped
+    goes on where it was.
+    """
+    if out.suffix != ".safetensors" and regular_file(out) is not None:
+        raise UsageError(f"--out must name a .safetensors file, not {out}")
+    check_writable(out)
+    if loss not in ("outputs", "weights", "both"):
+        raise UsageError(f"--loss must be outputs, weights or both, not {loss!r}")
+    try:
+        chosen = Dial(*combined("fit", feature_map, window, sinks))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
+    places = [file.resolve() for file in files]
+    if len(set(places)) < len(places):
+        raise UsageError("the same file is given twice")
+    data = [read_data(file, None, seed, chosen_layers, chosen_heads, axes) for file in files]
+    try:
+        from kerneltrick.torch import fit  # torch only when asked for
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    resume = unfinished({"--out": out})
+    try:
+        with progress_bar(quiet) as progress:
+            found = fit(
+                data if len(data) > 1 else data[0],
+                chosen,
+                features=features,
+                key_weight=key_weight,
+                loss=cast(Any, loss),
+                causal=causal,
+                scale=scale,
+                steps=steps,
+                seed=seed,
+                progress=progress,
+                resume=resume,
+            )
+    except KeyboardInterrupt:
+        raise Stopped("stopped; the same command goes on where this one was") from None
+    found.maps.save(out)
+    if resume is not None:
+        resume.unlink(missing_ok=True)
+    if not quiet:
+        _show(found, out)
+
+
+def _show(found: Any, out: Path) -> None:
+    words = console(words_stream({"--out": out}))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("layer", "untrained", "fitted", "best head", "worst head"):
+        table.add_column(name, justify="right")
+    for layer, after in found.after.items():
+        before = found.before[layer]
+        means = (sum(before) / len(before), sum(after) / len(after), min(after), max(after))
+        table.add_row(str(layer), *(f"{x:.3f}" for x in means))
+    words.print(plain(f"Output error on held-out tokens, {found.maps.source}"))
+    words.print(table)
+    why = {
+        "steps": "all steps taken",
+        "no better": "held-out tokens gained nothing more",
+        "data": "no more data",
+    }[found.stopped]
+    words.print(plain(f"error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads. "
+                      f"{found.steps} steps: {why}. Held-out tokens chose when to stop: "
+                      f"judge on others.", "dim"))  # fmt: skip
+    if not is_standard_output(out):
+        words.print(plain(f"wrote {out}; judge it: kerneltrick compare OTHER --map {out}"))

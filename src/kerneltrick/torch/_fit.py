@@ -1,0 +1,225 @@
+"""Attention transfer: maps, and gains beside a window, that imitate the softmax of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array, is_array
+from kerneltrick._progress import ProgressReport
+from kerneltrick._version import __version__
+from kerneltrick.analysis import AttentionData, FittedMaps
+from kerneltrick.analysis._store import run_key
+from kerneltrick.attention import Dial
+from kerneltrick.attention._arguments import check_count, check_scale
+from kerneltrick.attention._dial import combined
+from kerneltrick.maps._base import one_of, seeded
+from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._transfer import Ended, Loss, Shape, Transfer
+
+Item: TypeAlias = AttentionData | Sequence[Array]  # a sequence: q, k and v of its tokens
+Data: TypeAlias = AttentionData | Iterable[Item]
+
+LEAST_TOKENS = 16  # of one sequence that is cut into fitted and held-out tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What a fit found: the maps, and how their error on held-out tokens went down.
+
+    The error of a head is ‖O − O_softmax‖ / ‖O_softmax‖, its mean over held-out sequences. Held-out
+    tokens choose when to stop, so judge the maps on others: `analysis.compare` insists on it.
+    """
+
+    maps: FittedMaps
+    before: dict[int, tuple[float, ...]]  # error of each head by layer, as it started
+    after: dict[int, tuple[float, ...]]
+    history: tuple[tuple[int, float], ...]  # step, and the mean error of all heads after it
+    steps: int
+    stopped: Ended
+
+
+def fit(
+    data: Data,
+    feature_map: maps.MapLike | Dial = "hedgehog",
+    *,
+    window: int = 0,
+    sinks: int = 0,
+    far: Any = None,
+    features: int | None = None,
+    key_weight: bool = False,
+    loss: Loss = "both",
+    causal: bool | None = None,
+    scale: float | None = None,
+    held_out: Data | None = None,
+    steps: int = 600,
+    learning_rate: float = 0.05,
+    seed: int = 0,
+    progress: ProgressReport | None = None,
+    resume: Path | None = None,
+) -> Fit:
+    """Fit a map to each head of each layer of `data`, so that it gives what softmax gives.
+
+    Heads learn apart from each other, by Adam with a cosine schedule, from `ROWS` queries of one
+    sequence a step; the best weights of each head on held-out tokens are kept (before the first
+    step too, so a fitted map is no worse there than an untrained one).
+
+    data
+        A sequence: `AttentionData`, or (q, k, v) as its `from_arrays` takes them. Or a list of
+        them. Or a stream: an iterator, each item of which is used for one step and let go; give
+        `steps` as many as it has.
+    feature_map, window, sinks, far, features, key_weight
+        What is learned, and from where: see `LearnedMap`. Window, sinks and far also as text,
+        `hedgehog@window=16,sinks=2`.
+    loss
+        "outputs": ‖O − O_softmax‖² / ‖O_softmax‖². "weights": cross-entropy of the softmax weights
+        and the map's. "both": their sum.
+    causal, scale
+        Of the softmax to imitate; as the data says, else full and 1/√d.
+    held_out
+        Sequences to stop by, of the same heads. Not given: every eighth of a list, at least one;
+        the first of a stream; of one sequence the last quarter, which then sees only itself.
+    seed
+        Of orders and rows. With the same seed and threads, the same maps.
+    resume
+        A file where the run is kept every few seconds: a run that was stopped goes on from there,
+        to the same result.
+
+    >>> from kerneltrick.analysis import sample
+    >>> found = fit(sample().select([5], [3]), "hedgehog@window=4,sinks=1", steps=20)
+    >>> found.after[5] < found.before[5], found.maps
+    (True, FittedMaps(1 layer, 1 head, 'fitted.safetensors@window=4,sinks=1'))
+    """
+    one_of("fit", "loss", loss, ("outputs", "weights", "both"))
+    steps = check_count("fit", "steps", steps, 1)
+    seed = check_count("fit", "seed", seed)
+    learning_rate = check_scale("fit", learning_rate, "learning_rate")
+    sequences, stream, apart = _split(data, held_out)
+    shape = Shape.of(apart[0], causal, scale)
+    for sequence in apart:
+        shape.check(sequence)
+    chosen, window, sinks, far = combined("fit", feature_map, window, sinks, far)
+    learned = LearnedMap(
+        Dial(chosen, window, sinks, far),
+        num_heads=len(shape.layers) * len(shape.heads),
+        num_kv_heads=len(shape.layers) * shape.kv_heads,
+        head_dim=shape.width,
+        features=features,
+        key_weight=key_weight,
+        seed=seed,
+    )
+    run = Transfer(learned, shape, loss, steps, learning_rate, seed, apart)
+    run.see(*sequences)
+    key = ""
+    if resume is not None:
+        given = (__version__, shape, loss, steps, learning_rate, seed, stream is None)
+        arrays = (x for s in (*sequences, *apart) for x in (s.q, s.k, s.v))
+        key = run_key(*given, str(learned.export()), *arrays)
+        run.restore(resume, key)
+    items = _shuffled(sequences, seed, run.step) if stream is None else _streamed(stream, run)
+    stopped = run.train(items, progress, resume, key)
+    return Fit(
+        run.fitted(), run.by_layer(run.before), run.by_layer(run.best_error),
+        tuple(run.history), run.step, stopped,
+    )  # fmt: skip
+
+
+def _split(
+    data: Data, held_out: Data | None
+) -> tuple[list[AttentionData], Iterator[Item] | None, list[AttentionData]]:
+    """Sequences to fit to, or a stream of them, and sequences to stop by; no token is in both."""
+    stream = None
+    if _is_sequence(data):
+        sequences = [_prepared(data)]
+    elif isinstance(data, Iterator):
+        sequences, stream = [], data
+    elif isinstance(data, Iterable):
+        sequences = [_prepared(item) for item in data]
+        if not sequences:
+            raise ValueError("fit needs a sequence of q, k and v; the list is empty")
+    else:
+        raise TypeError(
+            f"fit needs AttentionData, (q, k, v), or a list or stream of them, not "
+            f"{type(data).__name__}"
+        )
+    if held_out is not None:
+        given: Any = (held_out,) if _is_sequence(held_out) else held_out
+        apart = [_prepared(item) for item in given]
+        if not apart:
+            raise ValueError("fit needs a held-out sequence to stop by; the list is empty")
+        return sequences, stream, apart
+    if stream is not None:
+        first = next(stream, None)
+        if first is None:
+            raise ValueError("fit needs a sequence of q, k and v; the stream is empty")
+        return sequences, stream, [_prepared(first)]
+    if len(sequences) > 1:
+        apart = sequences[7::8] or sequences[-1:]
+        return [s for s in sequences if not any(s is a for a in apart)], None, apart
+    fitted, last = _cut(sequences[0])
+    return [fitted], None, [last]
+
+
+def _is_sequence(data: Any) -> bool:
+    """Whether this is one sequence rather than several."""
+    if isinstance(data, AttentionData):
+        return True
+    return isinstance(data, tuple) and len(data) == 3 and all(map(is_array, data))
+
+
+def _prepared(item: Any) -> AttentionData:
+    """A sequence without padding, all its numbers finite."""
+    if not _is_sequence(item):
+        raise TypeError(f"fit needs AttentionData or (q, k, v), not {type(item).__name__}")
+    data = item if isinstance(item, AttentionData) else AttentionData.from_arrays(*item)
+    if data.q.shape[2] != data.k.shape[2]:
+        raise ValueError(
+            f"fit needs as many queries as keys, but {data.source} has {data.q.shape[2]} and "
+            f"{data.k.shape[2]}"
+        )
+    data, _ = data.sanitized()
+    if data.excluded:
+        layer, head = data.excluded[0]
+        raise ValueError(
+            f"{data.source}: layer {layer} head {head} holds NaN or infinity; select other heads"
+        )
+    return data
+
+
+def _cut(data: AttentionData) -> tuple[AttentionData, AttentionData]:
+    """The first three quarters of the tokens, and the others, each a sequence of its own."""
+    n = data.q.shape[2]
+    if n < LEAST_TOKENS:
+        raise ValueError(
+            f"fit holds the last quarter of one sequence out, so it needs {LEAST_TOKENS} tokens, "
+            f"but {data.source} has {n}; give more, or held_out"
+        )
+    at = n - n // 4
+
+    def part(where: slice) -> AttentionData:
+        arrays: dict[str, Any] = {name: getattr(data, name)[:, :, where] for name in "qkv"}
+        tokens = None if data.tokens is None else data.tokens[where]
+        return dataclasses.replace(data, **arrays, tokens=tokens)
+
+    return part(slice(at)), part(slice(at, n))
+
+
+def _shuffled(sequences: list[AttentionData], seed: int, start: int) -> Iterator[AttentionData]:
+    """The sequences over and over, each time in another order, from step `start` on."""
+    epoch, place = divmod(start, len(sequences))
+    while True:
+        order = seeded(f"order {epoch}", seed).permutation(len(sequences))
+        yield from (sequences[i] for i in order[place:])
+        epoch, place = epoch + 1, 0
+
+
+def _streamed(stream: Iterator[Item], run: Transfer) -> Iterator[AttentionData]:
+    """What comes after the items of the steps already taken."""
+    for item in itertools.islice(stream, run.step, None):
+        data = _prepared(item)
+        run.see(data)
+        yield data

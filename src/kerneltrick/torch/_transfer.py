@@ -1,0 +1,302 @@
+"""The training of a fit: one step, a look at held-out tokens, and the run kept in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from kerneltrick._files import read_tensors, write
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.analysis import AttentionData, FittedMaps
+from kerneltrick.analysis._fitted import hashes, kept
+from kerneltrick.attention import Dial, Far, attention_weights, linear_attention, softmax_attention
+from kerneltrick.attention._arguments import check_scale
+from kerneltrick.maps._base import seeded
+from kerneltrick.torch._learned_map import LearnedMap
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+Loss: TypeAlias = Literal["outputs", "weights", "both"]
+Ended: TypeAlias = Literal["steps", "no better", "data"]
+
+ROWS = 64  # queries of a step: weights of rows × n are formed, never n × n
+LOOKS = 24  # at held-out tokens, spread over the steps
+PATIENCE = 8  # looks without anything better before it is over
+WARM_UP = 20  # steps over which the learning rate rises
+PAUSE = 5.0  # seconds between snapshots
+FORMAT = "kerneltrick.Transfer/1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What all sequences have in common, and the softmax to imitate."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    kv_heads: int
+    width: int
+    causal: bool
+    scale: float | None  # None: 1/√d, which maps that stand for softmax have by default
+    source: str
+
+    @staticmethod
+    def of(data: AttentionData, causal: bool | None, scale: float | None) -> Shape:
+        d = int(data.q.shape[-1])
+        found = data.scale if scale is None else check_scale("fit", scale)
+        if found is not None and math.isclose(found, 1 / math.sqrt(d), rel_tol=1e-6):
+            found = None
+        kind = bool(data.causal if causal is None else causal)
+        return Shape(data.layers, data.heads, int(data.k.shape[1]), d, kind, found, data.source)
+
+    def check(self, data: AttentionData) -> None:
+        """ValueError if the heads of `data` are others."""
+        ours = (self.layers, self.heads, self.kv_heads, self.width)
+        theirs = (data.layers, data.heads, int(data.k.shape[1]), int(data.q.shape[-1]))
+        for what, a, b in zip(("layers", "heads", "key heads", "d"), ours, theirs, strict=True):
+            if a != b:
+                raise ValueError(
+                    f"fit needs sequences of the same heads, but {self.source} has {what} {a} and "
+                    f"{data.source} has {b}"
+                )
+
+
+class Transfer:
+    """All heads of all layers side by side, as the heads of one attention; each learns alone."""
+
+    def __init__(
+        self,
+        learned: LearnedMap,
+        shape: Shape,
+        loss: Loss,
+        steps: int,
+        learning_rate: float,
+        seed: int,
+        apart: list[AttentionData],
+    ) -> None:
+        self.learned, self.shape, self.loss = learned, shape, loss
+        self.steps, self.learning_rate, self.seed = steps, learning_rate, seed
+        self.parameters: dict[str, Tensor] = dict(learned.named_parameters())
+        self.optimizer = torch.optim.Adam(self.parameters.values(), betas=(0.9, 0.99))
+        self.apart = [_tensors(sequence) for sequence in apart]
+        self.held_out = _hashes(apart, shape)
+        self.seen = self.held_out
+        self.step = self.stale = 0
+        self.history: list[tuple[int, float]] = []
+        self.before = self.best_error = self._errors()
+        self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
+
+    def see(self, *sequences: AttentionData) -> None:
+        """Remember tokens as fitted to; ValueError if they are held out."""
+        for sequence in sequences:
+            self.shape.check(sequence)
+        found = _hashes(sequences, self.shape)
+        for ours, theirs in zip(found, self.held_out, strict=True):
+            same = int(np.isin(ours, theirs).sum())
+            if same:
+                raise ValueError(
+                    f"{sequences[0].source}: at least {same} tokens to fit to are also held out; "
+                    f"tokens that stop a fit must be others"
+                )
+        self.seen = [kept(pair) for pair in zip(self.seen, found, strict=True)]
+
+    def train(
+        self,
+        items: Iterator[AttentionData],
+        progress: ProgressReport | None,
+        resume: Path | None,
+        key: str,
+    ) -> Ended:
+        """Steps until there are enough, held-out tokens gain nothing more, or items are out."""
+        every = max(1, self.steps // LOOKS)
+        meter, kept_at = Progress(self._told(), self.steps, progress), time.monotonic()
+        while self.step < self.steps and self.stale < PATIENCE:
+            meter(self.step)
+            item = next(items, None)
+            if item is None:
+                break
+            self._take_step(item)
+            if self.step % every == 0 or self.step == self.steps:
+                self._look()
+                meter.what = self._told()
+            if resume is not None and time.monotonic() - kept_at > PAUSE:
+                self._keep(resume, key)
+                kept_at = time.monotonic()
+        if self.step % every and self.step < self.steps:
+            self._look()
+        meter.close(self.step)
+        if self.stale >= PATIENCE:
+            return "no better"
+        return "steps" if self.step == self.steps else "data"
+
+    def _told(self) -> str:
+        start, best = float(self.before.mean()), float(self.best_error.mean())
+        return f"held-out error {start:.3f} → {best:.3f}"
+
+    def _take_step(self, item: AttentionData) -> None:
+        q, k, v = _tensors(item)
+        rows = np.arange(q.shape[-2])
+        if len(rows) > ROWS:
+            rows = seeded(f"rows {self.step}", self.seed).choice(rows, ROWS, replace=False)
+        loss = self._loss(q, k, v, rows)
+        if not bool(torch.isfinite(loss).all()):
+            raise ValueError(
+                f"the loss is no longer finite at step {self.step}: fit with a smaller "
+                f"learning_rate than {self.learning_rate:g}"
+            )
+        self.optimizer.zero_grad()
+        loss.sum().backward()
+        warm = min(1.0, (self.step + 1) / WARM_UP)
+        cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * warm * cosine
+        self.optimizer.step()
+        self.step += 1
+
+    def _loss(self, q: Tensor, k: Tensor, v: Tensor, rows: Any) -> Tensor:
+        """The loss of each head, (H,), on these rows."""
+        options: dict[str, Any] = {
+            "rows": rows, "causal": self.shape.causal, "scale": self.shape.scale,
+        }  # fmt: skip
+        exact = attention_weights(q, k, "softmax", **options)
+        weights = attention_weights(q, k, self.learned.dial, on_zero="zero", **options)
+        total = torch.zeros(len(q))
+        if self.loss != "weights":
+            values = v.repeat_interleave(len(q) // len(v), dim=0)
+            wanted = exact @ values
+            size = (wanted**2).sum((-2, -1))
+            error = ((weights @ values - wanted) ** 2).sum((-2, -1))
+            total = total + error / torch.where(size > 0, size, torch.ones_like(size))
+        if self.loss != "outputs":
+            # A weight that is exactly 0, as T2R can have, is as far off as float32 can say.
+            logs = torch.log(weights.clamp_min(torch.finfo(weights.dtype).tiny))
+            total = total - (exact * logs).sum(-1).mean(-1)
+        return total
+
+    def _errors(self) -> Tensor:
+        """‖O − O_softmax‖ / ‖O_softmax‖ of each head, its mean over held-out sequences."""
+        options: dict[str, Any] = {"causal": self.shape.causal, "scale": self.shape.scale}
+        found = []
+        with torch.no_grad():
+            dial = self.learned.dial
+            for q, k, v in self.apart:
+                wanted = softmax_attention(q, k, v, **options)
+                ours = linear_attention(q, k, v, dial, on_zero="zero", **options)
+                size = wanted.norm(dim=(-2, -1))
+                lost = (ours - wanted).norm(dim=(-2, -1))
+                found.append(lost / torch.where(size > 0, size, torch.ones_like(size)))
+        return torch.stack(found).mean(0)
+
+    def _look(self) -> None:
+        """Keep the weights of those heads that are better than ever; heads that share keys share
+        weights, so they are one."""
+        errors = self._errors()
+        self.history.append((self.step, float(errors.mean())))
+        groups = len(errors) // (len(self.shape.layers) * self.shape.kv_heads)
+        mean, least = (x.reshape(-1, groups).mean(-1) for x in (errors, self.best_error))
+        better = mean < least
+        self.stale = 0 if bool(better.any()) else self.stale + 1
+        for name, x in self.parameters.items():
+            chosen = better.repeat_interleave(len(x) // len(better))
+            chosen = chosen.reshape(-1, *(1,) * (x.ndim - 1))
+            self.best[name] = torch.where(chosen, x.detach(), self.best[name])
+        self.best_error = torch.where(better.repeat_interleave(groups), errors, self.best_error)
+
+    def by_layer(self, errors: Tensor) -> dict[int, tuple[float, ...]]:
+        rows = errors.reshape(len(self.shape.layers), -1).tolist()
+        return {layer: tuple(row) for layer, row in zip(self.shape.layers, rows, strict=True)}
+
+    def fitted(self) -> FittedMaps:
+        """The best weights found, a dial for each layer."""
+        with torch.no_grad():
+            for name, x in self.parameters.items():
+                x.copy_(self.best[name])
+        whole, count = self.learned.export(), len(self.shape.layers)
+        dials, seen = {}, {}
+        for row, layer in enumerate(self.shape.layers):
+            dials[layer] = _part(whole, row, count)
+            each = self.seen[row * self.shape.kv_heads :][: self.shape.kv_heads]
+            most = min(map(len, each))  # of equal tokens in some heads fewer may be left
+            seen[layer] = np.stack([x[:most] for x in each])
+        return FittedMaps(
+            dials, self.shape.heads, self.shape.scale, self.shape.causal, seen, self.shape.source
+        )
+
+    def _keep(self, path: Path, key: str) -> None:
+        import safetensors.numpy  # it would slow every import
+
+        tensors = {
+            "before": self.before.numpy(),
+            "best_error": self.best_error.numpy(),
+            "history": np.array(self.history, dtype=np.float64).reshape(-1, 2),
+        }
+        for name, x in self.parameters.items():
+            state = self.optimizer.state[x]
+            tensors |= {
+                f"now.{name}": x.detach().numpy(),
+                f"best.{name}": self.best[name].numpy(),
+                f"exp_avg.{name}": state["exp_avg"].numpy(),
+                f"exp_avg_sq.{name}": state["exp_avg_sq"].numpy(),
+            }
+        tensors |= {f"seen.{i}": x for i, x in enumerate(self.seen)}
+        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        about = {"format": FORMAT, "key": key, "step": str(self.step), "stale": str(self.stale)}
+        write(path, safetensors.numpy.save(tensors, about))
+
+    def restore(self, path: Path, key: str) -> None:
+        """Go on where the run in that file was, if it was this one."""
+        try:
+            about, tensors = read_tensors(path, "unfinished fit")
+        except (FileNotFoundError, ValueError):
+            return
+        if about.get("format") != FORMAT or about.get("key") != key:
+            return
+        found = {name: torch.from_numpy(x) for name, x in tensors.items() if name[:4] != "seen"}
+        self.step, self.stale = int(about["step"]), int(about["stale"])
+        self.before, self.best_error = found["before"], found["best_error"]
+        self.history = [(int(step), error) for step, error in tensors["history"].tolist()]
+        self.seen = [tensors[f"seen.{i}"] for i in range(len(self.seen))]
+        with torch.no_grad():
+            for name, x in self.parameters.items():
+                x.copy_(found[f"now.{name}"])
+                self.best[name] = found[f"best.{name}"]
+                moments = {part: found[f"{part}.{name}"] for part in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[x] = {"step": torch.tensor(float(self.step)), **moments}
+
+
+def _tensors(data: AttentionData) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in float32, the heads of all layers as heads: query head h still uses key head
+    h // groups."""
+    q, k, v = (torch.tensor(x, dtype=torch.float32).flatten(0, 1) for x in (data.q, data.k, data.v))
+    return q, k, v
+
+
+def _hashes(sequences: Any, shape: Shape) -> list[Any]:
+    """The hashes of all tokens, for each key head of each layer."""
+    empty = np.zeros(0, np.uint64)
+    return [
+        kept([empty, *(hashes(data.k[row, head]) for data in sequences)])
+        for row in range(len(shape.layers))
+        for head in range(shape.kv_heads)
+    ]
+
+
+def _part(whole: Dial, row: int, count: int) -> Dial:
+    """The dial of one of `count` layers."""
+
+    def share(x: Any) -> Any:
+        return x[row * len(x) // count : (row + 1) * len(x) // count]
+
+    own = {
+        field.name: share(x)
+        for field in dataclasses.fields(whole.feature_map)
+        if isinstance(x := getattr(whole.feature_map, field.name), np.ndarray)
+    }
+    far = None if whole.far is None else Far(share(whole.far.gain), whole.far.relative)
+    feature_map = dataclasses.replace(whole.feature_map, **own)
+    return dataclasses.replace(whole, feature_map=feature_map, far=far)
