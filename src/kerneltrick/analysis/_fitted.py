@@ -257,7 +257,7 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
     if not all(type(head) is int for head in heads) or type(causal) is not bool:
         raise ValueError("its heads or causal are not what they should be")
     return FittedMaps(
-        dials, tuple(heads), json.loads(metadata["scaling"]), causal, seen,
+        dict(sorted(dials.items())), tuple(heads), json.loads(metadata["scaling"]), causal, seen,
         metadata.get("source", ""), os.path.basename(where),
     )  # fmt: skip
 

@@ -57,7 +57,7 @@ def fit(
     scale: float | None = None,
     held_out: Data | None = None,
     steps: int = 600,
-    learning_rate: float = 0.05,
+    learning_rate: float = 0.04,
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
@@ -153,15 +153,16 @@ def _split(
             raise ValueError("fit needs a held-out sequence to stop by; the list is empty")
         return sequences, stream, apart
     if stream is not None:
-        first = next(stream, None)
-        if first is None:
+        item = next(stream, None)
+        if item is None:
             raise ValueError("fit needs a sequence of q, k and v; the stream is empty")
-        return sequences, stream, [_prepared(first)]
+        return sequences, stream, [_prepared(item)]
     if len(sequences) > 1:
-        apart = sequences[7::8] or sequences[-1:]
-        return [s for s in sequences if not any(s is a for a in apart)], None, apart
-    fitted, last = _cut(sequences[0])
-    return [fitted], None, [last]
+        places = [*range(7, len(sequences), 8)] or [len(sequences) - 1]
+        fitted = [s for place, s in enumerate(sequences) if place not in places]
+        return fitted, None, [sequences[place] for place in places]
+    first, last = _cut(sequences[0])
+    return [first], None, [last]
 
 
 def _is_sequence(data: Any) -> bool:

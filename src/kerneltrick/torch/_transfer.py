@@ -29,6 +29,7 @@ ROWS = 64  # queries of a step: weights of rows × n are formed, never n × n
 LOOKS = 24  # at held-out tokens, spread over the steps
 PATIENCE = 8  # looks without anything better before it is over
 WARM_UP = 20  # steps over which the learning rate rises
+FLOOR = 1e-14  # of weights whose logarithm is taken, float32's resolution squared
 PAUSE = 5.0  # seconds between snapshots
 FORMAT = "kerneltrick.Transfer/1"
 
@@ -143,14 +144,12 @@ class Transfer:
         rows = np.arange(q.shape[-2])
         if len(rows) > ROWS:
             rows = seeded(f"rows {self.step}", self.seed).choice(rows, ROWS, replace=False)
-        loss = self._loss(q, k, v, rows)
-        if not bool(torch.isfinite(loss).all()):
-            raise ValueError(
-                f"the loss is no longer finite at step {self.step}: fit with a smaller "
-                f"learning_rate than {self.learning_rate:g}"
-            )
         self.optimizer.zero_grad()
-        loss.sum().backward()
+        self._loss(q, k, v, rows).sum().backward()
+        for x in self.parameters.values():
+            # Heads learn alone: one that has run away stays where it is, and its best is kept.
+            whole = torch.isfinite(x.grad.reshape(len(x), -1)).all(-1)
+            x.grad[~whole] = 0.0
         warm = min(1.0, (self.step + 1) / WARM_UP)
         cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
         for group in self.optimizer.param_groups:
@@ -173,8 +172,8 @@ class Transfer:
             error = ((weights @ values - wanted) ** 2).sum((-2, -1))
             total = total + error / torch.where(size > 0, size, torch.ones_like(size))
         if self.loss != "outputs":
-            # A weight that is exactly 0, as T2R can have, is as far off as float32 can say.
-            logs = torch.log(weights.clamp_min(torch.finfo(weights.dtype).tiny))
+            # A weight can be 0, of T2R exactly: below this floor it is as wrong as can be.
+            logs = torch.log(weights.clamp_min(FLOOR))
             total = total - (exact * logs).sum(-1).mean(-1)
         return total
 
@@ -196,7 +195,7 @@ class Transfer:
         """Keep the weights of those heads that are better than ever; heads that share keys share
         weights, so they are one."""
         errors = self._errors()
-        self.history.append((self.step, float(errors.mean())))
+        self.history.append((self.step, float(errors.nanmean())))
         groups = len(errors) // (len(self.shape.layers) * self.shape.kv_heads)
         mean, least = (x.reshape(-1, groups).mean(-1) for x in (errors, self.best_error))
         better = mean < least
