@@ -31,7 +31,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample mutants clean
+.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -140,6 +140,9 @@ docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are err
 	$(BIN)/python tools/generated.py
 	$(BIN)/python -m sphinx -q -E -W --keep-going -n -c docs -d build/doctrees . build/docs
 	@echo "Open $(CURDIR)/build/docs/index.html in a browser."
+
+fitted: $(VENV)/.test ## maps fitted to a real model, judged on other text: table and picture
+	$(BIN)/python tools/make_fitted.py
 
 sample: $(VENV)/.test ## the embedded sample, captured again from its model
 	$(BIN)/python tools/make_sample.py

@@ -30,6 +30,7 @@ DOCS = ROOT / "docs"
 PAGES = {  # and the extras they need
     "start.md": ("sympy",),
     "answers.md": (),
+    "fitted_maps.md": ("torch",),
     "glossary.md": ("sklearn",),
     "howto/stream_a_long_document.md": (),
     "howto/read_the_report.md": (),

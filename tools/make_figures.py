@@ -28,7 +28,7 @@ from kerneltrick import costs, simulate
 from kerneltrick._pictures import BLUE as TEAL
 from kerneltrick._pictures import FAINT, GREEN, INK, LINE, PURPLE, picture_style, plain_numbers
 from kerneltrick._pictures import ORANGE as RUST
-from kerneltrick.analysis._windows import dial_at, head_errors, window_lengths
+from kerneltrick.analysis._windows import head_errors, setting_at, window_lengths
 
 MAPS = ["elu", "favor:features=256", "taylor:order=2"]
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
@@ -163,7 +163,7 @@ def dial() -> Figure:
         for text, colour in {**names, "softmax": INK}.items():
             errors = []
             for window in windows:
-                setting = dial_at(kt.maps.get(text), window)
+                setting = setting_at(kt.Dial.get(text), window)
                 lost, size = head_errors(q, k, v, setting, False, q.shape[-1] ** -0.5, 0)
                 errors.append(math.sqrt(lost.sum() / size.sum()))
             style = "o--" if text == "softmax" else "o-"
