@@ -1,4 +1,4 @@
-"""Attention as a layer, maps that are fitted, kernels that are learned, in PyTorch (extra `torch`)."""
+"""Attention as a layer, fitted maps, and learned kernels, in PyTorch (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
