@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 SIZES = {
@@ -48,8 +49,9 @@ def reference(setting: str) -> str:
     def attend(module, query, key, value, attention_mask, scaling, **_):
         n = query.shape[2]
         assert key.shape[2] == n
-        q = query * scaling * query.shape[3] ** 0.5
-        out = kt.linear_attention(q, key, value, setting, causal=module.is_causal, engine="dense")
+        scale = None if math.isclose(scaling, query.shape[3] ** -0.5) else scaling
+        how = {"causal": module.is_causal, "scale": scale, "engine": "dense"}
+        out = kt.linear_attention(query, key, value, setting, **how)
         return out.transpose(1, 2), None
 
     name = f"reference:{setting}"

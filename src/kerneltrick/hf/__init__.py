@@ -10,7 +10,16 @@ except ImportError as error:
 from kerneltrick.hf._attend import register
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
+from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._recorder import CaptureError
 
-__all__ = ["AttentionError", "Cache", "CaptureError", "capture", "register"]
+__all__ = [
+    "AttentionError",
+    "Cache",
+    "CaptureError",
+    "LinearizedForCausalLM",
+    "LinearizedModel",
+    "capture",
+    "register",
+]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface
@@ -20,6 +21,13 @@ from kerneltrick.maps._registry import is_ours
 PREFIX = "kerneltrick:"
 TOLERANCE = 1e-3  # of a layer's own formula against softmax(s·QKᵀ)V, of the largest output
 LAYER = "_kerneltrick_layer"  # by which a cache's layer comes along with the keys it was given
+
+
+class Rule(NamedTuple):
+    """How a layer attends: by a dial, with its scale; None: 1/√d."""
+
+    dial: Dial
+    scale: float | None
 
 
 def register(setting: str | maps.FeatureMap | Dial) -> str:
@@ -54,13 +62,18 @@ def register(setting: str | maps.FeatureMap | Dial) -> str:
             f"register needs a map that its text describes, such as 'elu', not {dial.feature_map}"
         )
     name = f"{PREFIX}{dial}"
-    AttentionInterface.register(name, functools.partial(_attend, dial))
-    AttentionMaskInterface.register(name, make_mask)
+    register_choice(name, lambda where, module: dial)
     return name
 
 
+def register_choice(name: str, choose: Callable[[str, Any], Dial]) -> None:
+    """Make a name known to transformers whose dial depends on the layer."""
+    AttentionInterface.register(name, functools.partial(_attend, choose))
+    AttentionMaskInterface.register(name, make_mask)
+
+
 def _attend(
-    dial: Dial,
+    choose: Callable[[str, Any], Dial],
     module: Any,
     query: Any,
     key: Any,
@@ -79,44 +92,46 @@ def _attend(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     tokens = read_mask(where, attention_mask, n_q, n_k, is_causal)
-    if not math.isclose(scale, d**-0.5):  # so that s·q·k, with s = 1/√d, is the model's own score
-        query = query * (scale * math.sqrt(d))
+    # None: 1/√d, for exact weights and for maps that stand for them, as every function here has it.
+    rule = Rule(choose(where, module), None if math.isclose(scale, d**-0.5) else scale)
     layer = key.__dict__.pop(LAYER, None)
     if layer is not None:
-        out = layer.attend(where, dial, query, key, value, tokens)
+        out = layer.attend(where, rule, query, key, value, tokens)
     elif tokens.causal:
         before = None
         if n_k > n_q:  # keys of earlier calls, from a cache that keeps all of them
             earlier, own = slice(None, n_k - n_q), slice(n_k - n_q, None)
             k, v, past = key[:, :, earlier], value[:, :, earlier], tokens.stretch(earlier)
-            before = absorb(dial, query.shape[1], k, v, past, None)
+            before = absorb(rule, query.shape[1], k, v, past, None)
             key, value, tokens = key[:, :, own], value[:, :, own], tokens.stretch(own)
-        out, _ = attend_causal(dial, query, key, value, tokens, before)
+        out, _ = attend_causal(rule, query, key, value, tokens, before)
     else:
         # Of queries that are padding nothing is asked: they may have no key that they see.
         asked = tokens.keep if n_q == n_k else None
-        out = linear_attention(query, key, value, dial, mask=tokens.keep, query_mask=asked)
+        out = linear_attention(
+            query, key, value, rule.dial, scale=rule.scale, mask=tokens.keep, query_mask=asked
+        )
     return out.transpose(1, 2).contiguous(), None
 
 
 def attend_causal(
-    dial: Dial, query: Any, key: Any, value: Any, tokens: Tokens, state: State | None
+    rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens, state: State | None
 ) -> tuple[Any, State]:
     """The outputs of tokens that come after `state`, and the state after them."""
     return linear_attention(
-        query, key, value, dial, causal=True, mask=tokens.keep, segment_ids=tokens.segment_ids,
-        state=state, return_state=True,
+        query, key, value, rule.dial, scale=rule.scale, causal=True, mask=tokens.keep,
+        segment_ids=tokens.segment_ids, state=state, return_state=True,
     )  # fmt: skip
 
 
 def absorb(
-    dial: Dial, heads: int, key: Any, value: Any, tokens: Tokens, state: State | None
+    rule: Rule, heads: int, key: Any, value: Any, tokens: Tokens, state: State | None
 ) -> State:
     """The state after tokens whose outputs nobody needs, for so many query heads."""
     query = key.new_zeros((key.shape[0], heads, *key.shape[2:]))
     _, after = linear_attention(
-        query, key, value, dial, causal=True, mask=tokens.keep, segment_ids=tokens.segment_ids,
-        state=state, return_state=True, on_zero="zero",
+        query, key, value, rule.dial, scale=rule.scale, causal=True, mask=tokens.keep,
+        segment_ids=tokens.segment_ids, state=state, return_state=True, on_zero="zero",
     )  # fmt: skip
     return after
 

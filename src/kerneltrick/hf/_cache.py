@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
-from kerneltrick.attention import Dial, State
-from kerneltrick.hf._attend import LAYER, absorb, attend_causal
+from kerneltrick.attention import State
+from kerneltrick.hf._attend import LAYER, Rule, absorb, attend_causal
 from kerneltrick.hf._mask import AttentionError, Tokens
 
 
@@ -83,7 +83,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self._owed = False  # whether keys went out that no attention function has used
         self._base: State | None = None  # the state before …
         self._tail: list[tuple[Any, Any, Tokens]] = []  # … these tokens, while recording
-        self._dial: Dial | None = None
+        self._rule: Rule | None = None
         self._heads = 0
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
@@ -104,7 +104,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         return key_states, value_states
 
     def attend(
-        self, where: str, dial: Dial, query: Any, key: Any, value: Any, tokens: Tokens
+        self, where: str, rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens
     ) -> Any:
         """The outputs of new tokens, which the state has afterwards."""
         self._owed = False
@@ -112,12 +112,12 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             raise AttentionError(f"{where} attends to all tokens, so it cannot have a cache")
         if query.shape[2] != key.shape[2]:
             raise AttentionError(f"{where} has {query.shape[2]} queries for {key.shape[2]} keys")
-        out, state = attend_causal(dial, query, key, value, tokens, self.state)
+        out, state = attend_causal(rule, query, key, value, tokens, self.state)
         if self.record_past:
             if not self._tail:
                 self._base = self.state
             self._tail = [*self._tail, (key, value, tokens)]  # a fork has the list before
-        self._dial, self._heads = dial, query.shape[1]
+        self._rule, self._heads = rule, query.shape[1]
         self.state, self.seen = state, self.seen + key.shape[2]
         return out
 
@@ -135,13 +135,13 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
                 f"the last crop, not {-tokens_to_remove}; fork() the cache before, or record"
             )
         if tokens_to_remove:
-            assert self._dial is not None
+            assert self._rule is not None
             self.state = self._base
             for key, value, tokens in self._tail:
                 k, v = key[:, :, :left], value[:, :, :left]
                 part = tokens.stretch(slice(None, left))
                 if k.shape[2]:
-                    self.state = absorb(self._dial, self._heads, k, v, part, self.state)
+                    self.state = absorb(self._rule, self._heads, k, v, part, self.state)
                 left -= k.shape[2]
             self.seen += tokens_to_remove
         self._tail = []

@@ -46,20 +46,32 @@ def capture(
     """
     _check_arguments(text, token_ids, max_tokens, layers)
     register()
-    where = _place(model)
-    with _quiet():
-        config = _load(where, transformers.AutoConfig.from_pretrained)
+    where = place_of(model)
+    with quiet():
+        config = load(where, transformers.AutoConfig.from_pretrained)
         ids, tokens, mask = _read(where, text, token_ids, max_tokens)
-        _check_length(where, config, len(ids))
-        network = _network(where, config)
-        target = Recording(len(ids), None if layers is None else frozenset(layers), mask)
-        with recording(target), torch.inference_mode():
-            try:
-                network(input_ids=torch.tensor([ids]), attention_mask=mask[None].long())
-            except CaptureError as error:
-                raise CaptureError(f"{where}: {error}") from None
-            except Exception as error:  # whatever the model's own code raises
-                raise CaptureError(f"{where} fails on {len(ids)} tokens: {_line(error)}") from None
+        check_length(where, config, len(ids))
+        network = load_network(where, config)
+        return record(where, network, ids, mask, layers, tokens)
+
+
+def record(
+    where: str,
+    network: Any,
+    ids: Sequence[int],
+    mask: Any,
+    layers: Sequence[int] | None = None,
+    tokens: tuple[str, ...] | None = None,
+) -> AttentionData:
+    """What the attention of a network from `load_network` is given for these tokens."""
+    target = Recording(len(ids), None if layers is None else frozenset(layers), mask)
+    with recording(target), torch.inference_mode():
+        try:
+            network(input_ids=torch.tensor([ids]), attention_mask=mask[None].long())
+        except CaptureError as error:
+            raise CaptureError(f"{where}: {error}") from None
+        except Exception as error:  # whatever the model's own code raises
+            raise CaptureError(f"{where} fails on {len(ids)} tokens: {_line(error)}") from None
     return _data(where, type(network).__name__, target, layers, tokens)
 
 
@@ -78,7 +90,7 @@ def _check_arguments(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and load reports from transformers, which are about weights not run."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -91,7 +103,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _place(model: str | os.PathLike[str]) -> str:
+def place_of(model: str | os.PathLike[str]) -> str:
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -104,7 +116,7 @@ def _place(model: str | os.PathLike[str]) -> str:
     return model
 
 
-def _load(where: str, loader: Any, **keywords: Any) -> Any:
+def load(where: str, loader: Any, **keywords: Any) -> Any:
     try:
         local = Path(where).is_dir()
         return loader(where, trust_remote_code=False, local_files_only=local, **keywords)
@@ -126,13 +138,7 @@ def _read(
         if not ids:
             raise CaptureError(f"{where}: token_ids is empty")
         return ids, None, torch.ones(len(ids), dtype=torch.bool)
-    if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
-        # Some versions of transformers would make one up.
-        raise CaptureError(f"{where} holds no tokenizer; give token_ids instead of a text")
-    try:
-        tokenizer = _load(where, transformers.AutoTokenizer.from_pretrained)
-    except CaptureError as error:
-        raise CaptureError(f"the tokenizer of {error}; give token_ids instead") from None
+    tokenizer = load_tokenizer(where)
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     found = tokenizer(text, **cut)
     ids = list(found["input_ids"])
@@ -140,6 +146,16 @@ def _read(
         raise CaptureError(f"{where}: the text has no tokens")
     mask = torch.tensor(found.get("attention_mask", [1] * len(ids)), dtype=torch.bool)
     return ids, tuple(_text(tokenizer, number) for number in ids), mask
+
+
+def load_tokenizer(where: str) -> Any:
+    if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
+        # Some versions of transformers would make one up.
+        raise CaptureError(f"{where} holds no tokenizer; give token_ids instead of a text")
+    try:
+        return load(where, transformers.AutoTokenizer.from_pretrained)
+    except CaptureError as error:
+        raise CaptureError(f"the tokenizer of {error}; give token_ids instead") from None
 
 
 def _text(tokenizer: Any, number: int) -> str:
@@ -150,7 +166,7 @@ def _text(tokenizer: Any, number: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
-def _check_length(where: str, config: Any, count: int) -> None:
+def check_length(where: str, config: Any, count: int) -> None:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < count:
         raise CaptureError(
@@ -158,14 +174,17 @@ def _check_length(where: str, config: Any, count: int) -> None:
         )
 
 
-def _network(where: str, config: Any) -> Any:
-    """The model without its head, ready to run; of an encoder–decoder, its encoder."""
+def load_network(where: str, config: Any, kind: Any = transformers.AutoModel) -> Any:
+    """The model without its head, unless `kind` has one, ready to run and to be recorded.
+
+    Of an encoder–decoder, its encoder.
+    """
     if getattr(config, "use_cache", None):
         config.use_cache = False
     # The empty model first: a class that does not route is refused before weights are fetched.
     try:
         with torch.device("meta"):
-            empty = transformers.AutoModel.from_config(config, attn_implementation=NAME)
+            empty = kind.from_config(config, attn_implementation=NAME)
     except KeyError as error:
         if NAME not in str(error):
             raise CaptureError(f"{where} cannot be built: {_line(error)}") from None
@@ -176,9 +195,9 @@ def _network(where: str, config: Any) -> Any:
     routed = getattr(empty, "_can_set_attn_implementation", None)
     if routed is not None and not routed():
         raise _not_routed(where, type(empty).__name__)
-    network, report = _load(
+    network, report = load(
         where,
-        transformers.AutoModel.from_pretrained,
+        kind.from_pretrained,
         config=config,
         attn_implementation=NAME,
         dtype=torch.float32,
@@ -186,7 +205,8 @@ def _network(where: str, config: Any) -> Any:
         output_loading_info=True,
     )
     # A head or pooler may be missing: it is not part of what is run up to the last attention.
-    missing = sorted(key for key in report["missing_keys"] if re.search(r"\.\d+\.|emb", key))
+    used = r"\.\d+\.|emb" if kind is transformers.AutoModel else ""
+    missing = sorted(key for key in report["missing_keys"] if re.search(used, key))
     if missing:
         raise CaptureError(f"{where}: its weights lack {missing[0]} ({len(missing)} in all)")
     if getattr(config, "is_encoder_decoder", False):

@@ -1,0 +1,303 @@
+"""A linearised model as a model of its own: the original, and a map for each of its layers.
+
+Its folder has a `model_type` of its own, so that nothing can load it as the softmax model that it
+was. `import kerneltrick.hf` makes `AutoModel` and `AutoModelForCausalLM` know it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+
+from kerneltrick import maps
+from kerneltrick._arrays import is_array
+from kerneltrick.attention import Dial, Far
+from kerneltrick.hf._attend import register_choice
+from kerneltrick.hf._cache import Cache
+from kerneltrick.hf._mask import AttentionError
+from kerneltrick.torch import LearnedMap
+
+NAME = "kerneltrick"  # of the model type, and of the attention that finds its map in the layer
+FORMAT = 1
+_SETTING = "_kerneltrick_setting"  # on an attention module: the Dial or LearnedMap it attends by
+
+
+class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # not followed by mypy
+    """The configuration of a linearised model: that of the original, and the dials of its layers.
+
+    text_config: of the original. layers: for each layer the text of its dial and what else a
+    `LearnedMap` takes. language: whether there is a head that predicts tokens.
+    """
+
+    model_type = NAME
+
+    def __init__(
+        self,
+        text_config: Any = None,
+        layers: Sequence[Mapping[str, Any]] = (),
+        causal: bool = False,
+        language: bool = False,
+        format: int = FORMAT,
+        **keywords: Any,
+    ) -> None:
+        if format != FORMAT:
+            raise ValueError(
+                f"this linearised model has format {format}, of another version of kerneltrick; "
+                f"this one reads format {FORMAT}"
+            )
+        if isinstance(text_config, dict):
+            text_config = transformers.AutoConfig.for_model(**text_config)
+        self.text_config = text_config
+        self.layers = [dict(layer) for layer in layers]
+        self.causal, self.language, self.format = causal, language, format
+        super().__init__(**keywords)
+
+
+class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
+    """A pretrained model whose layers attend by maps and windows instead of softmax."""
+
+    config_class = LinearizedConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _language = False
+
+    def __init__(self, config: LinearizedConfig, original: Any = None) -> None:
+        super().__init__(config)
+        if original is None:
+            kind = transformers.AutoModelForCausalLM if self._language else transformers.AutoModel
+            original = kind.from_config(config.text_config, attn_implementation=NAME)
+        else:
+            original.set_attn_implementation(NAME)
+        self.model = original
+        self.maps = torch.nn.ModuleDict()
+        for number, layer in enumerate(config.layers):
+            made = _setting(layer)
+            if isinstance(made, LearnedMap):
+                self.maps[str(number)] = made
+        self.post_init()
+        self._attach()
+
+    def _attach(self) -> None:
+        """Tell each attention module what it attends by."""
+        for number, module in enumerate(attention_modules(self.model)):
+            layer = self.config.layers[number]
+            learned = str(number) in self.maps
+            # Not as a submodule: its weights belong to self.maps alone.
+            module.__dict__[_SETTING] = self.maps[str(number)] if learned else _setting(layer)
+
+    @classmethod
+    def from_pretrained(cls, where: Any, *arguments: Any, **keywords: Any) -> Any:
+        """As of any model; a folder whose maps are not whole is refused."""
+        config = keywords.get("config")
+        if config is None:
+            config = transformers.AutoConfig.from_pretrained(where)
+            keywords["config"] = config
+        if not isinstance(config, LinearizedConfig):
+            raise ValueError(f"{where} holds no linearised model, but a {config.model_type}")
+        if cls._language and not config.language:
+            raise ValueError(f"{where} predicts no tokens: it was made of a model without a head")
+        asked = keywords.pop("output_loading_info", False)
+        owner: Any = LinearizedForCausalLM if config.language else LinearizedModel
+        load = super(Linearized, owner).from_pretrained
+        model, report = load(where, *arguments, output_loading_info=True, **keywords)
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise ValueError(f"{where}: its weights lack {missing[0]} ({len(missing)} in all)")
+        if config.language and not cls._language:
+            whole, model = model, cls(config, model.model.base_model)
+            model.maps.load_state_dict(whole.maps.state_dict())
+            model.to(whole.dtype).eval()
+        return (model, report) if asked else model
+
+    def set_attn_implementation(self, *_: Any, **__: Any) -> None:
+        raise AttentionError(
+            "a linearised model attends by its maps; load the original for another attention"
+        )
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: Any) -> None:
+        self.model.set_input_embeddings(value)
+
+    @property
+    def settings(self) -> list[Dial | LearnedMap]:
+        """What each layer attends by."""
+        return [module.__dict__[_SETTING] for module in attention_modules(self.model)]
+
+    @contextmanager
+    def attending_by(self, settings: Sequence[Dial | LearnedMap]) -> Iterator[None]:
+        """Attend by others for a while: to tell what windows, and what maps, do alone."""
+        modules, own = attention_modules(self.model), self.settings
+        try:
+            for module, setting in zip(modules, settings, strict=True):
+                module.__dict__[_SETTING] = setting
+            yield
+        finally:
+            for module, setting in zip(modules, own, strict=True):
+                module.__dict__[_SETTING] = setting
+
+    def _run(self, given: Any, wanted: bool | None, keywords: dict[str, Any]) -> Any:
+        """Call the original; where it would have made a cache, it gets one of ours."""
+        if self.config.causal:
+            if wanted is None:
+                wanted = getattr(self.config.text_config, "use_cache", False) and not self.training
+            keywords["past_key_values"] = Cache() if given is None and wanted else given
+            keywords["use_cache"] = keywords["past_key_values"] is not None
+        return self.model(**keywords)
+
+
+class LinearizedModel(Linearized):
+    """What `AutoModel.from_pretrained` makes of a linearised model's folder.
+
+    It is called as the original is, without its head.
+    """
+
+    def forward(
+        self, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None, **more: Any
+    ) -> Any:
+        return self._run(past_key_values, use_cache, {"input_ids": input_ids, **more})
+
+
+class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: ignore[misc]
+    """What `AutoModelForCausalLM.from_pretrained` makes of a linearised model's folder.
+
+    It is called as the original is, and generates with a state of constant size.
+    """
+
+    _language = True
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Any = None,
+        labels: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: Any = 0,
+        **more: Any,
+    ) -> Any:
+        # generate looks at the names here, to know what it may give
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "labels": labels,
+            "position_ids": position_ids, "inputs_embeds": inputs_embeds,
+            "logits_to_keep": logits_to_keep,
+        }  # fmt: skip
+        return self._run(past_key_values, use_cache, {**given, **more})
+
+    def get_output_embeddings(self) -> Any:
+        return self.model.get_output_embeddings()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> Any:
+        """What `generate` asks for a cache: ours, unless it was told which."""
+        asked = generation_config.cache_implementation
+        if generation_config.use_cache is not False and asked is None:
+            model_kwargs.setdefault("past_key_values", Cache())
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest, **more)
+
+
+def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Linearized:
+    """`model` with a dial for each of its layers by number; layers that have none keep softmax.
+
+    The model itself becomes part of what is made: its weights are those of the original.
+    """
+    modules = attention_modules(model)
+    strange = sorted(set(dials) - set(range(len(modules))))
+    if strange:
+        raise ValueError(
+            f"{type(model).__name__} has {len(modules)} layers of attention, no {strange[0]}"
+        )
+    heads, width = _sizes(model.config)
+    every = [dials.get(number, Dial(maps.Softmax())) for number in range(len(modules))]
+    layers = [_description(dial, heads, width) for dial in every]
+    language = model.can_generate() and model.get_output_embeddings() is not None
+    config = LinearizedConfig(model.config, layers, causal, language)
+    made: Linearized = (LinearizedForCausalLM if language else LinearizedModel)(config, model)
+    for number, dial in enumerate(every):
+        if str(number) in made.maps:
+            made.maps[str(number)] = LearnedMap(dial, **layers[number]["sizes"])
+    made._attach()
+    if language:
+        made.generation_config = model.generation_config
+    made.to(model.device).train(model.training)
+    return made
+
+
+def attention_modules(model: Any) -> list[Any]:
+    """The modules that attend, one for each layer, in order."""
+    found = [
+        module
+        for module in model.modules()
+        if _is_attention(module) and not any(map(_is_attention, _below(module)))
+    ]
+    layers = model.config.get_text_config().num_hidden_layers
+    if len(found) != layers:
+        raise AttentionError(
+            f"{type(model).__name__} has {layers} layers but {len(found)} modules that attend, so "
+            "it is not known which belongs to which"
+        )
+    return found
+
+
+def _is_attention(module: Any) -> bool:
+    return "Attention" in type(module).__name__
+
+
+def _below(module: Any) -> list[Any]:
+    return [x for x in module.modules() if x is not module]
+
+
+def _sizes(config: Any) -> tuple[dict[str, int], int]:
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return {"num_heads": heads, "num_kv_heads": getattr(text, "num_key_value_heads", heads)}, width
+
+
+def _description(dial: Dial, heads: dict[str, int], width: int) -> dict[str, Any]:
+    """A dial without its weights, as `config.json` holds it, and what a `LearnedMap` needs."""
+    feature_map = dial.feature_map
+    arrays = {
+        field.name: x
+        for field in dataclasses.fields(feature_map)
+        if is_array(x := getattr(feature_map, field.name))
+    }
+    bare = dataclasses.replace(feature_map, **dict.fromkeys(arrays))
+    relative = dial.far is not None and dial.far.relative
+    far = Far(relative=True) if relative else None
+    found: dict[str, Any] = {"dial": str(dataclasses.replace(dial, feature_map=bare, far=far))}
+    if isinstance(feature_map, maps.Softmax) or not (arrays or dial.window or dial.sinks):
+        return found
+    found["sizes"] = {**heads, "head_dim": width}
+    if isinstance(feature_map, maps.Hedgehog) and "weight" in arrays:
+        found["sizes"]["features"] = 2 * arrays["weight"].shape[-1]
+        found["sizes"]["key_weight"] = "key_weight" in arrays
+    return found
+
+
+def _setting(layer: Mapping[str, Any]) -> Dial | LearnedMap:
+    if "sizes" not in layer:
+        return Dial.get(layer["dial"])
+    return LearnedMap(layer["dial"], **layer["sizes"])
+
+
+def _choose(where: str, module: Any) -> Dial:
+    setting = module.__dict__.get(_SETTING)
+    if setting is None:
+        raise AttentionError(f"{where} has no map: it is not part of a linearised model")
+    return setting.dial if isinstance(setting, LearnedMap) else setting
+
+
+register_choice(NAME, _choose)
+transformers.AutoConfig.register(NAME, LinearizedConfig)
+transformers.AutoModel.register(LinearizedConfig, LinearizedModel)
+transformers.AutoModelForCausalLM.register(LinearizedConfig, LinearizedForCausalLM)

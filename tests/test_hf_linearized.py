@@ -1,0 +1,168 @@
+"""A linearised model's folder: it comes back as it was, and never as the softmax model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import safetensors.torch  # noqa: E402
+from hf_models import tiny  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+import kerneltrick.hf  # noqa: E402
+from kerneltrick.hf._linearized import LinearizedConfig, assemble  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.xdist_group("hf"),  # transformers is loaded once
+]
+KINDS = {"Llama": "AutoModelForCausalLM", "GPT2": "AutoModelForCausalLM", "Bert": "AutoModel"}
+
+
+def dial(kv_heads, **more):
+    rng = np.random.default_rng(0)
+    weight = np.eye(8) + 0.3 * rng.standard_normal((kv_heads, 8, 8))
+    gain = kt.Far(rng.standard_normal(4).astype(np.float32), **more)
+    return kt.Dial(kt.maps.Hedgehog(weight.astype(np.float32), "exp"), 4, 1, gain)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a linearised model, the model, and the weights of the original."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            original = tiny(kind, KINDS[kind]).float()
+            weights = {name: x.clone() for name, x in original.state_dict().items()}
+            dials = {1: dial(2 if kind == "Llama" else 4, relative=True)}
+            model = assemble(original, dials, causal=kind != "Bert")
+            folder = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(folder)
+            made[kind] = folder, model, weights
+        return made[kind]
+
+    return get
+
+
+def tokens():
+    torch.manual_seed(1)
+    return torch.randint(3, 50, (2, 30))
+
+
+def first(model, ids):
+    with torch.inference_mode():
+        return model(ids)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_folder_gives_the_model_back(saved, kind):
+    folder, model, weights = saved(kind)
+    again = getattr(transformers, KINDS[kind]).from_pretrained(folder)
+    assert torch.equal(first(again, tokens()), first(model, tokens()))
+    for name, x in weights.items():  # those of the original are intact
+        assert torch.equal(again.state_dict()[f"model.{name}"], x)
+
+
+def test_each_layer_attends_by_its_own_dial(saved):
+    """Layer 0 keeps softmax: what reaches layer 1 is what reaches it in the original."""
+    _, model, _ = saved("Bert")
+    original = tiny("Bert").float()
+    settings = model.settings
+    assert str(settings[0]) == "softmax"
+    assert settings[1].dial.far.relative
+    with torch.inference_mode():
+        ours = model(tokens(), output_hidden_states=True).hidden_states
+        theirs = original(tokens(), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(ours[2], theirs[2], rtol=1e-2, atol=1e-2)
+    with model.attending_by([kt.Dial.get("softmax")] * 2):
+        torch.testing.assert_close(first(model, tokens()), theirs[2], rtol=1e-4, atol=1e-4)
+    assert model.settings == settings
+
+
+def test_it_generates_with_a_state_unless_told_otherwise(saved):
+    folder, _, _ = saved("Llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    how = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = model.generate(tokens(), return_dict_in_generate=True, **how)
+    assert isinstance(found.past_key_values, kt.hf.Cache)
+    assert torch.equal(found.sequences, model.generate(tokens(), use_cache=False, **how))
+    assert isinstance(model(tokens()).past_key_values, kt.hf.Cache)
+    assert model.train()(tokens()).past_key_values is None
+
+
+def test_the_body_of_a_language_model_loads_alone(saved):
+    folder, model, _ = saved("Llama")
+    body = transformers.AutoModel.from_pretrained(folder)
+    with torch.inference_mode():
+        logits = model.model.lm_head(first(body, tokens()))
+    torch.testing.assert_close(logits, first(model, tokens()))
+
+
+def test_an_encoder_has_no_head_to_predict_tokens(saved):
+    with pytest.raises(ValueError, match="predicts no tokens"):
+        transformers.AutoModelForCausalLM.from_pretrained(saved("Bert")[0])
+
+
+def test_without_this_package_the_folder_is_refused(saved, monkeypatch):
+    """Not loaded as what it was."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    monkeypatch.delitem(CONFIG_MAPPING._extra_content, "kerneltrick")
+    with pytest.raises(ValueError, match="model type `kerneltrick`"):
+        transformers.AutoModel.from_pretrained(saved("Bert")[0])
+
+
+def test_a_folder_without_its_maps_is_refused(saved, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(saved("Bert")[0], folder)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    del tensors["maps.1.gain"]
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"its weights lack maps\.1\.gain \(1 in all\)"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+def test_a_folder_of_another_version_is_refused(saved, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(saved("Bert")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "format": 7}))
+    with pytest.raises(ValueError, match="format 7, of another version"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+def test_its_attention_is_not_exchanged(saved):
+    with pytest.raises(kt.hf.AttentionError, match="attends by its maps"):
+        saved("Bert")[1].set_attn_implementation("sdpa")
+
+
+def test_a_dial_for_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="has 2 layers of attention, no 2"):
+        assemble(tiny("Llama"), {2: kt.Dial.get("elu")}, causal=True)
+
+
+def test_gradients_reach_maps_and_gains(saved):
+    _, model, _ = saved("Llama")
+    model.zero_grad()
+    model(tokens(), use_cache=False)[0].square().mean().backward()
+    for name in ("weight", "gain"):
+        assert getattr(model.maps["1"], name).grad.abs().max() > 0
+    model.zero_grad()
+
+
+def test_the_configuration_is_that_of_the_original_and_the_dials(saved):
+    config = transformers.AutoConfig.from_pretrained(saved("Llama")[0])
+    assert isinstance(config, LinearizedConfig)
+    assert config.get_text_config().model_type == "llama"
+    assert [layer["dial"] for layer in config.layers] == [
+        "softmax",
+        "hedgehog:activation=exp@window=4,sinks=1,relative",
+    ]
