@@ -124,6 +124,7 @@ def test_maps_whose_memory_is_measured_are_the_fused_ones():
     assert kinds == set(_native.KIND.values())
 
 
+@pytest.mark.slow
 def test_a_quick_run_compares_one_thread_with_two():
     pytest.importorskip("kerneltrick._core")
     command = [sys.executable, str(FOLDER / "threads.py"), "--quick", "--load", "1"]

@@ -141,7 +141,7 @@ def test_learned_weights_receive_their_gradient():
     "text",
     [
         "elu",
-        "favor:features=8",
+        pytest.param("favor:features=8", marks=pytest.mark.slow),
         pytest.param("cosformer:horizon=64", marks=pytest.mark.slow),
         pytest.param("taylor", marks=pytest.mark.slow),
     ],
@@ -164,6 +164,7 @@ def test_jax_gradients_equal_torch_gradients(text):
         np.testing.assert_allclose(np.asarray(two), one.numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_jax_gradient_reaches_learned_weights():
     q, k, v = (jax.numpy.asarray(x.detach().numpy()) for x in tensors(7))
 
@@ -177,6 +178,7 @@ def test_jax_gradient_reaches_learned_weights():
     assert float(gradient[1, 2]) == pytest.approx((bumped[0] - bumped[1]) / (2 * step), rel=0.05)
 
 
+@pytest.mark.slow
 def test_jax_gradient_of_a_decay_per_feature_with_grouped_queries_survives_float32(tmp_path):
     """In a process of its own: XLA compiled a product of seven axes into a crash."""
     rng = np.random.default_rng(9)

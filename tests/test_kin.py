@@ -16,13 +16,13 @@ with pytest.MonkeyPatch.context() as patch:
 
 @pytest.fixture(scope="module")
 def rows():
-    """Two maps and uniform weights, on the sample's heads and on made-up data."""
-    return make_kin.measure(("relu", "hedgehog"))
-
-
-def test_table_of_the_page_has_the_measured_rows(rows):
-    page = make_kin.PAGE.read_text(encoding="utf-8").splitlines()
-    assert [line for line in make_kin.table(rows).splitlines() if line not in page] == []
+    """Maps and uniform weights, on two heads of the sample and on a little made-up data."""
+    few = make_kin.analysis.sample().select(layers=[0], heads=[0, 1])
+    little = dict.fromkeys(make_kin.SYNTHETIC, "gaussian:n=16,d=32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make_kin.analysis, "sample", lambda: few)
+        patch.setattr(make_kin, "SYNTHETIC", little)
+        return make_kin.measure(("relu", "hedgehog", "elu@window=16,sinks=1"))
 
 
 @pytest.mark.slow
@@ -54,10 +54,12 @@ def test_a_page_without_a_place_for_the_table_is_refused():
 
 
 def test_uniform_weights_stand_last_and_cost_nothing(rows):
-    assert [row.name for row in rows] == ["relu", "hedgehog", "*uniform weights*"]
+    names = [row.name for row in rows]
+    assert names == ["relu", "hedgehog", "elu@window=16,sinks=1", "*uniform weights*"]
     assert math.isnan(rows[-1].cost)
     assert rows[0].cost == pytest.approx(1)
     assert rows[1].cost == pytest.approx(2)
+    assert 2 < rows[2].cost < 3  # near pairs on both sides, and the sums of two sweeps
 
 
 def test_weights_in_the_picture_are_causal_and_those_of_their_formulas():

@@ -102,7 +102,9 @@ def tested(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("number", LABS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(x, marks=pytest.mark.slow) if x == "03" else x for x in LABS]
+)
 class TestStudentFolders:
     def test_reference_solution_passes_every_test(self, number, tested):
         found = tested(number)["reference"]
