@@ -42,6 +42,7 @@ from kerneltrick.cli._output import (
 from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
+from kerneltrick.cli._train import generate_command, train_command
 
 # click's UsageError, wherever this version of typer keeps click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
@@ -293,6 +294,8 @@ def _capture(
 
 app.command("fit")(fit_command)
 app.command("costs")(costs_command)
+app.command("train")(train_command)
+app.command("generate")(generate_command)
 # A claim may begin with a minus sign.
 app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
 app.add_typer(simulate_app, name="simulate")

@@ -1,4 +1,4 @@
-"""Attention as a layer, fitted maps, and learned kernels, in PyTorch (extra `torch`)."""
+"""Attention as a layer, fitted maps, a language model and deep kernels, in PyTorch (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -12,8 +12,11 @@ from kerneltrick.torch._attention_state import AttentionState
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
 from kerneltrick.torch._fit import Fit, fit
 from kerneltrick.torch._hard_attention import HardAttention
+from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._short_convolution import ShortConvolution
+from kerneltrick.torch._train import TrainedModel, TrainingSettings, train
+from kerneltrick.torch._vocabulary import Vocabulary
 
 __all__ = [
     "Attention",
@@ -21,8 +24,13 @@ __all__ = [
     "DeepKernel",
     "Fit",
     "HardAttention",
+    "LanguageModel",
     "LearnedMap",
     "ShortConvolution",
+    "TrainedModel",
     "TrainingRecord",
+    "TrainingSettings",
+    "Vocabulary",
     "fit",
+    "train",
 ]

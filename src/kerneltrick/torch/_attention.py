@@ -16,7 +16,7 @@ from kerneltrick.attention._call import OnZero
 from kerneltrick.attention._dial import check_window, combined, dial_text
 from kerneltrick.torch._attention_state import AttentionState
 from kerneltrick.torch._short_convolution import ShortConvolution
-from kerneltrick.torch._tokens import check_mask, check_segments, count_tokens, rotate
+from kerneltrick.torch._tokens import check_mask, check_segments, count_tokens, rotate, turns
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -380,7 +380,8 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         stop, count = (0, None) if state is None else (state.stop, state.count)
         positions, after = count_tokens(x, mask, runs, stop, count)
         if self.rotary:
-            q, k = (rotate(part, positions, self.rotary) for part in (q, k))
+            cos, sin = turns(x, positions, self.head_dim, self.rotary)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return Heads(x, q, k, v, tail, positions, after, dtype)
 
     def _options(self, heads: Heads, mask: Tensor | None, runs: Tensor | None) -> dict[str, Any]:

@@ -117,19 +117,22 @@ def count_tokens(
     return before + rank, before[:, -1] + total
 
 
-def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned by position·base^{−2i/d}.
+def turns(x: Tensor, positions: Tensor, d: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of position·base^{−2i/d}, i < d/2, (n, d/2) or (batch, 1, n, d/2).
 
-    Su et al. 2021, Eq. 34, with the halves of a head as pairs, as Llama has them.
+    Su et al. 2021, Eq. 34.
     """
-    half = x.shape[-1] // 2
     # In float32 the angle of position 100,000 is known to 0.004 only; MPS has nothing better.
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    steps = torch.arange(half, device=x.device, dtype=wide)
-    angles = positions[..., None].to(wide) * base ** (-steps / half)
+    steps = torch.arange(0, d, 2, device=x.device, dtype=wide)
+    angles = positions[..., None] * base ** (-steps / d)
     angles = angles if angles.ndim == 2 else angles[:, None]
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = torch.cos(angles).to(compute), torch.sin(angles).to(compute)
-    left, right = x[..., :half], x[..., half:]
+    return torch.cos(angles).to(compute), torch.sin(angles).to(compute)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned: the halves, as Llama has them."""
+    left, right = x.chunk(2, dim=-1)
     turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
     return turned.to(x.dtype)

@@ -1,0 +1,128 @@
+"""`kerneltrick train` and `kerneltrick generate`: a small language model with any mixer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from kerneltrick._text import printable
+from kerneltrick.attention import Dial
+from kerneltrick.cli._arguments import DataError, Stopped, UsageError
+from kerneltrick.cli._output import progress_bar
+
+
+def _torch_room() -> ModuleType:
+    """PyTorch only when asked for."""
+    try:
+        import kerneltrick.torch
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    return kerneltrick.torch
+
+
+def _shown(text: str) -> str:
+    """A text as a terminal may see it, its lines as they are."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
+def train_command(
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="The text to learn from.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="The folder of the model; a training in it goes on."
+        ),
+    ],
+    mixer: Annotated[
+        str,
+        typer.Option(
+            "--mixer",
+            metavar="MAP",
+            help="The map of its attention: elu, favor:features=64, with a window beside it "
+            "elu@window=64, or softmax.",
+        ),
+    ] = "elu",
+    as_bytes: Annotated[
+        bool, typer.Option("--bytes", help="Tokens are bytes. Default: characters, UTF-8.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of training.")] = 1000,
+    length: Annotated[int, typer.Option("--length", help="Tokens in a row.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", help="Rows in a step.")] = 8,
+    width: Annotated[int, typer.Option("--width", help="Width of the model.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", help="Its layers.")] = 4,
+    heads: Annotated[int, typer.Option("--heads", help="Heads of each.")] = 4,
+    rate: Annotated[float, typer.Option("--rate", help="The largest learning rate.")] = 2e-3,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Train a small language model on a text, in minutes (extra: torch).
+
+    The last tenth of the text is held out to judge it. The same command goes on with a training
+    that was stopped or killed, with the losses that it would have had.
+    """
+    try:
+        raw = text.read_bytes()
+        words = raw.decode("utf-8", "surrogateescape" if as_bytes else "strict")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{text} is not UTF-8: {error}; --bytes takes any file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {text}: {error.strerror}") from None
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out must name a folder, not the file {out}")
+    room = _torch_room()
+    try:
+        dial = Dial.get(mixer)
+        settings = room.TrainingSettings(
+            mixer=str(dial), tokens="bytes" if as_bytes else "characters", hidden_size=width,
+            num_layers=layers, num_heads=heads, length=length, batch=batch, steps=steps,
+            learning_rate=rate, seed=seed,
+        )  # fmt: skip
+        settings.model(1)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    tell = None if quiet else lambda line: typer.echo(_shown(line))
+    try:
+        with progress_bar(quiet) as progress:
+            room.train(words, out, settings, progress=progress, tell=tell)
+    except KeyboardInterrupt:
+        raise Stopped("stopped; the same command goes on from the last checkpoint") from None
+    if not quiet:
+        typer.echo(f"wrote {out}; `kerneltrick generate {out}` writes more")
+
+
+def generate_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `kerneltrick train` made.")],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="The text to go on from. Default: a new line.")
+    ] = None,
+    length: Annotated[int, typer.Option("--length", min=0, help="Tokens to write.")] = 500,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, help="Draw among so many. Default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of what is drawn.")] = 0,
+) -> None:
+    """Write a text with a model that `kerneltrick train` has made (extra: torch)."""
+    room = _torch_room()
+    try:
+        found = room.TrainedModel.load(folder)
+        tokens = found.vocabulary.encode(prompt or found.vocabulary.start)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    read = found.vocabulary.reader()
+
+    def show(token: Any) -> None:
+        sys.stdout.write(_shown(read(token[0])))
+        sys.stdout.flush()
+
+    sys.stdout.write(_shown(prompt or ""))
+    found.model.generate(
+        tokens[None], length, temperature=temperature, top_k=top_k, seed=seed, each=show
+    )
+    sys.stdout.write("\n")
