@@ -133,3 +133,29 @@ def test_a_quick_run_compares_one_thread_with_two():
     rows = [line.split(" | ") for line in done.stdout.splitlines() if " ms | " in line]
     assert len(rows) == 2 * 3 + 1
     assert all(float(row[3]) > 0 for row in rows)
+
+
+def test_the_model_that_ours_is_timed_against_computes_softmax_attention():
+    import language_model as timed
+    import torch
+
+    text = torch.randint(timed.VOCABULARY, (1, 12))
+    ours, theirs = timed.model("softmax"), timed.model(timed.SDPA)
+    with torch.no_grad():
+        whole, _ = ours(text)
+        torch.testing.assert_close(theirs(text)[0], whole)
+        state = tuple(timed.Cache(20) for _ in range(timed.LAYERS))
+        theirs(text[:, :10], state)
+        for t in (10, 11):
+            logits, state = theirs(text[:, t : t + 1], state)
+            torch.testing.assert_close(logits, whole[:, t : t + 1])
+    _, kept = ours(text)
+    assert sum(x.nbytes for x in state) == sum(x.nbytes for x in kept)
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_the_language_model_prints_its_tables():
+    command = [sys.executable, str(FOLDER / "language_model.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| elu") == 6

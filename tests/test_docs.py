@@ -34,6 +34,7 @@ PAGES = {  # and the extras they need
     "glossary.md": ("sklearn",),
     "howto/stream_a_long_document.md": (),
     "howto/read_the_report.md": (),
+    "howto/attention_in_pytorch.md": ("torch",),
     "howto/linearise_your_model.md": ("transformers",),
     "howto/scikit_learn.md": ("sklearn",),
 }

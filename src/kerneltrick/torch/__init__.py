@@ -1,4 +1,4 @@
-"""Attention as a layer, fitted maps, a language model and deep kernels, in PyTorch (extra `torch`)."""
+"""Attention as a layer, fitted maps, language models, deep kernels: PyTorch (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
