@@ -254,7 +254,7 @@ def test_star_table_is_up_to_date():
 
 def test_star_table_has_the_measured_rows(monkeypatch):
     make_stars = load_tool("make_stars")
-    quick = ("ELU+1", "ReLU", "Squared ReLU", "exp", "Random features, m = 64")
+    quick = ("ELU+1", "ReLU")
     monkeypatch.setattr(make_stars, "MAPS", {name: make_stars.MAPS[name] for name in quick})
     measured = make_stars.tables(*make_stars.measure()).splitlines()
     for page in make_stars.PAGES:
