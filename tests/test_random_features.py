@@ -16,27 +16,22 @@ def pair(norm_of_sum=0.5, seed=0):
     return q * factor, k * factor
 
 
-def estimates(kind, orthogonal, draws_per_map, maps_count, q, k, seed0=0):
-    """Independent estimates of e^{q·k}, one per seed."""
-    features = draws_per_map if kind == "positive" else 2 * draws_per_map
-    values = np.empty(maps_count)
-    for s in range(maps_count):
-        m = maps.Favor(features=features, kind=kind, seed=seed0 + s, orthogonal=orthogonal)
-        values[s] = float(m.phi(q[None])[0] @ m.phi(k[None])[0])
-    return values
+def estimates(kind, orthogonal, draws, count, q, k, seed=0):
+    """`count` independent estimates of e^{q·k} of so many draws each, by the package's features."""
+    omega = maps.draw_projection(count * draws, D, seed, orthogonal).reshape(count, draws, D)
+    both = []
+    for x in (q, k):
+        features, log_scale = maps.random_features(np.broadcast_to(x, (count, D)), omega @ x, kind)
+        both.append(features * np.exp(log_scale)[:, None])
+    return (both[0] * both[1]).sum(-1)
 
 
-def single_draw_estimates(kind, q, k, count=1_000_000, seed=0):
-    """The estimator of one ω, for `count` independent ω, through the package's own features."""
-    omega = maps.draw_projection(count, D, seed, False)
-    both = {}
-    for name, x in (("q", q), ("k", k)):
-        # One draw as a map of its own: the features of each ω, shape (count, 1 or 2).
-        f, log_scale = maps.random_features(
-            np.broadcast_to(x, (count, D)), (omega @ x)[:, None], kind
-        )
-        both[name] = f * np.exp(log_scale)[:, None]
-    return (both["q"] * both["k"]).sum(-1)
+def test_estimates_are_those_of_maps():
+    q, k = pair()
+    for kind in KINDS:
+        favor = maps.Favor(features=D if kind == "positive" else 2 * D, kind=kind, seed=3)
+        mine = estimates(kind, True, D, 1, q, k, seed=3)
+        assert mine[0] == pytest.approx(favor.phi(q[None])[0] @ favor.phi(k[None])[0])
 
 
 def theory_variance(kind, q, k):
@@ -54,7 +49,7 @@ def theory_variance(kind, q, k):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_iid_features_are_unbiased_and_have_the_variance_of_theory(kind, seed):
     q, k = pair(0.5, seed)
-    values = single_draw_estimates(kind, q, k, seed=100 + seed)
+    values = estimates(kind, False, 1, 1_000_000, q, k, seed=100 + seed)
     error = values.std() / np.sqrt(values.size)
     assert abs(values.mean() - np.exp(q @ k)) < 4 * error
     centred = (values - values.mean()) ** 2
