@@ -136,6 +136,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             self.norm = nn.RMSNorm(self.value_dim, eps=1e-6)
         if output_gate:
             self.gate = nn.Linear(hidden_size, wide, bias=False)
+        self._owner = f"{who}({self.extra_repr()})"  # of states
 
     def _set_map(self, feature_map: maps.MapLike | Dial, window: int, sinks: int, far: Any) -> None:
         """Keep the map; its weights become parameters or buffers, which move with the layer."""
@@ -248,7 +249,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             y = torch.where(mask[..., None], y, torch.zeros_like(y))
         if memory is None:
             return y, None
-        return y, AttentionState(self._owner(), memory, heads.tail, heads.counted)
+        return y, AttentionState(self._owner, memory, heads.tail, heads.counted)
 
     def attention_weights(
         self,
@@ -290,7 +291,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         if self.convolution is not None:
             shape = (batch, self.convolution.taps - 1, self.convolution.channels)
             tail = torch.zeros(shape, dtype=dtype, device=weight.device)
-        return AttentionState(self._owner(), memory, tail)
+        return AttentionState(self._owner, memory, tail)
 
     def merge(self, left: AttentionState, right: AttentionState) -> AttentionState:
         """The state after both stretches; `right` began with `empty_state(batch, left.stop)`.
@@ -316,10 +317,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             before = left.stop if left.count is None else left.count
             after = right.stop if right.count is None else right.count
             count = before + after - int(right.memory.start)
-        return AttentionState(self._owner(), memory, None, count)
-
-    def _owner(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
+        return AttentionState(self._owner, memory, None, count)
 
     def _check(
         self,
@@ -355,8 +353,8 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, AttentionState):
             raise TypeError(f"state must be an AttentionState, not {type(state).__name__}")
-        if state.owner != self._owner():
-            raise ValueError(f"the state is of {state.owner}, but this is {self._owner()}")
+        if state.owner != self._owner:
+            raise ValueError(f"the state is of {state.owner}, but this is {self._owner}")
 
     def _heads(
         self, x: Tensor, state: AttentionState | None, mask: Tensor | None, runs: Tensor | None

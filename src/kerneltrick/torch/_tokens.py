@@ -118,7 +118,8 @@ def count_tokens(
 
 
 def turns(x: Tensor, positions: Tensor, d: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position·base^{−2i/d}, i < d/2, (n, d/2) or (batch, 1, n, d/2).
+    """What `rotate` multiplies with, (n, d) or (batch, 1, n, d): (cos, cos) and (−sin, sin) of the
+    angles position·base^{−2i/d}, i < d/2.
 
     Su et al. 2021, Eq. 34.
     """
@@ -128,11 +129,10 @@ def turns(x: Tensor, positions: Tensor, d: int, base: float) -> tuple[Tensor, Te
     angles = positions[..., None] * base ** (-steps / d)
     angles = angles if angles.ndim == 2 else angles[:, None]
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return torch.cos(angles).to(compute), torch.sin(angles).to(compute)
+    cos, sin = torch.cos(angles).to(compute), torch.sin(angles).to(compute)
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned: the halves, as Llama has them."""
-    left, right = x.chunk(2, dim=-1)
-    turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
-    return turned.to(x.dtype)
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
