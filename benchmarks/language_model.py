@@ -25,7 +25,7 @@ TOKENS = 8192  # of a training step
 PROMPT, STEPS = 16_384, 256  # of decoding
 TARGETS = {("elu", 2048): 2.5, ("elu", 8192): 8.0, ("elu@window=64", 8192): 5.0}
 DECODING_TARGET = 10.0
-SDPA = "softmax (SDPA)"
+SDPA, NONE = "softmax (SDPA)", "no attention: the limit"
 
 
 class Cache:
@@ -67,6 +67,17 @@ class SdpaAttention(Attention):
         return self.o_proj(o.transpose(1, 2).flatten(-2)), state
 
 
+class NoAttention(Attention):
+    """The layer without mixing: what is left of a step, and so the limit for any mixer."""
+
+    def _mix(self, heads: Any, *_: Any) -> tuple[torch.Tensor, None]:
+        return heads.v, None
+
+
+def nothing(layer: int) -> NoAttention:
+    return NoAttention(WIDTH, HEADS, rotary=True, layer_idx=layer)
+
+
 def sdpa(layer: int) -> SdpaAttention:
     return SdpaAttention(WIDTH, HEADS, feature_map="softmax", rotary=True, layer_idx=layer)
 
@@ -74,8 +85,8 @@ def sdpa(layer: int) -> SdpaAttention:
 def model(mixer: str) -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(
-        VOCABULARY, mixer=sdpa if mixer == SDPA else mixer, hidden_size=WIDTH, num_layers=LAYERS,
-        num_heads=HEADS,
+        VOCABULARY, mixer={SDPA: sdpa, NONE: nothing}.get(mixer, mixer), hidden_size=WIDTH,
+        num_layers=LAYERS, num_heads=HEADS,
     )  # fmt: skip
 
 
@@ -100,7 +111,9 @@ def measure_training(
     """Tokens in a second of each mixer and length, the best of some turns, and whether alone."""
     found: dict[tuple[str, int], tuple[float, bool]] = {}
     for n in lengths:
-        steps = {name: training_step(name, n, tokens) for name in (SDPA, "elu", "elu@window=64")}
+        steps = {
+            name: training_step(name, n, tokens) for name in (SDPA, "elu", "elu@window=64", NONE)
+        }
         for step in steps.values():
             step()
         for _ in range(turns_each):

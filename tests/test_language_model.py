@@ -38,7 +38,7 @@ def model(mixer="elu", seed=0, **sizes):
     return LanguageModel(11, mixer=mixer, **sizes).double()
 
 
-@pytest.mark.parametrize("mixer", ["elu", "elu@window=3,sinks=1", "softmax"])
+@pytest.mark.parametrize("mixer", ["elu", "hedgehog@window=3,sinks=1", "softmax"])
 def test_logits_of_a_stream_are_those_of_the_whole(mixer):
     tokens = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(0))
     own = model(mixer)
@@ -48,6 +48,14 @@ def test_logits_of_a_stream_are_those_of_the_whole(mixer):
     torch.testing.assert_close(torch.cat([left, right], dim=1), whole)
     changed = torch.cat([tokens[:, :10], 10 - tokens[:, 10:]], dim=1)
     assert torch.equal(own(changed)[0][:, :10], whole[:, :10])
+
+
+def test_what_a_map_has_to_learn_is_learned():
+    own = model("hedgehog@window=3")
+    own(torch.arange(11)[None])[0].square().sum().backward()
+    learned = [block.mixer.learned for block in own.blocks]
+    assert all(x.weight.grad.any() and x.gain.grad.any() for x in learned)
+    assert not any("learned" in name for name, _ in model("softmax@window=3").named_parameters())
 
 
 def test_padding_and_packing_reach_the_mixers():

@@ -1,6 +1,7 @@
 """`Attention` is nn.MultiheadAttention with another map: it streams, and refuses in words."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 from kerneltrick import maps  # noqa: E402
-from kerneltrick.torch import Attention, AttentionState, HardAttention  # noqa: E402
+from kerneltrick.torch import Attention, AttentionState, HardAttention, LearnedMap  # noqa: E402
 
 SIZE, N = 16, 70  # a chunk of 64 and some more
 
@@ -124,6 +125,25 @@ def test_packed_texts_do_not_see_each_other(name):
     close(module(x, segment_ids=ids)[0], apart)
     more = tokens(1, 3, seed=4)
     close(module(more, state)[0], module(torch.cat([x[:, 10:], more], dim=1))[0][:, 10:])
+
+
+@pytest.mark.parametrize("name", ["elu, all options", "window, all options", "softmax"])
+def test_packed_texts_of_full_attention_are_those_of_a_batch(name):
+    module, x = layer(causal=False, **LAYERS[name]), tokens(2, 20)
+    ids = torch.zeros(2, 20, dtype=torch.int64)
+    ids[0, 9:], ids[0, 10:], ids[1, 4:] = 1, 2, 1
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[1, 2], mask[1, 15:] = False, False
+    y, state = module(x, segment_ids=ids, mask=mask)
+    assert state is None
+    for row, parts in ((0, (0, 9, 10, 20)), (1, (0, 4, 20))):
+        for first, last in itertools.pairwise(parts):
+            here = (slice(row, row + 1), slice(first, last))
+            close(y[here], module(x[here], mask=mask[here])[0])
+    with pytest.raises(ValueError, match="from a state"):
+        module(x, module(x)[1], segment_ids=ids)
+    with pytest.raises(ValueError, match="one text"):
+        module.attention_weights(x, segment_ids=ids)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -264,20 +284,27 @@ def test_a_default_device_context_changes_nothing():
         close(module(x)[0], expected, 0)
 
 
-def test_weights_of_a_map_and_its_gain_are_learned_and_moved_with_the_layer():
-    weight = nn.Parameter(torch.eye(4).repeat(4, 1, 1))
-    gain = nn.Parameter(torch.zeros(4))
-    module = layer(feature_map=maps.Hedgehog(weight=weight), window=4, far=kt.Far(gain, True))
-    assert {"map_weight", "map_gain"} <= dict(module.named_parameters()).keys()
-    module(tokens(1, 20))[0].sum().backward()
-    assert module.map_weight.grad.any()
-    assert module.map_gain.grad.any()
+def test_a_learned_map_is_learned_and_moved_with_the_layer():
+    learned = LearnedMap("hedgehog@window=4", num_heads=4, head_dim=4)
+    module, x = layer(feature_map=learned), tokens(1, 20)
+    assert {"learned.weight", "learned.gain"} <= dict(module.named_parameters()).keys()
+    y, state = module(x)
+    y.sum().backward()
+    assert learned.weight.grad.any()
+    assert learned.gain.grad.any()
+    close(module(x[:, 12:], module(x[:, :12])[1])[0], y[:, 12:])
     twin = copy.deepcopy(module)
     with torch.no_grad():
-        twin.map_weight.mul_(2)
-    assert not torch.allclose(twin(tokens(1, 20))[0], module(tokens(1, 20))[0])
+        twin.learned.weight.mul_(2)
+    assert not torch.allclose(twin(x)[0], y)
+    with pytest.raises(ValueError, match="state is of"):
+        twin(x, state)
     module.load_state_dict(twin.state_dict())
-    close(twin(tokens(1, 20))[0], module(tokens(1, 20))[0], 0)
+    close(twin(x)[0], module(x)[0], 0)
+    with pytest.raises(ValueError, match="2 key heads of 4"):
+        layer(feature_map=LearnedMap(num_heads=4, num_kv_heads=2, head_dim=4))
+    with pytest.raises(TypeError, match="LearnedMap"):
+        layer(feature_map=maps.Hedgehog(weight=nn.Parameter(torch.eye(4))))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -328,7 +355,6 @@ def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
         (lambda m, x: m(x, layer(layer_idx=3)(x)[1]), ValueError, "layer_idx=3"),
         (lambda m, x: m(x, layer(feature_map="exp")(x)[1]), ValueError, "state is of"),
         (lambda m, x: m(x, m(x[:1])[1]), ValueError, "1 rows"),
-        (lambda m, x: layer(causal=False)(x, segment_ids=torch.ones(5).int()), ValueError, "batch"),
         (lambda m, x: Attention(16, 5), ValueError, "give head_dim"),
         (lambda m, x: Attention(16, 4, num_kv_heads=3), ValueError, "evenly"),
         (lambda m, x: Attention(15, 5, rotary=True), ValueError, "even head_dim"),

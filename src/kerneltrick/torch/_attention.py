@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -10,13 +9,21 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick import maps
-from kerneltrick.attention import Dial, Far, State, attention_weights, linear_attention
+from kerneltrick.attention import Dial, State, attention_weights, linear_attention
 from kerneltrick.attention._arguments import check_count, check_on_zero
 from kerneltrick.attention._call import OnZero
-from kerneltrick.attention._dial import check_window, combined, dial_text
+from kerneltrick.attention._dial import combined, dial_text
 from kerneltrick.torch._attention_state import AttentionState
+from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._short_convolution import ShortConvolution
-from kerneltrick.torch._tokens import check_mask, check_segments, count_tokens, rotate, turns
+from kerneltrick.torch._tokens import (
+    check_mask,
+    check_segments,
+    count_tokens,
+    rotate,
+    turns,
+    unpack,
+)
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -42,7 +49,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         head_dim.
     feature_map, window, sinks, far
         As in `linear_attention`: "elu", "hedgehog@window=64,sinks=4", a `FeatureMap`, "softmax".
-        Weights of a map and a gain that are `nn.Parameter` are learned with the layer.
+        The weights of a `LearnedMap` are learned with the layer.
     causal
         Token i sees tokens j ≤ i; otherwise all see all.
     rotary
@@ -81,7 +88,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
-        feature_map: maps.MapLike | Dial = "elu",
+        feature_map: maps.MapLike | Dial | LearnedMap = "elu",
         window: int = 0,
         sinks: int = 0,
         far: Any = None,
@@ -138,25 +145,32 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             self.gate = nn.Linear(hidden_size, wide, bias=False)
         self._owner = f"{who}({self.extra_repr()})"  # of states
 
-    def _set_map(self, feature_map: maps.MapLike | Dial, window: int, sinks: int, far: Any) -> None:
-        """Keep the map; its weights become parameters or buffers, which move with the layer."""
+    def _set_map(
+        self, feature_map: maps.MapLike | Dial | LearnedMap, window: int, sinks: int, far: Any
+    ) -> None:
         who = type(self).__name__
-        self._map, window, sinks, far = combined(who, feature_map, window, sinks, far)
-        self.window, self.sinks = (
-            check_count(who, "window", window),
-            check_count(who, "sinks", sinks),
-        )
-        check_window(who, self._map, self.window, self.sinks)
-        self._far = far if far is None or isinstance(far, Far) else Far(far)
-        if self._far is not None and not (self.window or self.sinks):
-            raise ValueError("far sets the units of far weights: give window or sinks too")
-        held = {f.name: getattr(self._map, f.name) for f in dataclasses.fields(self._map)}
-        held["gain"] = None if self._far is None else self._far.gain
-        for name, value in held.items():
-            if isinstance(value, nn.Parameter):
-                self.register_parameter(f"map_{name}", value)
-            elif isinstance(value, torch.Tensor):
-                self.register_buffer(f"map_{name}", value)
+        self.learned = None
+        if isinstance(feature_map, LearnedMap):
+            self.learned = feature_map
+            own = (self.num_heads, self.num_kv_heads, self.head_dim)
+            theirs = (feature_map.num_heads, feature_map.num_kv_heads, feature_map.head_dim)
+            if theirs != own:
+                raise ValueError(
+                    f"the LearnedMap is of {theirs[0]} query and {theirs[1]} key heads of "
+                    f"{theirs[2]}, but this layer has {own[0]} and {own[1]} of {own[2]}"
+                )
+            feature_map = feature_map.dial
+        chosen, window, sinks, far = combined(who, feature_map, window, sinks, far)
+        window, sinks = (check_count(who, *x) for x in (("window", window), ("sinks", sinks)))
+        self._dial = Dial(chosen, window, sinks, far)
+        held = [*vars(chosen).values(), None if self._dial.far is None else self._dial.far.gain]
+        if self.learned is None and any(isinstance(x, nn.Parameter) for x in held):
+            raise TypeError("a map with parameters is a kerneltrick.torch.LearnedMap: give one")
+
+    @property
+    def dial(self) -> Dial:
+        """The map, window, sinks and units of far weights, learned ones as they are now."""
+        return self._dial if self.learned is None else self.learned.dial
 
     @staticmethod
     def from_multihead_attention(source: nn.MultiheadAttention, **options: Any) -> Attention:
@@ -208,20 +222,6 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         made.train(source.training)
         return made
 
-    @property
-    def feature_map(self) -> maps.FeatureMap:
-        """The map with its weights as they are now."""
-        names = [field.name for field in dataclasses.fields(self._map)]
-        own = {name: getattr(self, f"map_{name}") for name in names if hasattr(self, f"map_{name}")}
-        return dataclasses.replace(self._map, **own) if own else self._map
-
-    @property
-    def far(self) -> Far | None:
-        """The units of far weights, the gain as it is now."""
-        if self._far is None or not hasattr(self, "map_gain"):
-            return self._far
-        return Far(self.map_gain, self._far.relative)
-
     def forward(
         self,
         x: Tensor,
@@ -238,9 +238,13 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         nn.MultiheadAttention: True where it does not. A token that does not is as though it were
         not there, and its y is 0. `segment_ids` (batch, n) or (n,): another text begins where the
         number changes; `cu_seqlens` (texts + 1,) says the same of one packed row, by where texts
-        begin and end.
+        begin and end. Full attention of several texts has no state: None.
         """
         mask, runs = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
+        if runs is not None and not self.causal:
+            texts, mask, where = unpack(x, mask, runs)
+            y, _ = self(texts, mask=mask)
+            return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
         heads = self._heads(x, state, mask, runs)
         past = None if state is None else state.memory
         o, memory = self._mix(heads, past, mask, runs)
@@ -273,6 +277,8 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                 f"for rows=[…]; all are formed up to {MOST_ROWS} tokens"
             )
         mask, runs = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
+        if runs is not None and not self.causal:
+            raise ValueError("the weights of full attention are those of one text: unpack them")
         heads = self._heads(x, state, mask, runs)
         past = None if state is None else state.memory
         return self._weights(heads, past, mask, runs, rows)
@@ -284,9 +290,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         lead = (batch, self.num_kv_heads, 0)
         k = torch.empty((*lead, self.head_dim), dtype=dtype, device=weight.device)
         v = torch.empty((*lead, self.value_dim), dtype=dtype, device=weight.device)
-        memory = State.empty(
-            self.feature_map, k, v, start=start, window=self.window, sinks=self.sinks
-        )
+        memory = State.empty(self.dial, k, v, start=start)
         tail = None
         if self.convolution is not None:
             shape = (batch, self.convolution.taps - 1, self.convolution.channels)
@@ -311,7 +315,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                 "states of a rotary layer cannot be merged after a mask: the right half counted "
                 "its positions from the tokens, not from those that take part"
             )
-        memory = left.memory.merge(right.memory, self.feature_map)
+        memory = left.memory.merge(right.memory, self.dial)
         count = None
         if left.count is not None or right.count is not None:
             before = left.stop if left.count is None else left.count
@@ -345,10 +349,10 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                     f"the state is of {sums.shape[0]} rows on {sums.device}, but x has "
                     f"{x.shape[0]} on {x.device}"
                 )
-        return (
-            check_mask(x, mask, key_padding_mask),
-            check_segments(x, segment_ids, cu_seqlens, self.causal),
-        )
+        runs = check_segments(x, segment_ids, cu_seqlens)
+        if runs is not None and state is not None and not self.causal:
+            raise ValueError("packed texts in full attention cannot go on from a state")
+        return check_mask(x, mask, key_padding_mask), runs
 
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, AttentionState):
@@ -393,9 +397,6 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             "segment_ids": runs,
             # As they are counted by default, unless some tokens took no part.
             "positions": None if heads.counted is None else heads.positions,
-            "window": self.window,
-            "sinks": self.sinks,
-            "far": self.far,
             "on_zero": self.on_zero,
         }
 
@@ -404,7 +405,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
     ) -> tuple[Tensor, State | None]:
         """The output (batch, num_heads, n, value_dim) of all heads, and the state after."""
         return linear_attention(
-            heads.q, heads.k, heads.v, self.feature_map, state=past, return_state=True,
+            heads.q, heads.k, heads.v, self.dial, state=past, return_state=True,
             **self._options(heads, mask, runs),
         )  # fmt: skip
 
@@ -417,9 +418,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         rows: Any,
     ) -> Tensor:
         options = self._options(heads, mask, runs)
-        return attention_weights(
-            heads.q, heads.k, self.feature_map, rows=rows, state=past, **options
-        )
+        return attention_weights(heads.q, heads.k, self.dial, rows=rows, state=past, **options)
 
     def _combine(self, x: Tensor, o: Tensor) -> Tensor:
         if self.norm is not None:
@@ -435,7 +434,8 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         if self.num_kv_heads != self.num_heads:
             text += f", num_kv_heads={self.num_kv_heads}"
         text += f", head_dim={self.head_dim}, value_dim={self.value_dim}"
-        text += f", feature_map={dial_text(self._map.name, self.window, self.sinks)!r}"
+        dial = self._dial  # without weights, which change; the memory of a state knows them
+        text += f", feature_map={dial_text(dial.feature_map.name, dial.window, dial.sinks)!r}"
         if not self.causal:
             text += ", causal=False"
         if self.rotary:

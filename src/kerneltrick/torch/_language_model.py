@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kerneltrick import maps
 from kerneltrick.attention import Dial
 from kerneltrick.attention._arguments import check_count
 from kerneltrick.torch._attention import Attention
+from kerneltrick.torch._learned_map import LearnedMap
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Mixer: TypeAlias = Callable[[int], nn.Module]  # of the number of a layer
@@ -37,11 +39,11 @@ class Block(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
 class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     """Logits of the next token after tokens (batch, n), with any mixer of tokens.
 
-    `mixer` is the map of `Attention`, such as "elu", "elu@window=64" or "softmax", or a function of
-    the number of a layer that makes a module with `forward(x, state=None, *, mask=None,
-    segment_ids=None, cu_seqlens=None)` → (y, state). Everything else is the same for all of them:
-    RMSNorm before each half of a block, an MLP four times as wide, rotary positions, one matrix for
-    embedding and logits, weights N(0, 0.02²).
+    `mixer` is the map of `Attention`, such as "elu", "hedgehog@window=64" or "softmax", whose
+    weights are learned too, or a function of the number of a layer that makes a module with
+    `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state). All else
+    is the same for all of them: RMSNorm before each half of a block, an MLP four times as wide,
+    rotary positions, one matrix for embedding and logits, weights N(0, 0.02²).
 
     >>> model = LanguageModel(65, mixer="elu@window=16", hidden_size=32, num_layers=2, num_heads=2)
     >>> tokens = torch.randint(65, (1, 100))
@@ -73,8 +75,9 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
 
         def attention(layer: int) -> nn.Module:
             # A token that sees only weights of 0, as with relu it can, adds nothing.
+            chosen = _map(mixer, hidden_size // num_heads, num_heads)
             return Attention(
-                hidden_size, num_heads, feature_map=mixer, rotary=True, layer_idx=layer,
+                hidden_size, num_heads, feature_map=chosen, rotary=True, layer_idx=layer,
                 on_zero="zero",
             )  # fmt: skip
 
@@ -83,7 +86,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         self.blocks = nn.ModuleList(Block(hidden_size, make(i)) for i in range(num_layers))
         self.norm = nn.RMSNorm(hidden_size, eps=1e-6)
         for name, weight in self.named_parameters():
-            if weight.ndim == 2 and ".map_" not in name:
+            if weight.ndim == 2:  # those of maps have an axis of heads, and start as they are
                 # Each block adds to x twice: so that the sum does not grow with their number.
                 adds = name.endswith(("down.weight", "o_proj.weight"))
                 nn.init.normal_(weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
@@ -148,3 +151,12 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             if len(made) < length:
                 logits, state = self(token, state)
         return torch.cat([tokens[:, :0], *made], dim=1)
+
+
+def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:
+    """A map with what there is to learn in it: matrices, and the gain beside a window."""
+    dial = Dial.get(mixer)
+    hybrid = (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax)
+    if hybrid or isinstance(dial.feature_map, (maps.Hedgehog, maps.T2R)):
+        return LearnedMap(dial, num_heads=num_heads, head_dim=head_dim)
+    return dial

@@ -34,16 +34,11 @@ def check_mask(x: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None) 
 
 
 def check_segments(
-    x: Tensor, segment_ids: Tensor | None, cu_seqlens: Tensor | None, causal: bool
+    x: Tensor, segment_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor | None:
     """The number of the segment that each token is in, (batch or 1, n), the first 0."""
     if segment_ids is None and cu_seqlens is None:
         return None
-    if not causal:
-        raise ValueError(
-            "segment_ids and cu_seqlens need causal=True: give the texts to full attention as a "
-            "batch, with mask"
-        )
     if segment_ids is None:
         ids = _packed(x, cu_seqlens)
     elif cu_seqlens is None:
@@ -91,6 +86,22 @@ def _whole(name: str, x: Any) -> None:
 def _same_device(name: str, given: Tensor, x: Tensor) -> None:
     if given.device != x.device:
         raise ValueError(f"{name} is on {given.device}, but x on {x.device}")
+
+
+def unpack(x: Tensor, mask: Tensor | None, runs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed texts as a batch of their own, with its mask, and where each token of x is in it."""
+    batch, n = x.shape[:2]
+    rows = runs + (runs[:, -1:] + 1).expand(batch, 1).cumsum(0) - (runs[:, -1:] + 1)
+    flat = rows.expand(batch, n).flatten()
+    lengths = torch.bincount(flat)
+    first = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)[:-1]])
+    longest = int(lengths.max())
+    where = flat * longest + torch.arange(len(flat), device=x.device) - first[flat]
+    texts = x.new_zeros(len(lengths) * longest, x.shape[-1]).index_copy(0, where, x.flatten(0, 1))
+    kept = torch.zeros(len(texts), dtype=torch.bool, device=x.device)
+    kept[where] = True if mask is None else mask.flatten()
+    shape = (len(lengths), longest)
+    return texts.unflatten(0, shape), kept.unflatten(0, shape), where
 
 
 def count_tokens(
