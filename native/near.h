@@ -258,12 +258,14 @@ template <class T> class Near {
     template <int R, int N>
     KT_INLINE void hide(Tile<T, R, N>& tile, int64_t i, int64_t j, int64_t base, Vec<T> other) const {
         const int64_t shift = base - panel.heads, width = N * LANES<T>;
-        if (lo[std::size_t(i + R - 1)] - shift <= j && hi[std::size_t(i)] - shift >= j + width) return;
+        // A query may see further than the panel, whose last tile may have columns of no key.
+        auto until = [&](int64_t row) { return std::min(hi[std::size_t(row)] - shift, panel.count); };
+        if (lo[std::size_t(i + R - 1)] - shift <= j && until(i) >= j + width) return;
         if (j + width <= panel.heads) return;
         Ints<T> lane;
         for (int l = 0; l < LANES<T>; ++l) lane[l] = l;
         for (int a = 0; a < R; ++a) {
-            const int64_t low = lo[std::size_t(i + a)] - shift - j, high = hi[std::size_t(i + a)] - shift - j;
+            const int64_t low = lo[std::size_t(i + a)] - shift - j, high = until(i + a) - j;
             const int64_t sunk = std::max(panel.heads, std::min(panel.count, sunk_for(i + a) - shift)) - j;
             for (int c = 0; c < N; ++c) {
                 const Ints<T> at = lane + int(c * LANES<T>);

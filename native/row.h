@@ -732,9 +732,10 @@ template <class T> class Row {
             // A sum of 0 is told by den, which `settle` looks at.
             den[i + a] = T(total);
             const double unit = p.normalize ? total == 0 ? 0 : 1 / total : std::exp(level);
-            // Finite: where there is no far part yet it is 0, whatever its scale would be.
-            share[a] = T(std::min(of_far * unit, double(std::numeric_limits<T>::max())));
-            near_share[a] = T(of_near * unit);
+            // Finite: sums over no keys are 0, whatever their scale would be.
+            const double high = double(std::numeric_limits<T>::max());
+            share[a] = T(std::min(of_far * unit, high));
+            near_share[a] = T(std::min(of_near * unit, high));
             special |= p.normalize && total == 0;
             if (p.normalize && total != 0 && den[i + a] == 0) den[i + a] = std::numeric_limits<T>::min();
             if (p.near_normalizer) {

@@ -104,6 +104,17 @@ def test_windows_around_the_length_of_a_chunk(engine, window):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", ["elu", "softmax"])
+def test_a_long_window_beside_sinks(text, causal):
+    """So many keys that the core takes them in several panels, the sinks in front of the first."""
+    q, k, v = inputs(400, heads=(1, 1))
+    options = {"causal": causal, "window": 300, "sinks": 3}
+    out = kt.linear_attention(q, k, v, text, engine="native", **options)
+    want = kt.linear_attention(q, k, v, text, engine="dense", **options)
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
 @pytest.mark.parametrize("text", ["elu", "favor:features=16", "identity", "softmax"])
 def test_a_window_as_long_as_the_text_is_softmax_attention(text, engine, causal):
@@ -300,6 +311,8 @@ def test_raw_sums_near_by_do_not_know_the_scale_of_a_far_part_that_is_not_there(
     out = kt.linear_attention(q, k, v, text, window=9, far=0.0, **options)
     want = kt.linear_attention(q, k, v, "softmax", **options)
     np.testing.assert_allclose(out, want, rtol=1e-4)
+    options |= {"causal": False, "mask": np.zeros(5, dtype=bool)}
+    assert (kt.linear_attention(q, k, v, text, window=9, far=0.0, **options) == 0).all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

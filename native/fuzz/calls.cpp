@@ -1,5 +1,7 @@
 #include "calls.h"
 
+#include <cmath>
+
 namespace fuzz {
 
 namespace {
@@ -70,19 +72,62 @@ Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& r
 }
 
 bool steps(const Case& c) {  // what a decoder can be asked for
-    return c.p.causal && c.p.rows && !c.near() && !c.mask.exists() && !c.restart.exists() &&
+    return c.p.causal && c.p.rows && (!c.near() || !c.seen.empty()) && !c.mask.exists() && !c.restart.exists() &&
            !c.q_scale.exists() && !c.q_positions.exists();
+}
+
+// The near tokens of a case in a ring that has room for all that come, and p with its addresses.
+void make_ring(const Case& c, Problem& p, Result& made, Random& random) {
+    int64_t most = 0;
+    for (int64_t seen : c.seen) most = std::max(most, seen);
+    const int64_t size = std::min(p.window, most + p.keys + random.between(0, 3));
+    const int64_t slots = p.sinks + size;
+    auto grid = [&](int64_t width, Kind kind) {
+        return make_grid(random, p.rows, slots, width, kind, For::writing, true);
+    };
+    made.ring_k = grid(p.features.inputs, arithmetic(p.type));
+    made.ring_v = grid(p.width, arithmetic(p.type));
+    made.ring_keep = grid(1, Kind::byte);
+    made.ring_positions = grid(1, Kind::f64);
+    made.seen_after = Array<int64_t>(c.seen);
+    for (int64_t r = 0; r < p.rows; ++r)
+        for (int64_t i = 0; i < p.near_slots; ++i) {
+            if (c.near_keep.get(r, i) == 0) continue;
+            const int64_t rank = c.seen[std::size_t(r)] - (p.near_slots - i);
+            const int64_t to = i < p.sinks ? i : p.sinks + rank % size;
+            bool fine = true;
+            auto copy = [&](const Grid& from, const Grid& ring) {
+                for (int64_t e = 0; e < ring.width; ++e) {
+                    ring.set(r, to, e, from.get(r, i, e));
+                    fine = fine && std::isfinite(from.get(r, i, e));
+                }
+            };
+            copy(c.near_k, made.ring_k);
+            copy(c.near_v, made.ring_v);
+            copy(c.near_positions, made.ring_positions);
+            made.ring_keep.set(r, to, 0, fine ? 1 : 2);
+        }
+    p.near_slots = slots;
+    p.near_k = made.ring_k.view();
+    p.near_v = made.ring_v.view();
+    p.near_keep = made.ring_keep.view();
+    p.near_positions = made.ring_positions.view();
+    p.seen = p.seen_after = made.seen_after.data();
 }
 
 // The same tokens one call at a time.
 Result step_through(const Case& c, const kt::Kernels& kernels, int threads, Random& random) {
     Problem p = bind(c);
     Result made = prepare(c, p, random, false);
-    made.normalizer.exists = false;
+    for (Array<double>* x : {&made.normalizer, &made.near_reference, &made.near_normalizer, &made.near_top})
+        x->exists = false;
+    made.near_after.exists = false;
+    if (c.near()) make_ring(c, p, made, random);
     const Array<uint8_t> zero(p.rows * p.groups, 7);
     p.keys = p.queries = 1;
     p.zero = zero.data();
-    p.normalizer = nullptr;
+    p.normalizer = p.near_reference = p.near_normalizer = p.near_top = nullptr;
+    p.near_after = nullptr;
     std::vector<double> wide;
     const float* weight = static_cast<const float*>(p.features.weight);
     if (weight && p.log_scale && c.single()) {
@@ -99,6 +144,8 @@ Result step_through(const Case& c, const kt::Kernels& kernels, int threads, Rand
         ++p.start;
     }
     zero.check("zero of a step");
+    for (const Grid* ring : {&made.ring_k, &made.ring_v, &made.ring_keep, &made.ring_positions})
+        check_gaps(*ring, "the ring");
     check_guards(made);
     return made;
 }
@@ -159,7 +206,7 @@ Slopes backward(const Case& c, const kt::Kernels& kernels, const Result& made, c
     s.d_weight.check("d_weight");
     s.d_bias.check("d_bias");
     s.d_gain.check("d_gain");
-    if (std::memcmp(sums.data(), c.sums.data(), c.sums.size() * sizeof(double)))
+    if (!c.sums.empty() && std::memcmp(sums.data(), c.sums.data(), c.sums.size() * sizeof(double)))
         fail("backward: sums were written");
     return s;
 }

@@ -11,6 +11,7 @@ struct Result {
     Array<uint8_t> zero, bad;
     Array<double> normalizer, sums, log_scale, decay_total, near_reference, near_normalizer, near_top;
     Array<int64_t> near_after, seen_after;
+    Grid ring_k, ring_v, ring_keep, ring_positions;  // of a decoder: its near tokens (native/ring.h)
 };
 
 Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& random);

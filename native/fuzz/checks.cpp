@@ -79,6 +79,33 @@ void compare_line(const Case& c, const Result& made, const Line& line, int64_t q
     }
 }
 
+// The ring of a decoder has the tokens that a state would keep.
+void compare_ring(const Case& c, const Result& made, const Told& told, int64_t row) {
+    const Problem& p = c.p;
+    const int64_t slots = int64_t(told.near_after.size()), size = made.ring_k.tokens - p.sinks;
+    for (int64_t i = 0; i < slots; ++i) {
+        const int64_t from = told.near_after[std::size_t(i)];
+        if (from == kt::NO_TOKEN) continue;
+        const int64_t at = i < p.sinks ? i : p.sinks + (told.seen - (slots - i)) % size;
+        bool fine = true;
+        auto equal = [&](const Grid& ring, const Grid& kept, const Grid& given, const char* name) {
+            for (int64_t e = 0; e < ring.width; ++e) {
+                const double x = from < 0 ? kept.get(row, -1 - from, e) : given.get(row, from, e);
+                fine = fine && std::isfinite(x);
+                if (!same(ring.get(row, at, e), x))
+                    fail("%s%s of the ring is not that of token %lld", name, at_index({row, at, e}).c_str(),
+                         (long long)from);
+            }
+        };
+        equal(made.ring_k, c.near_k, c.k, "k");
+        equal(made.ring_v, c.near_v, c.v, "v");
+        const double position = from < 0 ? c.near_positions.get(row, -1 - from) : double(p.start + from);
+        if (made.ring_positions.get(row, at) != position)
+            fail("the position of slot %lld is %g", (long long)at, made.ring_positions.get(row, at));
+        if (made.ring_keep.get(row, at) != (fine ? 1 : 2)) fail("slot %lld is marked wrongly", (long long)at);
+    }
+}
+
 void compare_state(const Case& c, const Result& made, const Told& told, int64_t row) {
     const Problem& p = c.p;
     const Limits limits = limits_of(c.single());
@@ -177,6 +204,7 @@ void compare_row(const Case& c, const Result& made, const Told& told, int64_t ro
             compare_line(c, made, line, row * p.groups + g, t);
         }
     compare_state(c, made, told, row);
+    if (made.ring_k.exists()) compare_ring(c, made, told, row);
 }
 
 void check_threads(const Case& c, const kt::Kernels& kernels, const Result& made, int threads,
