@@ -11,7 +11,7 @@ namespace kt {
 // Calls are addresses, so the Python side must mean by each field what this file does: it knows the
 // same number, and takes no core that has another. It is the CRC-32 of the declarations below up to
 // Control, comments included; tests/test_native_config.py says what to write when they change.
-constexpr uint32_t INTERFACE = 0x3f04f5d4;
+constexpr uint32_t INTERFACE = 0xc9700fc2;
 
 enum class Type : int { f32, f64, f16, bf16 };
 
@@ -102,6 +102,8 @@ struct Problem {
     double near_scale = 1;
     const double* gain = nullptr;  // (heads · groups), null for 0
     // Tokens that the state has kept: slots for sinks, then for the last tokens; in the types of k and v.
+    // Of a decoder: a ring (ring.h) in the type of arithmetic, changed in place, `seen` with it (as
+    // seen_after); near_keep is 2 where a token is not finite.
     View near_k, near_v, near_keep, near_positions;
     int64_t near_slots = 0;
     const int64_t* seen = nullptr;  // (rows): tokens of the segment before the call, hidden ones aside

@@ -34,7 +34,8 @@ inline double backward_cost(const Problem& p) { return 2.5 * forward_cost(p); }
 inline double step_cost(const Problem& p) {
     const double state = double(p.features.count) * double(p.width + 1);
     const double looks = double(p.groups + 1);
-    return double(p.rows) * looks * (4 * state + feature_cost(p.features));
+    const double near = double(p.groups) * double(p.near_slots) * double(p.features.inputs + p.width);
+    return double(p.rows) * (looks * (4 * state + feature_cost(p.features)) + near);
 }
 
 }  // namespace kt

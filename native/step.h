@@ -3,9 +3,12 @@
 //
 // Features with a log-scale are float64 too, whatever q and k are: sums in float64 keep weights of
 // 1e-300 beside the largest, but a feature that float32 has made 0 is lost to all of them.
+//
+// With a window the token goes into a ring, which the query sees exactly; the one that leaves the
+// window with it is added to U after the query has been answered.
 #pragma once
 
-#include "row.h"
+#include "ring.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -15,7 +18,7 @@ template <class T> class Steps {
     explicit Steps(const Problem& p)
         : p(p), together(p.features.weight_heads > 1 ? 1 : TILE_VECS * LANES<T>),
           C(TILE_VECS * LANES<T>), W(p.width + 1), stride(p.sums_stride ? p.sums_stride : W),
-          map(p.features, C, arena) {
+          late(p.window > 0), map(p.features, C, arena), ring(p, arena) {
         const Features& f = p.features;
         x = arena.take<T>((f.inputs + 1) * C);
         rows = arena.take<T>(C * f.inputs);
@@ -23,7 +26,8 @@ template <class T> class Steps {
         phi_q = arena.take<T>(p.groups * f.count * C);
         ls_k = arena.take<double>(C);
         ls_q = arena.take<double>(p.groups * C);
-        where = arena.take<double>(C);
+        where_k = arena.take<double>(C);
+        where_q = arena.take<double>(C);
         value = arena.take<double>(stride);
         mixed = arena.take<double>(p.groups * stride);
         std::fill(value, value + stride, 0.0);
@@ -32,35 +36,53 @@ template <class T> class Steps {
         q = arena.take<double>(f.count);
         narrow = arena.take<T>(p.width);
         for (int64_t j = 0; j < C; ++j) {
-            where[j] = double(p.start);
+            where_k[j] = where_q[j] = double(p.start);
             if (f.map == Map::quadratic) x[j] = 1;
         }
         bad_k.resize(std::size_t(C));
         bad_q.resize(std::size_t(p.groups * C));
+        added.resize(std::size_t(W));
+        leaving.resize(std::size_t(C));
     }
 
     void run(int64_t low, int64_t high) {
         for (int64_t r = low; r < high; r += together) {
             const int64_t n = std::min(together, high - r);
-            features(p.k, r, 1, n, p.heads, phi_k, ls_k, bad_k.data());
-            for (int64_t g = 0; g < p.groups; ++g)
-                features(p.q, r * p.groups + g, p.groups, n, p.heads * p.groups,
+            for (int64_t j = 0; j < n; ++j) {
+                leaving[std::size_t(j)] = {&p.k, &p.v, p.type, 0};
+                if (ring) leaving[std::size_t(j)] = ring.enter(r + j, where_k[j]);
+                read_key(leaving[std::size_t(j)], r + j, rows + j * p.features.inputs);
+            }
+            features(n, r, p.heads, where_k, phi_k, ls_k, bad_k.data());
+            for (int64_t g = 0; g < p.groups; ++g) {
+                for (int64_t j = 0; j < n; ++j)
+                    read_token<T>(p.q, p.type, (r + j) * p.groups + g, 0, p.features.inputs,
+                                  T(p.features.root_scale), rows + j * p.features.inputs);
+                features(n, r * p.groups + g, p.heads * p.groups, where_q,
                          phi_q + g * p.features.count * C, ls_q + g * C, bad_q.data() + g * C);
+            }
             for (int64_t j = 0; j < n; ++j) token(r + j, j);
         }
     }
 
   private:
-    // φ of rows first, first + step, …: n of them, one in each lane.
-    void features(const View& view, int64_t first, int64_t step, int64_t n, int64_t heads, T* phi,
-                  double* log_scale, uint8_t* bad) {
+    void read_key(const Left& left, int64_t r, T* to) {
+        if (left.none())
+            std::fill(to, to + p.features.inputs, T(1));
+        else
+            read_token<T>(*left.k, left.type, r, left.slot, p.features.inputs, T(p.features.root_scale), to);
+    }
+
+    // φ of the n tokens in `rows`, one in each lane; the first is of row `first`.
+    void features(int64_t n, int64_t first, int64_t heads, const double* where, T* phi, double* log_scale,
+                  uint8_t* bad) {
         const int64_t d = p.features.inputs;
         for (int64_t j = 0; j < n; ++j) {
             T* one = rows + j * d;
-            read_token<T>(view, p.type, first + j * step, 0, d, T(p.features.root_scale), one);
             bad[j] = !all_finite(one, d);
             if (bad[j]) std::fill(one, one + d, T(1));
         }
+        if (p.features.count == 0) return;
         T* lanes = x + (map.quadratic() ? C : 0);
         to_lanes(rows, d, n, C, d, lanes, C);
         const int64_t which = first % heads * p.features.weight_heads / heads;
@@ -68,24 +90,58 @@ template <class T> class Steps {
     }
 
     void token(int64_t r, int64_t lane) {
-        const int64_t m = p.features.count, w = p.decay_width;
+        const Left& left = leaving[std::size_t(lane)];
         uint8_t* bad = p.bad + r * W;
-        read_token<T>(p.v, p.type, r, 0, p.width, T(1), narrow);
-        uint8_t spoilt = bad_k[std::size_t(lane)];
-        if (spoilt || !all_finite(narrow, p.width))
-            for (int64_t c = 0; c < p.width; ++c) {
-                const bool fine = std::isfinite(narrow[c]);
-                bad[c] |= !fine || bad_k[std::size_t(lane)];
-                if (!fine) narrow[c] = 0;
-            }
-        for (int64_t c = 0; c < p.width; ++c) {
-            value[c] = double(narrow[c]);
-            spoilt |= bad[c];
+        if (!left.none()) read_value(left, r, lane);
+        if (!left.none() && !late) note_bad(bad);
+        for (int64_t g = 0; g < p.groups && ring; ++g) ring.attend(r, g);
+        if (late) reference = p.log_scale ? p.log_scale[r] : 0;
+        double all = 1;
+        if (!left.none()) all = factors(r, lane);
+        double* U = p.sums + r * p.features.count * stride;
+        // Where a token is added after the query has been answered, the last one to read adds it.
+        for (int64_t i = 0; i < p.groups; ++i) {
+            const int64_t g = late ? p.groups - 1 - i : i;
+            load_query(g, lane);
+            if (g > 0 || left.none())
+                pass<0>(U, mixed + g * stride);
+            else if (p.decay_width == 0 && all == 1)
+                late ? pass<1, true>(U, mixed) : pass<1>(U, mixed);
+            else
+                late ? pass<2, true>(U, mixed) : pass<2>(U, mixed);
         }
-        value[p.width] = 1;
-        bad[p.width] |= bad_k[std::size_t(lane)];
-        spoilt |= bad[p.width];
+        if (!late) reference = p.log_scale ? p.log_scale[r] : 0;
+        for (int64_t g = 0; g < p.groups; ++g) write_out(r, g, lane, bad);
+        if (!left.none() && late) note_bad(bad);
+    }
 
+    void load_query(int64_t g, int64_t lane) {
+        const int64_t m = p.features.count;
+        for (int64_t f = 0; f < m; ++f) q[f] = double(phi_q[(g * m + f) * C + lane]);
+    }
+
+    // The value of the token that is added, without NaN and inf, and which columns these spoil.
+    void read_value(const Left& left, int64_t r, int64_t lane) {
+        const uint8_t whole = bad_k[std::size_t(lane)];
+        read_token<T>(*left.v, left.type, r, left.slot, p.width, T(1), narrow);
+        any_added = whole || !all_finite(narrow, p.width);
+        for (int64_t c = 0; c < p.width && any_added; ++c) {
+            added[std::size_t(c)] = !std::isfinite(narrow[c]) || whole;
+            if (!std::isfinite(narrow[c])) narrow[c] = 0;
+        }
+        added[std::size_t(p.width)] = whole;
+        for (int64_t c = 0; c < p.width; ++c) value[c] = double(narrow[c]);
+        value[p.width] = 1;
+    }
+
+    void note_bad(uint8_t* bad) const {
+        for (int64_t c = 0; c < W && any_added; ++c) bad[c] |= added[std::size_t(c)];
+    }
+
+    // What the token that is added counts (k), and what the sums are multiplied by (keep): that of all
+    // of them where they have one.
+    double factors(int64_t r, int64_t lane) {
+        const int64_t m = p.features.count, w = p.decay_width;
         double slowest = 0, add = 1, shift = 0;
         if (w > 0) {
             slowest = -INF;
@@ -106,17 +162,7 @@ template <class T> class Steps {
             if (w > 1) keep[f] = std::exp(shift + decay(r, f));
             k[f] = double(phi_k[f * C + lane]) * add;
         }
-        for (int64_t g = 0; g < p.groups; ++g) {
-            for (int64_t f = 0; f < m; ++f) q[f] = double(phi_q[(g * m + f) * C + lane]);
-            double* U = p.sums + r * m * stride;
-            if (g > 0)
-                pass<0>(U, mixed + g * stride);
-            else if (w == 0 && all == 1)
-                pass<1>(U, mixed);
-            else
-                pass<2>(U, mixed);
-        }
-        for (int64_t g = 0; g < p.groups; ++g) write_out(r, g, lane, bad, spoilt);
+        return all;
     }
 
     double decay(int64_t r, int64_t f) const {
@@ -125,27 +171,28 @@ template <class T> class Steps {
     }
 
     // U ← keep·U + k·value and out = qᵀU, some rows of U at a time, so that `value` and `out` are read
-    // less often. `how`: 0 only reads U, 1 keeps all of it, 2 multiplies.
-    template <int how> void pass(double* U, double* out) const {
+    // less often. `how`: 0 only reads U, 1 keeps all of it, 2 multiplies. `first`: out is of U before.
+    template <int how, bool first = false> void pass(double* U, double* out) const {
         constexpr int N = how == 1 ? 4 : 2;
         const int64_t m = p.features.count;
         std::fill(out, out + stride, 0.0);
         int64_t f = 0;
-        for (; f + N <= m; f += N) rows_at<how, N>(U + f * stride, f, out);
-        for (; f < m; ++f) rows_at<how, 1>(U + f * stride, f, out);
+        for (; f + N <= m; f += N) rows_at<how, first, N>(U + f * stride, f, out);
+        for (; f < m; ++f) rows_at<how, first, 1>(U + f * stride, f, out);
     }
 
-    template <int how, int N>
+    template <int how, bool first, int N>
     KT_INLINE void rows_at(double* __restrict U, int64_t f, double* __restrict out) const {
         constexpr int64_t L = LANES<double>;
         const int64_t S = stride, end = std::min(S, round_up(W, L));
         const double* __restrict add = value;
         Vec<double> keeps[N], ks[N], qs[N];
+        bool gone[N];
         for (int i = 0; i < N; ++i) {
             keeps[i] = splat(keep[f + i]);
             ks[i] = splat(k[f + i]);
             qs[i] = splat(q[f + i]);
-            if (how == 2 && keep[f + i] == 0) std::fill(U + i * S, U + i * S + W, 0.0);  // NaN too
+            gone[i] = how == 2 && keep[f + i] == 0;  // whatever it was, inf too
         }
         int64_t c = 0;
         for (; c + L <= end; c += L) {
@@ -155,40 +202,64 @@ template <class T> class Steps {
             for (int i = 0; i < N; ++i) {
                 if (c % 8 == 0) __builtin_prefetch(U + (N + i) * S + c, 1);
                 Vec<double> u = load(U + i * S + c);
-                if (how == 2) u = u * keeps[i];
+                if (first) total += u * qs[i];
+                if (how == 2) u = gone[i] ? Vec<double>{} : u * keeps[i];
                 if (how) store(U + i * S + c, u = u + v * ks[i]);
-                total += u * qs[i];
+                if (!first) total += u * qs[i];
             }
             store(out + c, total);
         }
         for (; c < W; ++c)
             for (int i = 0; i < N; ++i) {
                 double& u = U[i * S + c];
-                if (how == 2) u = u * keeps[i][0];
+                if (first) out[c] += u * qs[i][0];
+                if (how == 2) u = gone[i] ? 0 : u * keeps[i][0];
                 if (how) u = u + add[c] * ks[i][0];
-                out[c] += u * qs[i][0];
+                if (!first) out[c] += u * qs[i][0];
             }
     }
 
-    void write_out(int64_t r, int64_t g, int64_t lane, const uint8_t* bad, bool spoilt) {
+    // The sums over near tokens, and those over far ones: brought to the larger of their scales, whose
+    // logarithm is returned.
+    double join(int64_t at, int64_t g, int64_t lane, double* sums) const {
+        const double top = ring.top[std::size_t(g)];
+        double far_log = p.gain ? p.gain[at % (p.heads * p.groups)] : 0;
+        if (p.relative && top > -INF) far_log += top;
+        if (p.log_scale) far_log += ls_q[g * C + lane] + (reference > -INF ? reference : 0);
+        double size = std::fabs(sums[p.width]);
+        for (int64_t c = 0; c < p.width && sums[p.width] == 0; ++c) size = std::max(size, std::fabs(sums[c]));
+        const double level = std::max(top, size > 0 ? far_log + std::log(size) : -INF);
+        const double of_near = top > -INF ? std::exp(top - level) : 0;
+        const double of_far = size > 0 ? std::exp(std::min(far_log - level, 700.0)) : 0;
+        const T* close = ring.mixed + g * p.width;
+        for (int64_t c = 0; c < p.width; ++c)
+            sums[c] = (of_far == 0 ? 0 : of_far * sums[c]) + (of_near == 0 ? 0 : of_near * double(close[c]));
+        sums[p.width] = of_far * sums[p.width] + of_near * ring.den[std::size_t(g)];
+        return level > -INF ? level : 0;
+    }
+
+    void write_out(int64_t r, int64_t g, int64_t lane, const uint8_t* bad) {
         const int64_t at = r * p.groups + g;
-        const double* sums = mixed + g * stride;
-        const double total = sums[p.width];
-        const bool whole = bad_q[std::size_t(g * C + lane)];
-        const bool zero = p.normalize && total == 0 && !whole && !bad[p.width];
+        double* sums = mixed + g * stride;
         double factor = 1;
-        if (!p.normalize && p.log_scale) {
-            const double ref = p.log_scale[r] == -INF ? 0 : p.log_scale[r];
-            factor = std::exp(ls_q[g * C + lane] + ref);
+        if (ring) {
+            const double level = join(at, g, lane, sums);
+            if (!p.normalize) factor = std::exp(level);
+        } else if (!p.normalize && p.log_scale) {
+            factor = std::exp(ls_q[g * C + lane] + (reference > -INF ? reference : 0));
         }
+        const double total = sums[p.width];
+        const uint8_t* close = ring && ring.any_bad ? ring.bad.data() : nullptr;
+        const bool whole = bad_q[std::size_t(g * C + lane)];
+        const bool spoilt = close || std::any_of(bad, bad + W, [](uint8_t b) { return b; });
+        const bool zero = p.normalize && total == 0 && !whole && !bad[p.width] && !(close && close[p.width]);
         const bool plain = p.normalize && total != 0 && !spoilt && !whole;
         for (int64_t c = 0; c < p.width && plain; ++c) narrow[c] = T(sums[c] / total);
         for (int64_t c = 0; c < p.width && !plain; ++c) {
             double y = !p.normalize ? (factor == 0 ? 0 : sums[c] * factor)
                        : total == 0 ? p.zero_fill
                                     : sums[c] / total;
-            if (spoilt || whole)
-                if (whole || bad[c]) y = std::numeric_limits<double>::quiet_NaN();
+            if (whole || bad[c] || (close && close[c])) y = std::numeric_limits<double>::quiet_NaN();
             narrow[c] = T(y);
         }
         write_token(p.output, p.output_type, at, 0, p.width, narrow);
@@ -197,12 +268,17 @@ template <class T> class Steps {
 
     const Problem& p;
     const int64_t together, C, W, stride;
+    const bool late;  // a token is added to the sums after the query has been answered
     Arena arena;
     Mapper<T> map;
+    Ring<T> ring;
     T *x, *rows, *phi_k, *phi_q, *narrow;
-    double *ls_k, *ls_q, *where, *value, *mixed;
+    double *ls_k, *ls_q, *where_k, *where_q, *value, *mixed;
     double *keep, *k, *q;  // of every feature, for the row at hand
-    std::vector<uint8_t> bad_k, bad_q;
+    double reference = 0;  // the log-scale of the sums that the queries see
+    std::vector<uint8_t> bad_k, bad_q, added;
+    bool any_added = false;
+    std::vector<Left> leaving;
 };
 
 }  // namespace KT_ISA

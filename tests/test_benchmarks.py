@@ -101,7 +101,7 @@ def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
         ("favor:features=256, d = 64", 2),
         ("H = 1, ", 1),
         ("extra memory, ", len(native.FUSED) + 1),
-        ("decode, ", 3),
+        ("decode, ", 4),
         ("wheel", 1),
         ("import ", 1),
     ):

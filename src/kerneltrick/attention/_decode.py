@@ -226,12 +226,15 @@ class Decoder:
             total = Wide(self._earlier + self._total if self.decay else self._earlier.copy(), None)
         scales = None if self._scales is None else self._scales.copy()
         bad = self._bad.astype(bool) if self._bad.any() else None
-        carry = Carry(Wide(self._sums.copy(), None), scales, total, bad, self._near)
+        near = self._near if self._steps is None else self._steps.near()
+        carry = Carry(Wide(self._sums.copy(), None), scales, total, bad, near)
         return state_of(carry, self._start, self._stop, self._fingerprint, self._plan, False)
 
     @property
     def nbytes(self) -> int:
-        """The bytes a step reads and writes."""
+        """The bytes of the state: a step reads all, and writes them but for the near tokens."""
+        if self._steps is not None:
+            return int(self._sums.nbytes) + self._steps.near_bytes
         near = () if self._near is None else (self._near.k, self._near.v)
         return int(self._sums.nbytes) + sum(int(x.nbytes) for x in near)
 

@@ -7,7 +7,8 @@ matrix products and runs everywhere, `native` is compiled, for arrays on the CPU
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
-from kerneltrick.engines._native import core, decoder, in_lines, native, supports
+from kerneltrick.engines._native import core, in_lines, native, supports
+from kerneltrick.engines._native_decoder import decoder
 from kerneltrick.engines._near import Tokens, fold, joined, near_ranks, settle
 from kerneltrick.engines._problem import (
     UNBOUNDED,

@@ -51,7 +51,7 @@ TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # core.h
-INTERFACE = 0x3F04F5D4  # core.h: a core that has another means other things by its fields
+INTERFACE = 0xC9700FC2  # core.h: a core that has another means other things by its fields
 BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
@@ -476,42 +476,6 @@ def in_lines(x: NumpyArray) -> NumpyArray:
     rows[..., : x.shape[-1]] = x
     rows[..., x.shape[-1] :] = 0
     return rows[..., : x.shape[-1]]
-
-
-def decoder(
-    plan: Plan,
-    data: Data,
-    dtype: str,
-    sums: NumpyArray,
-    log_scale: NumpyArray | None,
-    total: NumpyArray,
-    bad: NumpyArray,
-) -> Any:
-    """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
-    how = fused(plan.feature_map, data.q.shape[-1])
-    if core() is None or how is None or sums.size == 0 or not plan.all_far:
-        return None
-    check_isa()
-    buffers = assemble(plan, data, how, TYPES[dtype], wide_weights=log_scale is not None)
-    for name in ("q", "k", "v", "log_decay"):
-        buffers.call.pop(name, None)
-    buffers.call["decay_width"] = total.shape[-1]
-    buffers.alive.append(sums)
-    buffers.call["sums"], buffers.call["sums_stride"] = _address(sums), sums.strides[-2] // 8
-    buffers.array("log_scale", log_scale)
-    buffers.array("decay_total", total)
-    buffers.array("bad", bad)
-    return _Steps(core().Decoder(buffers.call), buffers)
-
-
-class _Steps(NamedTuple):
-    """A decoder of the core, and the arrays whose addresses it holds."""
-
-    core: Any
-    buffers: Buffers
-
-    def step(self, position: int, *arrays: Any) -> bool:
-        return bool(self.core.step(position, *arrays))
 
 
 def _by_stretches(plan: Plan, data: Data) -> Result:

@@ -1,0 +1,194 @@
+// The tokens near by of a decoder: slots for sinks that have left the window, then a ring in which the
+// token of rank a is at a mod its length. The ring has as many slots as the window, or as many as there
+// are tokens; so those in use lie one after the other, and their order does not matter.
+#pragma once
+
+#include "row.h"
+
+namespace kt {
+namespace KT_ISA {
+
+// Where the token is that a step adds to the sums, if one is.
+struct Left {
+    const View *k = nullptr, *v = nullptr;
+    Type type = Type::f32;
+    int64_t slot = 0;
+    bool none() const { return !k; }
+};
+
+template <class T> class Ring {
+  public:
+    Ring(const Problem& p, Arena& arena)
+        : p(p), on(p.window > 0 || p.sinks > 0), d(p.features.inputs), M(p.width),
+          size(p.near_slots - p.sinks), type(p.type == Type::f64 ? Type::f64 : Type::f32) {
+        if (!on) return;
+        q = arena.take<T>(d);
+        k = arena.take<T>(d);
+        v = arena.take<T>(M);
+        weight = arena.take<T>(p.near_slots + 2 * LANES<T>);
+        mixed = arena.take<T>(p.groups * M);
+        den.resize(std::size_t(p.groups));
+        top.resize(std::size_t(p.groups));
+        bad.resize(std::size_t(M + 1));
+    }
+
+    explicit operator bool() const { return on; }
+
+    // The new token of a row takes its place; tells which one is to be added to the sums.
+    Left enter(int64_t r, double& position) {
+        const int64_t rank = p.seen[r], oldest = p.window > 0 ? rank - p.window + 1 : rank;
+        const bool far = p.features.count > 0;
+        p.seen_after[r] = rank + 1;
+        position = double(p.start);
+        if (p.window == 0 && rank >= p.sinks) return far ? Left{&p.k, &p.v, p.type, 0} : Left{};
+        put(r, p.window > 0 ? p.sinks + rank % size : rank);
+        if (p.window == 0 || oldest < 0) return {};
+        const int64_t slot = p.sinks + oldest % size;
+        if (oldest < p.sinks) {  // seen from there after this step
+            for (const View* view : {&p.near_k, &p.near_v, &p.near_positions, &p.near_keep})
+                std::memcpy(view->at(r, oldest), view->at(r, slot), std::size_t(view->token));
+            return {};
+        }
+        std::memcpy(&position, p.near_positions.at(r, slot), sizeof position);
+        return far ? Left{&p.near_k, &p.near_v, type, slot} : Left{};
+    }
+
+    // Σ e^{s·q·k − top} of the values and of ones, for the query of group g of a row.
+    void attend(int64_t r, int64_t g) {
+        const int64_t seen = p.seen_after[r], left = std::max<int64_t>(0, seen - p.window);
+        const int64_t sunk = std::min(p.sinks, left), in_ring = std::min(seen, p.window);
+        read_token<T>(p.q, p.type, r * p.groups + g, 0, d, T(p.near_scale), q);
+        if (g == 0) note_bad(r, sunk, in_ring);
+        if (type == type_of<T>)
+            sum_up<T>(r, g, sunk, in_ring);
+        else
+            sum_up<float>(r, g, sunk, in_ring);
+    }
+
+    const Problem& p;
+    const bool on;
+    T* mixed = nullptr;          // (groups, M)
+    std::vector<double> den, top;  // (groups)
+    std::vector<uint8_t> bad;    // columns that a NaN or inf reaches; the last stands for all of them
+    bool any_bad = false;
+
+  private:
+    void put(int64_t r, int64_t slot) {
+        read_token<T>(p.k, p.type, r, 0, d, T(1), k);
+        read_token<T>(p.v, p.type, r, 0, M, T(1), v);
+        write_token(p.near_k, type, r, slot, d, k);
+        write_token(p.near_v, type, r, slot, M, v);
+        const double position = double(p.start);
+        std::memcpy(p.near_positions.at(r, slot), &position, sizeof position);
+        *p.near_keep.at(r, slot) = all_finite(k, d) && all_finite(v, M) ? FINE : STRANGE;
+    }
+
+    // f(first slot, count) of the slots in use.
+    template <class F> void runs(int64_t sunk, int64_t in_ring, F&& f) const {
+        if (sunk == p.sinks) return f(int64_t(0), sunk + in_ring);
+        f(int64_t(0), sunk);
+        f(p.sinks, in_ring);
+    }
+
+    void note_bad(int64_t r, int64_t sunk, int64_t in_ring) {
+        any_bad = false;
+        runs(sunk, in_ring, [&](int64_t first, int64_t n) {
+            for (int64_t i = first; i < first + n; ++i) {
+                if (*p.near_keep.at(r, i) != STRANGE) continue;
+                if (!any_bad) std::fill(bad.begin(), bad.end(), 0);
+                any_bad = true;
+                read_token<T>(p.near_k, type, r, i, d, T(1), k);
+                read_token<T>(p.near_v, type, r, i, M, T(1), v);
+                if (!all_finite(k, d)) std::fill(bad.begin(), bad.end(), 1);
+                for (int64_t c = 0; c < M; ++c) bad[std::size_t(c)] |= !std::isfinite(v[c]);
+            }
+        });
+    }
+
+    template <class N> static KT_INLINE Vec<T> load_as(const N* from) {
+        if constexpr (sizeof(N) == sizeof(T)) {
+            return load(from);
+        } else {
+            typedef float half __attribute__((vector_size(KT_VECTOR_BYTES / 2)));
+            half x;
+            __builtin_memcpy(&x, from, sizeof x);
+            return __builtin_convertvector(x, Vec<T>);
+        }
+    }
+
+    template <class N> void sum_up(int64_t r, int64_t g, int64_t sunk, int64_t in_ring) {
+        const int64_t n = sunk + in_ring;
+        int64_t at = 0;
+        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
+            const N* keys = reinterpret_cast<const N*>(p.near_k.at(r, first));
+            for (int64_t i = 0; i < count; i += LANES<T>) products(keys, i, count, weight + at + i);
+            at += count;
+        });
+        for (int64_t i = 0; i < LANES<T>; ++i) weight[n + i] = T(NOTHING);
+        Vec<T> high = splat(T(NOTHING)), total{};
+        for (int64_t i = 0; i < n; i += LANES<T>) high = most(load(weight + i), high);
+        const T largest_here = largest<T>(high);
+        for (int64_t i = 0; i < n; i += LANES<T>) {
+            const Vec<T> e = exp_down<T>(load(weight + i) - largest_here);
+            store(weight + i, e);
+            total += e;
+        }
+        den[std::size_t(g)] = double(sum<T>(total));
+        top[std::size_t(g)] = double(largest_here);
+        constexpr int64_t L = LANES<T>;
+        int64_t c = 0;
+        for (; c + 8 * L <= M; c += 8 * L) mix<N, 8>(r, g, sunk, in_ring, c);
+        for (; c + L <= M; c += L) mix<N, 1>(r, g, sunk, in_ring, c);
+        for (; c < M; ++c) {
+            T one = 0;
+            each_value<N>(r, sunk, in_ring, [&](const N* values, T w) { one += w * T(values[c]); });
+            mixed[g * M + c] = one;
+        }
+    }
+
+    // q·k of the keys i … of a run, as many as there are lanes.
+    template <class N> KT_INLINE void products(const N* keys, int64_t i, int64_t count, T* to) const {
+        constexpr int L = LANES<T>;
+        const int64_t step = p.near_k.token / int64_t(sizeof(N));
+        const N* key[L];
+        for (int l = 0; l < L; ++l) key[l] = keys + std::min(i + l, count - 1) * step;
+        Vec<T> total[L] = {};
+        int64_t f = 0;
+        for (; f + L <= d; f += L) {
+            const Vec<T> x = load(q + f);
+#pragma GCC unroll 16
+            for (int l = 0; l < L; ++l) total[l] += x * load_as<N>(key[l] + f);
+        }
+        for (; f < d; ++f)
+            for (int l = 0; l < L; ++l) total[l][0] += q[f] * T(key[l][f]);
+        store(to, sums_of<T>(total));
+    }
+
+    // f(value, weight) of every token in use.
+    template <class N, class F> KT_INLINE void each_value(int64_t r, int64_t sunk, int64_t in_ring, F&& f) const {
+        const T* w = weight;
+        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
+            const char* value = p.near_v.at(r, first);
+            for (int64_t i = 0; i < count; ++i, value += p.near_v.token)
+                f(reinterpret_cast<const N*>(value), *w++);
+        });
+    }
+
+    template <class N, int vecs>
+    KT_INLINE void mix(int64_t r, int64_t g, int64_t sunk, int64_t in_ring, int64_t c) const {
+        Vec<T> total[vecs] = {};
+        each_value<N>(r, sunk, in_ring, [&](const N* values, T w) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int e = 0; e < vecs; ++e) total[e] += load_as<N>(values + c + e * LANES<T>) * w;
+        });
+        for (int e = 0; e < vecs; ++e) store(mixed + g * M + c + e * LANES<T>, total[e]);
+    }
+
+    static constexpr char FINE = 1, STRANGE = 2;  // in near_keep
+    const int64_t d, M, size;
+    const Type type;  // of the tokens that are kept
+    T *q = nullptr, *k = nullptr, *v = nullptr, *weight = nullptr;
+};
+
+}  // namespace KT_ISA
+}  // namespace kt
