@@ -470,6 +470,17 @@ def test_layers_of_one_file_are_alike():
         FittedMaps({0: kt.Dial(maps.Hedgehog(np.zeros((3, 4, 4))))}, (0, 1, 2, 3))
 
 
+def test_weights_that_heads_share_are_those_of_each_head():
+    rng = np.random.default_rng(0)
+    shared = maps.T2R(weight=rng.standard_normal((4, 2)), bias=rng.standard_normal(2))
+    dial = kt.Dial(shared, 3, far=kt.Far(np.array([-1.0, 1.0])))
+    q, k, v = rng.standard_normal((3, 2, 12, 4))
+    found = FittedMaps({7: dial}, (0, 1)).of_heads([(7, 1), (7, 0)])
+    ours = kt.linear_attention(q[::-1], k[::-1], v[::-1], found, on_zero="zero")
+    expected = kt.linear_attention(q, k, v, dial, on_zero="zero")
+    np.testing.assert_allclose(ours[::-1], expected, atol=1e-12)
+
+
 def test_the_command_fits_and_compare_judges(run, tmp_path, heads):
     analysis.save_attention(part(heads, 0, 96), tmp_path / "qkv.safetensors")
     analysis.save_attention(part(heads, 96, 128), tmp_path / "other.safetensors")
@@ -523,7 +534,7 @@ def test_after_kill_9_the_same_command_writes_the_same_file(tmp_path):
     analysis.save_attention(analysis.sample(), tmp_path / "qkv.safetensors")
     command = [
         sys.executable, "-m", "kerneltrick", "fit", "qkv.safetensors", "--window", "4", "--steps",
-        "150", "--out",
+        "300", "--out",
     ]  # fmt: skip
     subprocess.run([*command, "whole.safetensors"], cwd=tmp_path, check=True)
     kept = tmp_path / ".maps.safetensors.unfinished"

@@ -735,6 +735,76 @@ MUTANTS = [
         "test_engines.py::test_a_lesser_key_does_not_stand_in_for_one_that_the_features_have_lost"
         "[recurrent]",
     ),
+    Mutant(
+        "fit: held-out tokens forgotten",
+        "torch/_transfer.py",
+        "self.seen = self.held_out",
+        "self.seen = _hashes([], shape)",
+        "test_fit.py::test_tokens_that_were_fitted_to_cannot_judge[held-out]",
+    ),
+    Mutant(
+        "fit: held-out tokens fitted to",
+        "torch/_transfer.py",
+        "            if same:\n                raise",
+        "            if same < 0:\n                raise",
+        "test_fit.py::test_held_out_tokens_must_be_others",
+    ),
+    Mutant(
+        "fit: texts in order after a stop from the first",
+        "torch/_fit.py",
+        "order[place:]",
+        "order[0:]",
+        "test_fit.py::test_a_run_that_was_stopped_ends_as_if_it_had_not_been[list]",
+    ),
+    Mutant(
+        "fit: a stream from its beginning after a stop",
+        "torch/_fit.py",
+        "islice(stream, run.step, None)",
+        "islice(stream, 0, None)",
+        "test_fit.py::test_a_run_that_was_stopped_ends_as_if_it_had_not_been[stream]",
+    ),
+    Mutant(
+        "fit: moments lost by a stop",
+        "torch/_transfer.py",
+        'found[f"{part}.{name}"] for part',
+        '0 * found[f"{part}.{name}"] for part',
+        "test_fit.py::test_a_run_that_was_stopped_ends_as_if_it_had_not_been[list]",
+    ),
+    Mutant(
+        "fit: the best of all heads, not of each",
+        "torch/_transfer.py",
+        "better = mean < least",
+        "better = (mean.mean() < least.mean()).expand(len(mean))",
+        "test_fit.py::test_the_best_weights_of_each_head_are_kept_though_learning_goes_wrong",
+    ),
+    Mutant(
+        "fit: key heads dealt out in turn",
+        "analysis/_fitted.py",
+        "x[place * x.shape[0] // heads]",
+        "x[place % x.shape[0]]",
+        "test_fit.py::test_each_head_gets_its_own_weights_and_those_of_its_key_head",
+    ),
+    Mutant(
+        "fit: gains lost with another window",
+        "analysis/_fitted.py",
+        '"far": dial.far, **tail',
+        '"far": None, **tail',
+        "test_fit.py::test_gains_stay_with_another_window_and_go_without_one",
+    ),
+    Mutant(
+        "fit: judged with another scale than fitted",
+        "analysis/_compare.py",
+        "scale=scale_of(setting), softmax_scale",
+        "softmax_scale",
+        "test_fit.py::test_scale_and_causality_are_those_of_the_data_and_compare_says_if_they_differ",
+    ),
+    Mutant(
+        "fit: one token known without those before it",
+        "analysis/_fitted.py",
+        "STRETCH = 8",
+        "STRETCH = 1",
+        "test_fit.py::test_a_token_is_known_by_the_stretch_before_it",
+    ),
 ]
 
 

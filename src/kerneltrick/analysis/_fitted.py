@@ -114,7 +114,7 @@ class FittedMaps:
         for pair in heads:
             place = self._place(pair)
             for name, x in _weights(self.dials[pair[0]]).items():
-                parts[name].append(_of_head(x, place, len(self.heads)))
+                parts[name].append(_of_head(name, x, place, len(self.heads)))
         return _with_weights(first, {name: np.stack(x) for name, x in parts.items()})
 
     def turned(self, **tail: Any) -> FittedMaps:
@@ -336,11 +336,13 @@ def _with_weights(dial: Dial, weights: dict[str, Any]) -> Dial:
     return dataclasses.replace(dial, feature_map=feature_map, far=far)
 
 
-def _of_head(x: Any, place: int, heads: int) -> Any:
+def _of_head(name: str, x: Any, place: int, heads: int) -> Any:
     """The part of an array of a dial that one query head uses: its own, its group's, or all."""
-    if x.ndim == 1 and len(x) == heads:  # gains; a bias (m,) is the same for all heads
-        return x[place]
-    return x[place * x.shape[0] // heads] if x.ndim == 3 else x
+    if x.ndim == 3:
+        return x[place * x.shape[0] // heads]
+    if name == "gain":
+        return x[place] if x.ndim else x
+    return x[None] if x.ndim == 1 else x  # a bias (m,), of a head (1, m)
 
 
 def _listing(numbers: Iterable[int]) -> str:

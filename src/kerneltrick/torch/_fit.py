@@ -86,7 +86,7 @@ def fit(
     seed
         Of orders and rows. With the same seed and threads, the same maps.
     resume
-        A file where the run is kept every few seconds: a run that was stopped goes on from there,
+        A file where the run is kept every second: a run that was stopped goes on from there,
         to the same result.
 
     >>> from kerneltrick.analysis import sample

@@ -30,7 +30,7 @@ LOOKS = 24  # at held-out tokens, spread over the steps
 PATIENCE = 8  # looks without anything better before it is over
 WARM_UP = 20  # steps over which the learning rate rises
 FLOOR = 1e-14  # of weights whose logarithm is taken, float32's resolution squared
-PAUSE = 5.0  # seconds between snapshots
+PAUSE = 1.0  # seconds between snapshots
 FORMAT = "kerneltrick.Transfer/1"
 
 
