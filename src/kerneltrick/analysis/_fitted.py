@@ -57,7 +57,7 @@ class FittedMaps:
     causal: bool = False
     seen: Mapping[int, Hashes] = dataclasses.field(default_factory=dict)  # (H_kv, hashes) by layer
     source: str = ""
-    name: str = "fitted" + SUFFIX
+    name: str = "fitted" + SUFFIX  # the path of its file
 
     def __post_init__(self) -> None:
         if not self.dials or len(set(self.heads)) != len(self.heads) or not self.heads:
@@ -258,7 +258,7 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
         raise ValueError("its heads or causal are not what they should be")
     return FittedMaps(
         dict(sorted(dials.items())), tuple(heads), json.loads(metadata["scaling"]), causal, seen,
-        metadata.get("source", ""), os.path.basename(where),
+        metadata.get("source", ""), where,
     )  # fmt: skip
 
 
