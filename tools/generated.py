@@ -82,6 +82,9 @@ PICTURES = {
                     f"{PACKAGE}/analysis/_blocks.py:_joined"),
     ),
     "recall.png": Product("figures", ("tools/make_recall.py", f"{PACKAGE}/labs/based.py")),
+    "fitted.png": Product(
+        "fitted", ("tools/make_fitted.py:figure", f"{PACKAGE}/torch/_transfer.py:Transfer")
+    ),
     "kin.png": Product("kin", ("tools/make_kin.py:kin_figure", "tools/make_kin.py:weights")),
     "choose.png": Product(
         "kin", ("tools/make_kin.py:choose_figure", "tools/make_kin.py:measure",
