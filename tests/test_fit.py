@@ -18,7 +18,7 @@ import kerneltrick as kt  # noqa: E402
 from kerneltrick import analysis, maps  # noqa: E402
 from kerneltrick.analysis import AttentionData, FittedMaps, _curves, _timing  # noqa: E402
 from kerneltrick.analysis import _fitted as fitted_module  # noqa: E402
-from kerneltrick.torch import Attention, LearnedMap, fit  # noqa: E402
+from kerneltrick.torch import LearnedMap, fit  # noqa: E402
 from kerneltrick.torch import _transfer as transfer_module  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("fit")  # one map is fitted for many tests
@@ -362,15 +362,6 @@ def test_learning_goes_on_from_weights_that_are_given(small):
     shared = kt.Dial(maps.Hedgehog(np.eye(6)), window=2)
     started = LearnedMap(shared, num_heads=4, head_dim=6)
     assert tuple(started.weight.shape) == (4, 6, 6)
-
-
-def test_a_layer_takes_the_dial_of_a_learned_map_and_trains_it():
-    learned = LearnedMap("hedgehog@window=3", num_heads=2, head_dim=4)
-    layer = Attention(8, num_heads=2, feature_map=learned.dial)
-    layer(torch.randn(1, 10, 8))[0].square().sum().backward()
-    assert bool(learned.weight.grad.abs().sum() > 0)
-    assert bool(learned.gain.grad.abs().sum() > 0)
-    assert any(x is learned.weight for x in layer.parameters())
 
 
 @pytest.mark.parametrize(
