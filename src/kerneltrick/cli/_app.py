@@ -32,6 +32,7 @@ from kerneltrick.cli._arguments import (
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
+from kerneltrick.cli._linearize import evaluate_command, linearize_command
 from kerneltrick.cli._output import (
     check_outputs,
     check_writable,
@@ -293,6 +294,8 @@ def _capture(
 
 
 app.command("fit")(fit_command)
+app.command("linearize")(linearize_command)
+app.command("evaluate")(evaluate_command)
 app.command("costs")(costs_command)
 app.command("train")(train_command)
 app.command("generate")(generate_command)

@@ -10,16 +10,27 @@ except ImportError as error:
 from kerneltrick.hf._attend import register
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
+from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
+from kerneltrick.hf._folder import check_folder
+from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._recorder import CaptureError
+from kerneltrick.hf._texts import windows
 
 __all__ = [
     "AttentionError",
     "Cache",
     "CaptureError",
+    "Evaluation",
+    "EvaluationRow",
+    "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
     "capture",
+    "check_folder",
+    "evaluate",
+    "linearize",
     "register",
+    "windows",
 ]

@@ -1,0 +1,187 @@
+"""`kerneltrick linearize` and `kerneltrick evaluate`: pretrained models with maps for softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from kerneltrick._files import write
+from kerneltrick._text import to_json
+from kerneltrick.attention import Dial
+from kerneltrick.attention._dial import combined
+from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers
+from kerneltrick.cli._output import (
+    check_outputs,
+    console,
+    plain,
+    progress_bar,
+    words_stream,
+)
+
+TOKENS = "Such as 200k: so much of the text is read."
+LENGTH = "Tokens of a window; windows do not see each other."
+
+
+def linearize_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    text: Annotated[
+        Path, typer.Option("--text", metavar="FILE", help="What it reads while maps are fitted.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write.")],
+    feature_map: Annotated[
+        str, typer.Option("--map", metavar="MAP", help="hedgehog or t2r, or any map with a window.")
+    ] = "hedgehog:activation=exp",
+    window: Annotated[int, typer.Option("--window", min=0, help="Tokens that are exact.")] = 64,
+    sinks: Annotated[int, typer.Option("--sinks", min=0, help="First tokens, exact too.")] = 4,
+    features: Annotated[
+        int | None, typer.Option("--features", min=1, help="m. Default: 2·d for hedgehog.")
+    ] = None,
+    key_weight: Annotated[
+        bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
+    ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="LAYERS",
+            help="Layers that keep softmax: none, numbers such as 0,3, or auto: the worst ones.",
+        ),
+    ] = "none",
+    share: Annotated[
+        float, typer.Option("--share", min=0, max=1, help="Of layers that --keep auto may keep.")
+    ] = 0.25,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--held-out", metavar="FILE", help="What it is judged on. Default: the text's end."
+        ),
+    ] = None,
+    tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "200k",
+    length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Put fitted maps in place of the softmax of a pretrained model (extra: hf).
+
+    One pass over the text: every window is one step of all layers. The weights of the model stay.
+    A run that was stopped goes on where it was.
+    """
+    try:
+        setting = Dial(*combined("linearize", feature_map, window, sinks))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    kept: Any = () if keep == "none" else keep if keep == "auto" else read_numbers("--keep", keep)
+    words, count = _read(text), _count("--tokens", tokens)
+    hf = _models()
+    try:
+        hf.check_folder(out, force)
+    except OSError as error:
+        raise UsageError(str(error)) from None
+    fitted = hf.windows(model, words, tokens=count, length=length, least=4)
+    if held_out is None:
+        judging = max(2, min(16, len(fitted) // 8))
+        fitted, judged = fitted[:-judging], fitted[-judging:]
+    else:
+        judged = hf.windows(model, _read(held_out), tokens=16 * length, length=length, least=2)
+    resume = out.with_name(f".{out.name}.unfinished")
+    try:
+        with progress_bar(quiet) as progress:
+            found = hf.linearize(
+                model, fitted, setting, features=features, key_weight=key_weight, keep=kept,
+                share=share, seed=seed, progress=progress, resume=resume,
+            )  # fmt: skip
+            result = hf.evaluate(found.model, judged, progress=progress)
+    except KeyboardInterrupt:
+        raise Stopped("stopped; the same command goes on where this one was") from None
+    found.save(out, result, force=force)
+    resume.unlink(missing_ok=True)
+    if not quiet:
+        _show(result, {})
+        for layer, why in found.kept.items():
+            console().print(plain(f"Layer {layer} keeps softmax: {why}."))
+        console().print(plain(f"wrote {out}"))
+
+
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `linearize`.")],
+    text: Annotated[
+        Path, typer.Option("--text", metavar="FILE", help="Text that it was not fitted to.")
+    ],
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            "--teacher",
+            metavar="MODEL",
+            help="The original. Default: the model itself with softmax in every layer.",
+        ),
+    ] = None,
+    tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "8k",
+    length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Write the figures; - is stdout.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
+    outputs = {} if json is None else {"--json": json}
+    check_outputs(outputs)
+    words, count = _read(text), _count("--tokens", tokens)
+    hf = _models()
+    ids = hf.windows(model, words, tokens=count, length=length, least=2)
+    with progress_bar(quiet) as progress:
+        result = hf.evaluate(model, ids, teacher=teacher, progress=progress)
+    if json is not None:
+        write(json, to_json(dataclasses.asdict(result), indent=2) + "\n")
+    if not quiet:
+        _show(result, outputs)
+
+
+def _models() -> Any:
+    try:
+        from kerneltrick import hf  # transformers and torch only when asked for
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    return hf
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
+def _count(option: str, text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})([kM]?)", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"{option} must be a number such as 5000, 200k or 1M, not {text!r}")
+    return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
+
+
+def _show(result: Any, outputs: dict[str, Path]) -> None:
+    words = console(words_stream(outputs))
+    names = list(result.rows[0].figures)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in result.rows:
+        table.add_row(row.name, *(f"{row.figures[name]:.4g}" for name in names))
+    words.print(plain(f"{result.windows} windows of {result.length} tokens"))
+    words.print(table)
+    if result.state_bytes is not None:
+        words.print(
+            plain(
+                f"A stream holds {result.state_bytes:,} bytes after {result.length} tokens, keys "
+                f"and values of the teacher {result.cache_bytes:,}.",
+                "dim",
+            )
+        )
+    words.print(plain(result.verdict))

@@ -1,0 +1,232 @@
+"""What a linearised model has kept of its teacher, measured on a text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kerneltrick import maps
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.attention import Dial
+from kerneltrick.hf._cache import Cache
+from kerneltrick.hf._capture import load, place_of, quiet
+from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._texts import model_kind
+from kerneltrick.torch import LearnedMap
+
+EDGES = (0, 64, 256, 1024, 4096)  # positions between which perplexities are told apart
+WORSE = 1.5  # times the teacher's perplexity, from which on a model is not worth having
+ALIKE = 0.9  # mean cosine of embeddings, below which one is not
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationRow:
+    """The figures of one way to attend, by name."""
+
+    name: str  # teacher, hybrid, window alone, map alone
+    figures: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Rows to compare, and what they say.
+
+    Decoders: perplexity, overall and by position, and how often the most likely next token is the
+    teacher's. Encoders: the mean cosine of embeddings (means over tokens) with the teacher's, the
+    rank correlation of all their similarities, and how often the nearest neighbour is the same.
+    """
+
+    rows: tuple[EvaluationRow, ...]
+    windows: int
+    length: int
+    state_bytes: int | None  # of one stream after a window; None for encoders
+    cache_bytes: int | None  # of the teacher's keys and values after the same
+    verdict: str
+
+
+def evaluate(
+    model: Linearized | str | os.PathLike[str],
+    windows: Sequence[Sequence[int]],
+    *,
+    teacher: Any = None,
+    progress: ProgressReport | None = None,
+) -> Evaluation:
+    """Judge a linearised model beside its teacher, its windows alone and its maps alone.
+
+    model:   itself, or its folder.
+    windows: token numbers that it was not fitted to, all windows of one length.
+    teacher: a model of the same tokens, or its folder. Not given: the model itself with softmax in
+             all its layers, which is the teacher as long as its weights were not trained.
+    """
+    if len({len(ids) for ids in windows}) != 1:
+        raise ValueError("evaluate needs windows of tokens, all of one length")
+    model = _judged(model)
+    if isinstance(teacher, (str, os.PathLike)):
+        teacher = _loaded(teacher)
+    ways = _ways(model, teacher)
+    run = _Decoder(len(windows[0])) if model.config.language else _Encoder()
+    meter = Progress("judging", len(windows) * len(ways), progress)
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for number, ids in enumerate(windows):
+            batch = torch.tensor([list(ids)], device=model.device)
+            for place, (name, settings) in enumerate(ways.items()):
+                meter(number * len(ways) + place)
+                if settings is None:
+                    run.see(name, teacher(input_ids=batch), batch)
+                    continue
+                with model.attending_by(settings):
+                    run.see(name, model(input_ids=batch, **run.how), batch)
+        meter.close(len(windows) * len(ways))
+        state, cache = _sizes(model, windows[0])
+    model.train(training)
+    rows = tuple(EvaluationRow(name, run.figures(name)) for name in ways)
+    return Evaluation(
+        rows, len(windows), len(windows[0]), state, cache, run.verdict({r.name: r for r in rows})
+    )
+
+
+def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
+    found = model if isinstance(model, Linearized) else _loaded(model)
+    if isinstance(found, Linearized):
+        return found
+    raise ValueError(
+        f"{os.fspath(model)} holds no linearised model, but a {found.config.model_type}; make one "
+        "by kerneltrick linearize"
+    )
+
+
+def _loaded(model: str | os.PathLike[str]) -> Any:
+    where = place_of(model)
+    with quiet():
+        _, kind = model_kind(where)
+        return load(where, kind.from_pretrained, dtype=torch.float32).eval()
+
+
+def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
+    """The ways to attend, by name; None is the teacher that was given."""
+    own = model.settings
+    dials = [x.dial if isinstance(x, LearnedMap) else x for x in own]
+    exact = Dial(maps.Softmax())
+    found: dict[str, list[Any] | None] = {
+        "teacher": [exact] * len(own) if teacher is None else None,
+        "hybrid": list(own),
+    }
+    if any(dial.window or dial.sinks for dial in dials):
+        found["window alone"] = [
+            Dial(maps.Softmax(), dial.window, dial.sinks) if dial.window or dial.sinks else dial
+            for dial in dials
+        ]
+        found["map alone"] = [
+            Dial(dial.feature_map) if dial.window or dial.sinks else dial for dial in dials
+        ]
+    return found
+
+
+def _sizes(model: Linearized, ids: Sequence[int]) -> tuple[int | None, int | None]:
+    """Bytes that one stream holds after these tokens: states, and the keys and values instead."""
+    if not model.config.causal:
+        return None, None
+    found = []
+    for settings in (model.settings, [Dial(maps.Softmax())] * len(model.settings)):
+        cache = Cache()
+        with model.attending_by(settings):
+            model(input_ids=torch.tensor([list(ids)], device=model.device), past_key_values=cache)
+        found.append(cache.nbytes)
+    return found[0], found[1]
+
+
+class _Decoder:
+    """Losses and most likely tokens of language models."""
+
+    how: dict[str, Any] = {"use_cache": False}  # noqa: RUF012 (never changed)
+
+    def __init__(self, length: int) -> None:
+        self.spans = [
+            (a, b) for a, b in zip(EDGES, (*EDGES[1:], length), strict=True) if a < length
+        ]
+        self.spans = [(a, min(b, length)) for a, b in self.spans]
+        self.losses: dict[str, list[Any]] = {}
+        self.same: dict[str, list[float]] = {}
+        self.likely: Any = None
+
+    def see(self, name: str, out: Any, batch: Any) -> None:
+        logits = out.logits[0, :-1].float()
+        loss = torch.nn.functional.cross_entropy(logits, batch[0, 1:], reduction="none")
+        self.losses.setdefault(name, []).append(loss.double().cpu().numpy())
+        likely = logits.argmax(-1)
+        if name == "teacher":  # the first of the ways
+            self.likely = likely
+        self.same.setdefault(name, []).append(float((likely == self.likely).double().mean()))
+
+    def figures(self, name: str) -> dict[str, float]:
+        losses = np.stack(self.losses[name])
+        found = {"perplexity": math.exp(losses.mean())}
+        for a, b in self.spans if len(self.spans) > 1 else []:
+            part = losses[:, a:b]  # a loss at place i is of token i + 1
+            if part.size:
+                found[f"{a}–{b - 1}"] = math.exp(part.mean())
+        found["agreement"] = float(np.mean(self.same[name]))
+        return found
+
+    @staticmethod
+    def verdict(rows: dict[str, EvaluationRow]) -> str:
+        before, after = (rows[name].figures["perplexity"] for name in ("teacher", "hybrid"))
+        told = f"perplexity {before:.3g} → {after:.3g}"
+        alone = rows["window alone"].figures["perplexity"] if "window alone" in rows else math.inf
+        if not after <= WORSE * before:
+            return f"Keep softmax: {told}."
+        if not after < alone:
+            return f"The map adds nothing to the window: {told}, the window alone {alone:.3g}."
+        beside = "" if math.isinf(alone) else f", the window alone {alone:.3g}"
+        return f"Worth a look: {told}{beside}."
+
+
+class _Encoder:
+    """Embeddings: means of the last hidden states."""
+
+    how: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+
+    def __init__(self) -> None:
+        self.embeddings: dict[str, list[Any]] = {}
+
+    def see(self, name: str, out: Any, batch: Any) -> None:
+        mean = out.last_hidden_state[0].double().mean(0)
+        self.embeddings.setdefault(name, []).append((mean / mean.norm()).cpu().numpy())
+
+    def figures(self, name: str) -> dict[str, float]:
+        ours, theirs = np.stack(self.embeddings[name]), np.stack(self.embeddings["teacher"])
+        found = {"cosine": float((ours * theirs).sum(-1).mean())}
+        if len(ours) >= 3:
+            pairs = np.triu_indices(len(ours), 1)
+            a, b = ours @ ours.T, theirs @ theirs.T
+            found["pairs"] = _rank_correlation(a[pairs], b[pairs])
+            for x in (a, b):
+                np.fill_diagonal(x, -np.inf)
+            found["nearest"] = float((a.argmax(-1) == b.argmax(-1)).mean())
+        return found
+
+    @staticmethod
+    def verdict(rows: dict[str, EvaluationRow]) -> str:
+        cosine = rows["hybrid"].figures["cosine"]
+        told = f"the mean cosine of embeddings with the teacher's is {cosine:.3f}"
+        alone = rows["window alone"].figures["cosine"] if "window alone" in rows else -math.inf
+        if not cosine >= ALIKE:
+            return f"Keep softmax: {told}."
+        if not cosine > alone:
+            return f"The map adds nothing to the window: {told}, the window alone {alone:.3f}."
+        return f"Worth a look: {told}."
+
+
+def _rank_correlation(a: Any, b: Any) -> float:
+    """Spearman's: that of the ranks. Similarities of floating point have no ties to speak of."""
+    ranks = [np.argsort(np.argsort(x)).astype(np.float64) for x in (a, b)]
+    a, b = (x - x.mean() for x in ranks)
+    return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))

@@ -1,0 +1,111 @@
+"""The folder of a linearised model: its weights, its tokenizer, and a card with its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kerneltrick._files import write
+from kerneltrick._version import __version__
+from kerneltrick.hf._capture import load_tokenizer, quiet
+from kerneltrick.hf._evaluate import Evaluation
+from kerneltrick.hf._linearized import Linearized
+
+
+def save_folder(
+    out: Path,
+    model: Linearized,
+    teacher: str,
+    judged: Evaluation,
+    errors: Sequence[float],
+    kept: Mapping[int, str],
+    *,
+    force: bool = False,
+) -> None:
+    """Write the folder, whole or not at all; one that exists stays, unless `force` replaces it."""
+    with _whole(out, force) as folder, quiet():
+        model.save_pretrained(folder)
+        load_tokenizer(teacher).save_pretrained(folder)
+        write(folder / "README.md", _card(model, Path(teacher).name, judged, errors, kept))
+
+
+def _card(
+    model: Linearized,
+    teacher: str,
+    judged: Evaluation,
+    errors: Sequence[float],
+    kept: Mapping[int, str],
+) -> str:
+    """The model card: what it is, its figures, and how to load it."""
+    names = list(judged.rows[1].figures)
+    lines = [
+        f"# {teacher}, linearised",
+        "",
+        f"Made by kerneltrick {__version__} from {teacher}: its weights are unchanged, and its "
+        "attention goes through fitted maps.",
+        "",
+        f"**{judged.verdict}** On {judged.windows} windows of {judged.length} tokens that were "
+        "not fitted to:",
+        "",
+        "| | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+        *(
+            f"| {row.name} | " + " | ".join(f"{row.figures[name]:.4g}" for name in names) + " |"
+            for row in judged.rows
+        ),
+        "",
+    ]
+    if judged.state_bytes is not None and judged.cache_bytes is not None:
+        lines += [
+            f"After {judged.length} tokens a stream holds {judged.state_bytes:,} bytes; keys and "
+            f"values of the original take {judged.cache_bytes:,}.",
+            "",
+        ]
+    lines += ["| layer | attends by | error |", "|---|---|---|"]
+    for number, (layer, error) in enumerate(zip(model.config.layers, errors, strict=True)):
+        why = f" ({kept[number]})" if number in kept else ""
+        lines.append(f"| {number} | `{layer['dial']}`{why} | {error:.3f} |")
+    kind = "AutoModelForCausalLM" if model.config.language else "AutoModel"
+    lines += [
+        "",
+        "Error: ‖O − O_softmax‖ / ‖O_softmax‖ of fitted maps on held-out tokens, mean over heads.",
+        "",
+        "```python",
+        "import kerneltrick.hf  # knows the model type",
+        f"from transformers import {kind}",
+        "",
+        f'model = {kind}.from_pretrained("this folder")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _whole(out: Path, force: bool) -> Iterator[Path]:
+    """A folder beside `out` that takes its place at the end, or vanishes."""
+    check_folder(out, force)
+    tag = f"{os.getpid()}.{os.urandom(4).hex()}"
+    part, old = (out.with_name(f".{out.name[:32]}.{tag}.{what}") for what in ("part", "old"))
+    part.mkdir()
+    try:
+        yield part
+        if out.exists():
+            out.rename(old)
+        part.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """OSError now, rather than after the work, if the folder cannot be written."""
+    if out.exists() and not force:
+        raise FileExistsError(f"{out} exists; give another folder, or --force to replace it")
+    if out.exists() and not (out / "config.json").is_file():
+        raise FileExistsError(f"{out} exists and is no model's folder, so it is not replaced")
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} into")

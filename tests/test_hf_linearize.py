@@ -1,0 +1,228 @@
+"""Linearising a model from its folder to a folder, and judging it, on models made here."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import tiny  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+import kerneltrick.hf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.xdist_group("hf"),  # transformers is loaded once
+]
+KINDS = {"Llama": "AutoModelForCausalLM", "Bert": "AutoModel"}
+SETTING = "hedgehog:activation=exp@window=4,sinks=1"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of small models with a tokenizer of words w0, w1, …"""
+    import tokenizers
+
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            tiny(kind, KINDS[kind]).float().save_pretrained(folder)
+            words = {"[PAD]": 0, **{f"w{number}": number for number in range(1, 50)}}
+            plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[PAD]"))
+            plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+            fast = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
+            fast.save_pretrained(folder)
+            made[kind] = folder
+        return made[kind]
+
+    return get
+
+
+def text(count, seed=0):
+    return " ".join(f"w{x}" for x in np.random.default_rng(seed).integers(3, 50, count))
+
+
+def cut(folder, count=448, seed=0, length=32):
+    return kt.hf.windows(folder, text(count, seed), tokens=count, length=length, least=2)
+
+
+@pytest.fixture(scope="module")
+def linearized(folders):
+    return {kind: kt.hf.linearize(folders(kind), cut(folders(kind)), SETTING) for kind in KINDS}
+
+
+def test_texts_are_cut_into_whole_windows(folders):
+    found = kt.hf.windows(folders("Llama"), text(100), tokens=80, length=32, least=2)
+    assert [len(ids) for ids in found] == [32, 32]
+    assert found[0] + found[1] == [int(word[1:]) for word in text(100).split()[:64]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fitted_maps_are_nearer_to_softmax(linearized, kind):
+    found = linearized[kind]
+    assert found.fit.steps == 14 - 1
+    assert found.model.config.causal == (kind == "Llama")
+    before, after = (np.mean(list(x.values())) for x in (found.fit.before, found.fit.after))
+    assert after < before
+    assert found.kept == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_teacher_of_a_model_is_the_model_with_softmax(linearized, folders, kind):
+    judged = cut(folders(kind), seed=1)[:4]
+    model = linearized[kind].model
+    alone = kt.hf.evaluate(model, judged)
+    beside = kt.hf.evaluate(model, judged, teacher=folders(kind))
+    assert [row.name for row in alone.rows] == ["teacher", "hybrid", "window alone", "map alone"]
+    for ours, theirs in zip(alone.rows, beside.rows, strict=True):
+        assert ours.figures == pytest.approx(theirs.figures, rel=1e-4)
+
+
+def test_perplexity_is_that_of_the_losses(linearized, folders):
+    judged = cut(folders("Llama"), count=500, seed=1, length=100)[:3]
+    model = linearized["Llama"].model
+    result = kt.hf.evaluate(model, judged)
+    ids = torch.tensor(judged)
+    with torch.inference_mode():
+        logits = model(ids).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none")
+    figures = result.rows[1].figures
+    assert figures["perplexity"] == pytest.approx(float(loss.mean().exp()), rel=1e-4)
+    assert figures["0–63"] == pytest.approx(float(loss[:, :64].mean().exp()), rel=1e-4)
+    assert figures["64–99"] == pytest.approx(float(loss[:, 64:].mean().exp()), rel=1e-4)
+    assert result.rows[0].figures["agreement"] == 1.0
+    assert 0 < figures["agreement"] < 1
+    assert result.state_bytes < result.cache_bytes
+    assert (result.windows, result.length) == (3, 100)
+
+
+def test_embeddings_are_compared_with_the_teachers(linearized, folders):
+    judged = cut(folders("Bert"), seed=1)[:6]
+    model = linearized["Bert"].model
+    result = kt.hf.evaluate(model, judged)
+    teacher = transformers.AutoModel.from_pretrained(folders("Bert"))
+    ids = torch.tensor(judged)
+    with torch.inference_mode():
+        means = [m(ids).last_hidden_state.mean(1) for m in (model, teacher)]
+    cosine = torch.nn.functional.cosine_similarity(*means).mean()
+    assert result.rows[1].figures["cosine"] == pytest.approx(float(cosine), abs=1e-5)
+    assert result.rows[0].figures == pytest.approx({"cosine": 1, "pairs": 1, "nearest": 1})
+    assert result.state_bytes is None
+
+
+def test_a_window_of_the_whole_text_loses_nothing(folders):
+    found = kt.hf.linearize(folders("Llama"), cut(folders("Llama")), "hedgehog@window=32")
+    rows = kt.hf.evaluate(found.model, cut(folders("Llama"), seed=1)[:3]).rows
+    assert rows[1].figures == pytest.approx(rows[0].figures, rel=1e-4)
+
+
+def test_layers_keep_softmax_as_asked_or_where_maps_fit_worst(folders):
+    windows = cut(folders("Llama"))
+    asked = kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[0])
+    assert list(asked.kept) == [0]
+    assert str(asked.model.settings[0]) == "softmax"
+    found = kt.hf.linearize(folders("Llama"), windows, SETTING, keep="auto", share=0.5)
+    errors = {layer: np.mean(each) for layer, each in found.fit.after.items()}
+    assert list(found.kept) == [max(errors, key=errors.get)]
+    assert "after the fit" in next(iter(found.kept.values()))
+    with pytest.raises(ValueError, match="has 2 layers of attention, no 5 to keep"):
+        kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_go_from_folder_to_folder(folders, kind, run, tmp_path):
+    (tmp_path / "fit.txt").write_text(text(260))
+    (tmp_path / "other.txt").write_text(text(100, seed=1))
+    out = tmp_path / "linear"
+    how = ("--map", "hedgehog:activation=exp", "--window", 4, "--sinks", 1, "--length", 32)
+    command = ("linearize", folders(kind), "--text", tmp_path / "fit.txt", "--out", out, *how)
+    code, printed, complaint = run(*command)
+    assert code == 0, complaint
+    assert f"wrote {out}" in printed
+    assert "window alone" in printed
+    model = getattr(transformers, KINDS[kind]).from_pretrained(out)
+    ids = transformers.AutoTokenizer.from_pretrained(out)("w5 w6 w7", return_tensors="pt")
+    assert model(**ids)[0].shape[1] == 3
+    card = (out / "README.md").read_text()
+    assert "| window alone |" in card
+    assert "`hedgehog:activation=exp@window=4,sinks=1`" in card
+
+    code, _, complaint = run(*command)  # it exists, and stays
+    assert (code, "exists" in complaint) == (2, True)
+    if kind == "Bert":
+        assert run(*command, "--force", "-q")[:2] == (0, "")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+    figures = tmp_path / "figures.json"
+    judge = ("evaluate", out, "--text", tmp_path / "other.txt", "--length", 32)
+    code, printed, complaint = run(*judge, "--json", figures, "--teacher", folders(kind))
+    assert code == 0, complaint
+    rows = json.loads(figures.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["teacher", "hybrid", "window alone", "map alone"]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monkeypatch):
+    from kerneltrick.torch import _transfer
+
+    monkeypatch.setattr(_transfer, "PAUSE", 0.0)  # kept after every step
+    windows, resume = cut(folders("Llama")), tmp_path / "unfinished"
+    whole = kt.hf.linearize(folders("Llama"), windows, SETTING)
+    take_step = _transfer.Transfer._take_step
+
+    def stop(run, item):
+        if run.step == 7:
+            raise KeyboardInterrupt
+        take_step(run, item)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_transfer.Transfer, "_take_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            kt.hf.linearize(folders("Llama"), windows, SETTING, resume=resume)
+    again = kt.hf.linearize(folders("Llama"), windows, SETTING, resume=resume)
+    for name, x in whole.model.maps.state_dict().items():
+        assert torch.equal(x, again.model.maps.state_dict()[name])
+
+
+def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
+    (tmp_path / "short.txt").write_text(text(40))
+    (tmp_path / "text.txt").write_text(text(700))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").touch()
+    llama, short, long = folders("Llama"), tmp_path / "short.txt", tmp_path / "text.txt"
+    out = ("--out", tmp_path / "out", "--length", 32)
+    for arguments, message in [
+        (("linearize", llama, "--text", short, *out), "makes 1 windows of 32 tokens, but 4"),
+        (("linearize", llama, "--text", long, *out, "--tokens", "many"), "--tokens must be"),
+        (("linearize", llama, "--text", long, *out, "--map", "elu", "--window", 0, "--sinks", 0),
+         "nothing to learn in elu"),
+        (("linearize", llama, "--text", long, "--out", tmp_path / "full", "--force"),
+         "is no model's folder"),
+        (("linearize", llama, "--text", long, "--out", tmp_path / "no" / "out"), "no folder"),
+        (("linearize", tmp_path / "none", "--text", long, *out), "there is no folder"),
+        (("evaluate", llama, "--text", long, "--length", 32), "holds no linearised model, but a"),
+        (("linearize", llama, "--text", tmp_path / "none", *out), "cannot read"),
+    ]:  # fmt: skip
+        code, _, complaint = run(*arguments)
+        assert code in (1, 2), arguments
+        assert message in complaint
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "full" / "precious").exists()
+
+
+def test_models_that_do_not_route_are_refused_before_the_work(folders, tmp_path):
+    from test_hf_attention import REFUSED
+
+    tiny("Bloom", "AutoModelForCausalLM", REFUSED["Bloom"][0]).float().save_pretrained(tmp_path)
+    with pytest.raises(kt.hf.CaptureError, match="does not route its attention"):
+        kt.hf.linearize(tmp_path, [[5] * 8] * 4, SETTING)
+    folder = tmp_path / "bart"
+    tiny("Bart", "AutoModel", REFUSED["Bart"][0]).float().save_pretrained(folder)
+    with pytest.raises(kt.hf.CaptureError, match="is an encoder–decoder model"):
+        kt.hf.linearize(folder, [[5] * 8] * 4, SETTING)
