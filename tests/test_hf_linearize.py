@@ -103,6 +103,27 @@ def test_perplexity_is_that_of_the_losses(linearized, folders):
     assert (result.windows, result.length) == (3, 100)
 
 
+def test_windows_alone_and_maps_alone_are_what_they_say(linearized, folders):
+    judged = cut(folders("Llama"), seed=1)[:3]
+    model = linearized["Llama"].model
+    rows = {row.name: row.figures["perplexity"] for row in kt.hf.evaluate(model, judged).rows}
+    ids = torch.tensor(judged)
+
+    def perplexity(network):
+        with torch.inference_mode():
+            return float(network(ids, labels=ids, use_cache=False).loss.exp())
+
+    name = kt.hf.register("softmax@window=4,sinks=1")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    assert rows["window alone"] == pytest.approx(
+        perplexity(load(folders("Llama"), attn_implementation=name)), rel=1e-4
+    )
+    alone = [kt.Dial(setting.dial.feature_map) for setting in model.settings]
+    with model.attending_by(alone):
+        assert rows["map alone"] == pytest.approx(perplexity(model), rel=1e-4)
+    assert len({f"{x:.3g}" for x in rows.values()}) == 4
+
+
 def test_embeddings_are_compared_with_the_teachers(linearized, folders):
     judged = cut(folders("Bert"), seed=1)[:6]
     model = linearized["Bert"].model
