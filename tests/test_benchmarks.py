@@ -120,7 +120,9 @@ def test_maps_whose_memory_is_measured_are_the_fused_ones():
     from kerneltrick import maps
     from kerneltrick.engines import _native
 
-    kinds = {_native.fused(maps.get(name), 16).numbers["map"] for name in native.FUSED}
+    kinds = {
+        _native.recipe(_native.fused(maps.get(name)).text, 16, 0)[0]["map"] for name in native.FUSED
+    }
     assert kinds == set(_native.KIND.values())
 
 

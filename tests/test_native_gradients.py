@@ -10,7 +10,6 @@ from native_cases import (
     each_isa,
     gradients,
     inputs,
-    learned,
     options_of,
 )
 from oracle import SIGNED_FEATURES, ulp
@@ -136,58 +135,6 @@ def test_gradcheck_of_every_argument(isa):
     assert torch.autograd.gradcheck(continued, (sums,), fast_mode=True)
 
 
-def test_opcheck(isa):
-    from torch.library import opcheck
-
-    from kerneltrick.engines import _native, _native_torch  # noqa: F401  the operators
-
-    seen = []
-    real = torch.ops.kerneltrick.attend
-
-    def record(text, **options):
-        class Spy:
-            attend = staticmethod(lambda *a: seen.append(a) or real(*a))
-
-        x = [torch.tensor(y).requires_grad_() for y in inputs(6, 4, 3, (2, 1))]
-        ops = torch.ops.kerneltrick
-        torch.ops.kerneltrick = Spy
-        try:
-            kt.linear_attention(*x, text, engine="native", **options)
-        finally:
-            torch.ops.kerneltrick = ops
-
-    record("elu", causal=True, log_decay=-0.1, segment_ids=torch.tensor([0, 0, 1, 1, 1, 2]))
-    record("favor:features=8", mask=torch.arange(6) > 1, query_mask=torch.arange(6) > 0)
-    record(learned("t2r each bias", 1, 4, make=lambda x: torch.tensor(x).requires_grad_()),
-           causal=True, normalize=False)  # fmt: skip
-    record("elu", causal=True, window=3, sinks=1, far=torch.tensor(0.5))
-    record("softmax", mask=torch.arange(6) > 1)
-    for arguments in seen:
-        opcheck(torch.ops.kerneltrick.attend.default, arguments)
-        with torch.no_grad():
-            output, _, sums, _, _, normalizer, near_saved, *_ = real(*arguments)
-        opcheck(
-            torch.ops.kerneltrick.attend_backward.default,
-            (torch.ones_like(output), torch.ones_like(sums), output, normalizer, near_saved,
-             *(x.detach() if torch.is_tensor(x) else x for x in arguments)),
-            test_utils=("test_schema", "test_faketensor"),
-        )  # fmt: skip
-    assert len(seen) == 5
-
-
-def test_second_derivatives_are_refused_by_name():
-    leaves = [torch.tensor(x).requires_grad_() for x in inputs(10, 4, 3)]
-    out = kt.linear_attention(*leaves, causal=True)
-    (gradient,) = torch.autograd.grad(out.sin().sum(), leaves[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match=r'first derivatives only.*engine="chunked"'):
-        gradient.sum().backward()
-    out = kt.linear_attention(*leaves, causal=True, engine="chunked")
-    (again,) = torch.autograd.grad(out.sin().sum(), leaves[:1], create_graph=True)
-    torch.testing.assert_close(again, gradient)
-    again.sum().backward()
-    assert torch.isfinite(leaves[1].grad).all()
-
-
 class TestOtherWaysToDifferentiate:
     """What the core cannot do is done by the chunked engine, unasked."""
 
@@ -269,17 +216,6 @@ class TestOtherWaysToDifferentiate:
                 results.append([out, *torch.autograd.grad(out.sin().sum(), layer.parameters())])
             for x, y in zip(*results, strict=True):
                 torch.testing.assert_close(x, y)
-
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore")
-    def test_compiled(self):
-        q, k, v = self.arrays()
-
-        def attend(q, k, v):
-            return kt.linear_attention(q, k, v, causal=True, on_zero="nan").sin()
-
-        made = torch.compile(attend, backend="eager")(q, k, v)
-        torch.testing.assert_close(made, attend(q, k, v))
 
     def test_no_grad_and_inference_mode(self):
         leaves = [x.requires_grad_() for x in self.arrays()]

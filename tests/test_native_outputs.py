@@ -144,10 +144,12 @@ def test_auto_is_native_where_it_can_be(monkeypatch):
     kt.linear_attention(*map(torch.asarray, arrays))
     kt.linear_attention(*(torch.asarray(x).requires_grad_() for x in arrays))
     kt.linear_attention(*arrays, custom, causal=True)
-    assert used == ["native"] * 4
     kt.linear_attention(*(torch.asarray(x).requires_grad_() for x in arrays), custom)
+    assert used == ["native"] * 5
+    scaled = maps.Hedgehog(activation="exp", key_weight=np.eye(4))  # φ has a log-scale
+    kt.linear_attention(*(torch.asarray(x).requires_grad_() for x in arrays), scaled)
     kt.linear_attention(*(x.astype(x.dtype.newbyteorder()) for x in arrays))
-    assert used[4:] == ["chunked"] * 2
+    assert used[5:] == ["chunked"] * 2
 
 
 def test_a_call_that_cannot_be_native_says_why():
@@ -156,8 +158,9 @@ def test_a_call_that_cannot_be_native_says_why():
     with pytest.raises(ValueError, match=r"native engine cannot run.*jax.*engine=\"auto\""):
         kt.linear_attention(*(jnp.asarray(x, jnp.float32) for x in arrays), engine="native")
     leaves = [torch.asarray(x).requires_grad_() for x in arrays]
-    with pytest.raises(ValueError, match=r"native engine cannot run.*gradients.*callable"):
-        kt.linear_attention(*leaves, custom, engine="native")
+    scaled = maps.Hedgehog(activation="exp", key_weight=np.eye(4))
+    with pytest.raises(ValueError, match=r"native engine cannot run.*gradients.*hedgehog"):
+        kt.linear_attention(*leaves, scaled, engine="native")
 
 
 def test_a_map_whose_number_of_features_depends_on_the_tokens_is_refused():

@@ -504,13 +504,13 @@ MUTANTS = [
     Mutant(
         "the core writes into the caller's state",
         "engines/_native.py",
-        'sums = buffers.array("sums", carry.sums.hi.astype(np.float64))',
-        'sums = buffers.array("sums", carry.sums.hi)',
+        'sums = buffers.array("sums", given.sums.astype(np.float64))',
+        'sums = buffers.array("sums", given.sums)',
         "test_state.py::test_state_is_not_changed_by_use",
     ),
     Mutant(
         "stretches of features that end within a block",
-        "engines/_native.py",
+        "engines/_stretches.py",
         "edges = [0, *range(step - start % step, n, step), n]",
         "edges = [0, *range(step, n, step), n]",
         "test_native_bits.py::test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch"
@@ -518,8 +518,8 @@ MUTANTS = [
     ),
     Mutant(
         "weights that a map keeps out of sight are forgotten",
-        "engines/_native.py",
-        " or _native_torch.learned(plan.feature_map, data.k)\n",
+        "engines/_native_torch.py",
+        " or learned(plan.feature_map, data.k)\n",
         "\n",
         "test_native_gradients.py::TestOtherWaysToDifferentiate::test_weights_out_of_sight",
     ),

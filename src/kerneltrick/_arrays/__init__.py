@@ -11,6 +11,7 @@ from kerneltrick._arrays._library import (
     all_finite,
     as_numpy,
     astype,
+    autocast,
     clean_blocks_only,
     compute_dtype,
     constant,
@@ -32,7 +33,8 @@ from kerneltrick._arrays._library import (
     swap_axes,
     zeros,
 )
-from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start
+from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start, whole
+from kerneltrick._arrays._untranslated import tree, untranslated
 from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "all_finite",
     "as_numpy",
     "astype",
+    "autocast",
     "clean_blocks_only",
     "compute_dtype",
     "constant",
@@ -65,6 +68,9 @@ __all__ = [
     "static_start",
     "stop_gradient",
     "swap_axes",
+    "tree",
+    "untranslated",
+    "whole",
     "wide",
     "wide_add",
     "wide_narrow",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from typing import Any, TypeAlias
 
@@ -43,7 +44,12 @@ def namespace(**arrays: Array | None) -> Namespace:
 
 
 def is_array(x: Any) -> bool:
-    return bool(array_api_compat.is_array_api_obj(x))
+    return _is_tensor(x) or bool(array_api_compat.is_array_api_obj(x))
+
+
+def _is_tensor(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
 
 
 _LIBRARIES: dict[type, str] = {}
@@ -52,12 +58,12 @@ _SPACES: dict[type, Namespace] = {}
 
 def library(x: Array) -> str:
     """'numpy', 'torch', 'jax', 'array_api_strict' or the module an array's type lives in."""
+    if _is_tensor(x):
+        return "torch"
     kind = type(x)
     if kind not in _LIBRARIES:
         if isinstance(x, (np.ndarray, np.generic)):
             name = "numpy"
-        elif array_api_compat.is_torch_array(x):
-            name = "torch"
         elif array_api_compat.is_jax_array(x):
             name = "jax"
         else:
@@ -170,6 +176,21 @@ def astype(x: Array, dtype: Any) -> Array:
     if x.dtype == dtype:
         return x
     return space(x).astype(x, dtype, copy=False)
+
+
+def autocast(*arrays: Array) -> tuple[Array, ...] | None:
+    """Arrays of several dtypes in the widest of them, where autocast is on; None where it is not.
+
+    It narrows what some layers make and leaves the rest, so that models meet both at once.
+    """
+    first = arrays[0]
+    if library(first) != "torch" or first.device.type == "meta":
+        return None
+    torch = sys.modules["torch"]
+    if not torch.is_autocast_enabled(first.device.type):
+        return None
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in arrays))
+    return tuple(x.to(dtype) for x in arrays)
 
 
 def stop_gradient(x: Array) -> Array:

@@ -120,27 +120,33 @@ def _scan_jax(
     return carry, tuple(join(y) for y in outputs)
 
 
-def static_start(start: Any, like: Array) -> int:
+def static_start(start: Any, like: Array) -> Any:
     """start as a number to align chunks with, or 0 where that would recompile (JAX)."""
-    return 0 if library(like) == "jax" else int(start)
+    return 0 if library(like) == "jax" else whole(start)
+
+
+def whole(x: Any) -> Any:
+    """x as a whole number of Python's, or as PyTorch's for one that compiled code is to be told."""
+    torch = sys.modules.get("torch")
+    return x if torch is not None and isinstance(x, torch.SymInt) else int(x)
 
 
 def jit(
-    function: Callable[..., Any], plan: Any, data: Any, like: Array, changeable: bool = False
+    function: Callable[..., Any], plan: Any, *data: Any, like: Array, changeable: bool = False
 ) -> Any:
-    """function(plan, data), in JAX compiled once per plan and shapes, elsewhere as it is.
+    """function(plan, *data), in JAX compiled once per plan and shapes, elsewhere as it is.
 
     A plan that holds arrays or code is `changeable` behind our back and never kept compiled. In
     torch, autocast is off inside: it would sum in half precision.
     """
     if library(like) == "jax" and not changeable:
-        return _jax_jit(function)(plan, data)
+        return _jax_jit(function)(plan, *data)
     if library(like) == "torch" and like.device.type != "meta":
         torch, kind = sys.modules["torch"], like.device.type
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                return function(plan, data)
-    return function(plan, data)
+                return function(plan, *data)
+    return function(plan, *data)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays import Array, Namespace, dtype_name, is_floating, is_integer, namespace
+from kerneltrick._arrays import Array, Namespace, autocast, is_floating, is_integer, namespace
 
 
 class VanishingNormalizerError(ZeroDivisionError):
@@ -47,9 +47,12 @@ def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
             raise ValueError(
                 f"{who} needs arrays (..., heads, n, d) or (n, d), but {name} is {tuple(x.shape)}"
             )
-    if len({dtype_name(x) for x in arrays.values()}) > 1:
-        dtypes = ", ".join(f"{name}: {x.dtype}" for name, x in arrays.items())
-        raise TypeError(f"{who} needs q, k and v of one dtype, but got {dtypes}")
+    if not q.dtype == k.dtype == v.dtype:
+        same = autocast(q, k, v)
+        if same is None:
+            dtypes = ", ".join(f"{name}: {x.dtype}" for name, x in arrays.items())
+            raise TypeError(f"{who} needs q, k and v of one dtype, but got {dtypes}")
+        q, k, v = same
     if not q.ndim == k.ndim == v.ndim:
         raise ValueError(f"{who} needs q, k and v with the same number of axes ({_shapes(arrays)})")
     if q.shape[-1] != k.shape[-1]:

@@ -130,7 +130,7 @@ def _key(
     arrays = (log_decay, mask, query_mask, segment_ids, positions, state, far)
     if any(x is not None for x in arrays):
         return None
-    if not (is_plain(q) and is_plain(k) and is_plain(v)):
+    if not (is_plain(q) and is_plain(k) and is_plain(v) and q.dtype == k.dtype == v.dtype):
         return None
     numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size, return_state)
     types = tuple(map(type, numbers))  # 1 and True are equal, but not both a scale
@@ -141,8 +141,7 @@ def _key(
     # A map that is remembered is kept, and with it its id.
     name = feature_map if isinstance(feature_map, str) else id(feature_map)
     return (
-        who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape,
-        q.dtype, k.dtype, v.dtype,
+        who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape, q.dtype,
     )  # fmt: skip
 
 
@@ -177,7 +176,8 @@ def _check(
         raise TypeError(f"state must be a State, not {type(state).__name__}")
     start = 0 if state is None else state.stop
     known = known_int(start)
-    if known is not None and known + k.shape[-2] >= LONGEST:
+    stop = 0 if known is None else known + k.shape[-2]
+    if isinstance(stop, int) and stop >= LONGEST:
         raise ValueError(f"{who} counts tokens below 2**53, but the state ends at {known}")
     zero_fill = 0.0 if options.on_zero == "zero" else math.nan
     window, sinks = check_window(who, chosen, window, sinks)
@@ -224,7 +224,7 @@ def _check_near(who: str, window: int, options: Options, inputs: Inputs) -> None
             "log_decay cannot be combined with window or sinks: exact weights do not decay"
         )
     n_q, n = inputs.q.shape[-2], inputs.k.shape[-2]
-    if n_q != n and window not in (0, UNBOUNDED):
+    if window not in (0, UNBOUNDED) and n_q != n:
         state = options.state
         before = 0 if state is None else known_int(state.stop)
         if before is None or window <= before + max(n_q, n):
@@ -267,6 +267,8 @@ def _check_horizon(
     restart: Array | None,
 ) -> None:
     """Ask the map whether it can serve tokens as far apart as these."""
+    if type(feature_map).check_positions is maps.FeatureMap.check_positions:
+        return
     longest = max(inputs.q.shape[-2], inputs.k.shape[-2])
     before = (0, 0) if state is None else (known_int(state.start), known_int(state.stop))
     if longest == 0 or before[0] is None or before[1] is None:

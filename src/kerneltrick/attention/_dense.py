@@ -60,10 +60,10 @@ def softmax_attention(
         causal, scale, None, True, mask, query_mask, segment_ids, on_zero=on_zero,
         window=UNBOUNDED if window is None else window, sinks=sinks, return_state=False,
     )  # fmt: skip
-    output = attend(who, q, k, v, maps.Softmax(), options, "auto", otherwise="dense")
+    output = attend(who, q, k, v, "softmax", options, "auto", otherwise="dense")
     if not return_weights:
         return output
-    weights = weights_of(who, q, k, maps.Softmax(), options)
+    weights = weights_of(who, q, k, "softmax", options)
     return output, astype(weights, v.dtype)
 
 

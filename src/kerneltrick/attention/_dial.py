@@ -22,11 +22,13 @@ from kerneltrick._arrays import (
     namespace,
     space,
     stop_gradient,
+    tree,
 )
 from kerneltrick.attention._arguments import Inputs, check_count
 from kerneltrick.engines import UNBOUNDED
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Far:
     """A far key weighs e^gain · φ(q)·φ(k), if `relative` times the largest near weight of its row.
@@ -55,6 +57,7 @@ class Far:
             )
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dial:
     """A map, and the window and sinks that are exact beside it.

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from kerneltrick import maps
-from kerneltrick._arrays import Array, astype, jit, namespace, zeros
+from kerneltrick._arrays import Array, astype, jit, namespace, untranslated, zeros
 from kerneltrick.attention._call import Call, OnZero, Options, Positions, check_call, report_zero
 from kerneltrick.attention._dial import Dial
 from kerneltrick.attention._state import State, state_of
@@ -160,6 +160,7 @@ def linear_attention(
     return attend("linear_attention", q, k, v, feature_map, options, engine)
 
 
+@untranslated
 def attend(
     who: str,
     q: Array,
@@ -174,13 +175,15 @@ def attend(
     call = check_call(who, q, k, v, feature_map, options)
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
+    more: tuple[Any, ...] = ()
     if engine == "auto":
-        engine = "native" if supports(call.plan, call.data) else otherwise
-    run = ENGINES[engine]
-    result = jit(run, call.plan, call.data, call.inputs.q, call.plan.feature_map.weighted)
+        how = supports(call.plan, call.data)
+        engine, more = (otherwise, ()) if how is None else ("native", (how,))
+    run, weighted = ENGINES[engine], call.plan.feature_map.weighted
+    result = jit(run, call.plan, call.data, *more, like=call.inputs.q, changeable=weighted)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
-    output = call.inputs.restore(output)
+    output = astype(call.inputs.restore(output), v.dtype)
     if not options.return_state:
         return output
     return output, _state_after(call, result.carry, options.state)
@@ -225,6 +228,7 @@ def attention_weights(
     return weights_of("attention_weights", q, k, feature_map, options, rows)
 
 
+@untranslated
 def weights_of(
     who: str,
     q: Array,

@@ -24,6 +24,8 @@ from kerneltrick._arrays import (
     namespace,
     register_pytree,
     space,
+    tree,
+    whole,
     wide,
     wide_add,
     wide_narrow,
@@ -46,6 +48,7 @@ from kerneltrick.engines import (
 )
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
     """U = Σ φ(k)vᵀ and Z = Σ φ(k) over tokens start … stop−1, both times exp(−log_scale).
@@ -492,6 +495,6 @@ def _same_kind(left: State, right: State, who: str) -> None:
 def known_int(position: Any) -> int | None:
     """A position as a number; None while it is being traced."""
     try:
-        return int(position)
+        return whole(position)  # type: ignore[no-any-return] # PyTorch's number, where it is not int
     except Exception:
         return None

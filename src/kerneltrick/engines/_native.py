@@ -1,16 +1,14 @@
 """Linear attention by the compiled core (`native/`): fused, threaded, for arrays on the CPU.
 
 This file turns a call into addresses and strides and keeps the arrays alive while the core runs.
-Maps that the core does not know are computed here, a stretch of tokens at a time, and handed over
-as features.
+`_native_torch` makes operators of PyTorch's of it; maps that the core does not know are computed by
+`_stretches`, and handed over as features.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
-import itertools
 import math
 import os
 import warnings
@@ -25,34 +23,21 @@ from kerneltrick._arrays import (
     as_numpy,
     astype,
     dtype_name,
-    is_array,
     is_concrete,
     library,
     space,
-    wide,
-    zeros,
+    whole,
 )
-from kerneltrick.engines._problem import (
-    Carry,
-    Data,
-    Near,
-    Plan,
-    Result,
-    block_positions,
-    prepare_keys,
-    prepare_queries,
-)
+from kerneltrick.engines._problem import Carry, Data, Near, Plan, Result, block_positions
 
 NumpyArray = np.ndarray[Any, Any]
 Call = dict[str, Any]
 Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or None
 
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-STRETCH = 1 << 18  # numbers of features made at once for a map that is not fused
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # core.h
 INTERFACE = 0xC9700FC2  # core.h: a core that has another means other things by its fields
-BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
 
 NAMES = (
     "given", "elu", "relu", "relu2", "exp", "square", "cosformer", "hedgehog_softmax",
@@ -62,11 +47,68 @@ KIND = {name: number for number, name in enumerate(NAMES)}  # core.h, enum Map
 
 
 class Fused(NamedTuple):
-    """A map as the core computes it: the numbers that describe it, and its weights."""
+    """A map that the core computes: its text, and the weights that the text does not hold."""
 
-    numbers: Call
+    text: str
     weight: Array | None = None  # (d, p) or (heads, d, p)
     bias: Array | None = None  # (p,) or (heads, 1, p)
+
+
+class Arguments(NamedTuple):
+    """All that a call of the core depends on, as NumPy's arrays or as tensors."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None
+    query_mask: Array | None
+    log_decay: Array | None
+    restart: Array | None
+    q_positions: Array | None
+    k_positions: Array | None
+    q_scale: Array | None  # (..., n, 1): log-scales of queries and keys that are given as features
+    k_scale: Array | None
+    sums: Array
+    log_scale: Array | None
+    bad: Array | None
+    weight: Array | None
+    bias: Array | None
+    near_k: Array | None
+    near_v: Array | None
+    near_positions: Array | None
+    near_keep: Array | None
+    near_count: Array | None
+    gain: Array | None
+    feature_map: str
+    scale: float
+    causal: bool
+    normalize: bool
+    zero_fill: float
+    chunk_size: int
+    start: Any
+    window: int
+    sinks: int
+    near_scale: float
+    relative: bool
+    wants_state: bool
+    gradient: bool  # whether a gradient may be asked for
+
+    @property
+    def all_far(self) -> bool:
+        return not (self.window or self.sinks)
+
+
+class Made(NamedTuple):
+    """What the core has computed; PyTorch's operator has empty arrays in place of None."""
+
+    output: Array
+    zero: Array | None
+    sums: Array
+    log_scale: Array | None
+    bad: Array
+    saved: Array | None  # (1, ...): what rows are divided by; beside a window (3, ...), see core.h
+    near_after: Array | None  # which tokens are near afterwards, and how many were seen: for `kept`
+    seen_after: Array | None
 
 
 @functools.cache
@@ -101,37 +143,41 @@ def _loaded() -> tuple[Any, str]:
     return None, reason
 
 
-def supports(plan: Plan, data: Data) -> bool:
-    """Whether the core can run this call: values at hand on the CPU, in a type it knows."""
-    weights = [x for x in vars(plan.feature_map).values() if is_array(x)]
-    if not all(is_concrete(x) for x in (*arrays_of(data), *weights)):
-        return False
-    if library(data.q) not in ("numpy", "torch") or core() is None:
-        return False
-    if dtype_name(data.q) not in TYPES or not (plan.all_far or _runs_near(plan, data)):
-        return False
-    return library(data.q) != "torch" or _differentiable(plan, data)
+def supports(plan: Plan, data: Data) -> Fused | None:
+    """How the core would run this call; None if it cannot."""
+    if library(data.q) not in ("numpy", "torch") or dtype_name(data.q) not in TYPES:
+        return None
+    if core() is None:
+        return None
+    how = _fused(plan, data)
+    if not (how.text or plan.all_far):
+        return None
+    if library(data.q) == "torch":
+        from kerneltrick.engines import _native_torch
+
+        return _native_torch.supports(plan, data, how)
+    return how if all(x is None or is_concrete(x) for x in how[1:]) else None
 
 
-def _runs_near(plan: Plan, data: Data) -> bool:
-    """Whether the core has both ways of getting a weight here: exactly, and by the map."""
-    return _fused(plan, data) is not None
-
-
-def native(plan: Plan, data: Data) -> Result:
+def native(plan: Plan, data: Data, how: Fused | None = None) -> Result:
     """All the work in one call of the core; the memory it takes does not grow with n."""
     if core() is None:
         raise RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
-    if not supports(plan, data):
+    how = supports(plan, data) if how is None else how
+    if how is None:
         raise ValueError(
-            "the native engine cannot run this call: it takes NumPy arrays and CPU tensors (not "
-            "traced) of float16, bfloat16, float32 or float64, and gives gradients for the maps it "
-            f"has fused; here are {library(data.q)} {data.q.dtype} and {plan.feature_map}. Use "
+            "the native engine cannot run this call: it takes NumPy arrays and CPU tensors of "
+            "float16, bfloat16, float32 or float64, and gives gradients for maps without log-scale "
+            "and those it has fused; "
+            f"here are {library(data.q)} {data.q.dtype} and {plan.feature_map}. Use "
             'engine="auto"'
         )
     check_isa()
-    how = _fused(plan, data)
-    return _by_stretches(plan, data) if how is None else run(plan, data, how)
+    if how.text:
+        return run(plan, data, how)
+    from kerneltrick.engines._stretches import by_stretches
+
+    return by_stretches(plan, data, at_once=how is AT_ONCE)
 
 
 def run(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
@@ -139,7 +185,7 @@ def run(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) -> Re
         from kerneltrick.engines import _native_torch
 
         return _native_torch.attend(plan, data, how, scales)
-    return attend(plan, data, how, scales=scales)
+    return attend(plan, data, how, scales)
 
 
 def check_isa() -> None:
@@ -150,17 +196,67 @@ def check_isa() -> None:
         )
 
 
-def _differentiable(plan: Plan, data: Data) -> bool:
-    """Whether the core gives every gradient that PyTorch will ask this call for."""
-    from kerneltrick.engines import _native_torch
+BY_STRETCHES = Fused("")  # features of a map that the core does not know, never whole
+AT_ONCE = Fused("")  # the same for all tokens, as gradients need them
+_ELEMENTWISE = {
+    maps.Identity: "given", maps.Elu: "elu", maps.Relu: "relu", maps.Relu2: "relu2",
+    maps.Exp: "exp", maps.Square: "square",
+}  # fmt: skip
+_WITHOUT_WEIGHTS = (*_ELEMENTWISE, maps.Softmax, maps.Cosformer, maps.Favor)
 
-    if _native_torch.forward_mode():
-        return False
-    if _fused(plan, data) is not None:
-        return True
-    return not (
-        _native_torch.needs_gradient(plan, data) or _native_torch.learned(plan.feature_map, data.k)
-    )
+
+def fused(feature_map: maps.FeatureMap) -> Fused:
+    """How the core computes a map, without text if it does not: subclasses may do anything."""
+    kind = type(feature_map)
+    if kind in _WITHOUT_WEIGHTS:
+        return Fused(str(feature_map))
+    if isinstance(feature_map, maps.Poly) and kind is maps.Poly and feature_map.degree == 2:
+        return Fused(str(feature_map))
+    if isinstance(feature_map, maps.Taylor) and kind is maps.Taylor and feature_map.order == 2:
+        return Fused(str(feature_map))
+    if isinstance(feature_map, maps.Hedgehog) and kind is maps.Hedgehog:
+        own = feature_map.key_weight is not None or feature_map.separate
+        text = f"hedgehog:activation={feature_map.activation}"
+        return BY_STRETCHES if own else Fused(text, feature_map.weight)
+    if isinstance(feature_map, maps.T2R) and kind is maps.T2R:
+        text = f"t2r:features={feature_map.features},seed={feature_map.seed}"
+        return Fused(text, feature_map.weight, feature_map.bias)
+    return BY_STRETCHES
+
+
+def _fused(plan: Plan, data: Data) -> Fused:
+    """As `fused`, for this call: a decay per feature leaves no closed form within a block."""
+    by_feature = data.log_decay is not None and data.log_decay.shape[-1] > 1
+    if by_feature and isinstance(plan.feature_map, (maps.Poly, maps.Taylor)):
+        return BY_STRETCHES
+    return fused(plan.feature_map)
+
+
+@functools.lru_cache(maxsize=256)
+def recipe(text: str, d: int, width: int) -> tuple[Call, NumpyArray | None]:
+    """What describes a map to the core, and the weights that its text stands for.
+
+    `width` is that of the weights given, 0 if there are none.
+    """
+    chosen, kind = maps.get(text), "given"
+    m, columns, weight, more = chosen.dim(d), 0, None, {}
+    if isinstance(chosen, maps.Favor):
+        kind, columns, weight = f"favor_{chosen.kind}", chosen.draws, chosen.projection(d).T
+    elif isinstance(chosen, maps.Hedgehog):
+        kind, columns = f"hedgehog_{chosen.activation}", width or d
+        m = 2 * columns
+    elif isinstance(chosen, maps.T2R):
+        kind, weight = "t2r", None if width else chosen.weights(d)
+    elif isinstance(chosen, maps.Cosformer):
+        kind, more = "cosformer", {"horizon": float(chosen.horizon)}
+    elif isinstance(chosen, maps.Poly):
+        c = chosen.constant
+        kind, more = "quadratic", {"c0": c * c, "c1": 2 * c, "c2": 1.0}
+    elif isinstance(chosen, maps.Taylor):
+        kind, more = "quadratic", {"c0": 1.0, "c1": 1.0, "c2": 0.5}
+    else:
+        kind = _ELEMENTWISE.get(type(chosen), "given")
+    return {"map": KIND[kind], "inputs": d, "count": m, "columns": columns or m, **more}, weight
 
 
 def arrays_of(data: Data) -> list[Array]:
@@ -168,53 +264,6 @@ def arrays_of(data: Data) -> list[Array]:
     for part in data.carry:
         found += [x for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
     return found
-
-
-def fused(feature_map: maps.FeatureMap, d: int) -> Fused | None:
-    """How the core computes a map; None if it does not. Subclasses may do anything: not fused."""
-    kind = type(feature_map)
-    simple = {
-        maps.Identity: "given", maps.Elu: "elu", maps.Relu: "relu", maps.Relu2: "relu2",
-        maps.Exp: "exp", maps.Square: "square",
-    }  # fmt: skip
-    if kind in simple:
-        return _numbers(simple[kind], d, d)
-    if kind is maps.Softmax:
-        return _numbers("given", d, 0)
-    if isinstance(feature_map, maps.Cosformer) and kind is maps.Cosformer:
-        return _numbers("cosformer", d, 2 * d, horizon=float(feature_map.horizon))
-    if isinstance(feature_map, maps.Poly) and kind is maps.Poly and feature_map.degree == 2:
-        c, m = feature_map.constant, feature_map.dim(d)
-        return _numbers("quadratic", d, m, c0=c * c, c1=2 * c, c2=1.0)
-    if isinstance(feature_map, maps.Taylor) and kind is maps.Taylor and feature_map.order == 2:
-        return _numbers("quadratic", d, feature_map.dim(d), c0=1.0, c1=1.0, c2=0.5)
-    if isinstance(feature_map, maps.Favor) and kind is maps.Favor:
-        made = _numbers(f"favor_{feature_map.kind}", d, feature_map.features)
-        made.numbers["columns"] = feature_map.draws
-        return Fused(made.numbers, feature_map.projection(d).T)
-    if isinstance(feature_map, maps.Hedgehog) and kind is maps.Hedgehog:
-        if feature_map.key_weight is not None or feature_map.separate:
-            return None
-        made = _numbers(f"hedgehog_{feature_map.activation}", d, feature_map.dim(d))
-        made.numbers["columns"] = feature_map.dim(d) // 2
-        return Fused(made.numbers, feature_map.weight)
-    if isinstance(feature_map, maps.T2R) and kind is maps.T2R:
-        made = _numbers("t2r", d, feature_map.features)
-        return Fused(made.numbers, feature_map.weights(d), feature_map.bias)
-    return None
-
-
-def _fused(plan: Plan, data: Data) -> Fused | None:
-    """As `fused`, for this call: a decay per feature leaves no closed form within a block."""
-    how = fused(plan.feature_map, data.q.shape[-1])
-    by_feature = data.log_decay is not None and data.log_decay.shape[-1] > 1
-    if how is not None and by_feature and how.numbers["map"] == KIND["quadratic"]:
-        return None
-    return how
-
-
-def _numbers(kind: str, d: int, m: int, **more: float) -> Fused:
-    return Fused({"map": KIND[kind], "inputs": d, "count": m, "columns": m, **more})
 
 
 class Buffers:
@@ -258,80 +307,96 @@ def _address(x: NumpyArray) -> int:
     return int(core().address(x))
 
 
-def attend(
-    plan: Plan, data: Data, how: Fused, kind: int | None = None, scales: Scales = (None, None)
-) -> Result:
-    """A call on NumPy arrays; `kind` says what their numbers are where NumPy cannot (bfloat16)."""
-    made, after = compute(plan, data, how, kind, scales)
-    if after is None:
-        return made
-    return made._replace(carry=made.carry._replace(near=kept(data, *after)))
-
-
-def compute(
-    plan: Plan,
-    data: Data,
-    how: Fused,
-    kind: int | None = None,
-    scales: Scales = (None, None),
-    normalizer: NumpyArray | None = None,
-    near_saved: NumpyArray | None = None,
-    output: NumpyArray | None = None,
-) -> tuple[Result, tuple[NumpyArray, NumpyArray] | None]:
-    """As `attend`, but of the tokens that are near afterwards only which (the arguments of `kept`).
-
-    `normalizer` and `near_saved` (3, ...) are filled with what the gradient needs.
-    """
-    buffers = assemble(plan, data, how, kind, scales)
-    q, v = data.q, data.v
-    if output is None:
-        output = aligned((*q.shape[:-1], v.shape[-1]), q.dtype)
-    buffers.call["output_type"] = kind_of(output, buffers.call["type"])
-    buffers.view("output", output, q.shape[:-2])
-    zero = np.zeros((*q.shape[:-1], 1), dtype=bool) if plan.normalize else None
-    buffers.array("zero", zero)
-    buffers.array("normalizer", normalizer)
-    if near_saved is not None and not plan.all_far:
-        give_near(buffers, near_saved)
+def arguments(
+    plan: Plan, data: Data, how: Fused, scales: Scales = (None, None), gradient: bool = False
+) -> Arguments:
     carry = data.carry
-    sums = buffers.array("sums", carry.sums.hi.astype(np.float64))
-    assert sums is not None
-    log_scale = None
-    if carry.log_scale is not None:
-        log_scale = buffers.array("log_scale", carry.log_scale.astype(np.float64))
-    width = buffers.call["decay_width"]
-    total = None
+    near = (None,) * 5 if carry.near is None else carry.near
+    tensors = (
+        *data[:9], *scales, carry.sums.hi, carry.log_scale, carry.bad, how.weight, how.bias, *near,
+        data.gain,
+    )  # fmt: skip
+    return Arguments._make(
+        (
+            *tensors, how.text, plan.scale, plan.causal, plan.normalize, plan.zero_fill,
+            plan.chunk_size, whole(data.start), plan.window, plan.sinks, plan.near_scale,
+            plan.relative, plan.wants_state, gradient,
+        )
+    )  # fmt: skip
+
+
+def attend(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
+    """A call on NumPy arrays."""
+    given, carry = arguments(plan, data, plain(how), scales), data.carry
+    buffers = assemble(given, TYPES[dtype_name(data.q)])
+    total, width = carry.log_decay, buffers.call["decay_width"]
     if width:
-        total = buffers.array("decay_total", np.zeros((*data.k.shape[:-2], 1, width)))
-    none = np.zeros((*data.k.shape[:-2], 1, v.shape[-1] + 1), dtype=np.uint8)
-    bad = buffers.array("bad", none if carry.bad is None else carry.bad.astype(np.uint8))
-    assert bad is not None
-    after = keep_tokens(plan, data, buffers)
-    core().forward(buffers.call)
-    log_decay = carry.log_decay
-    if log_decay is not None and total is not None:
-        log_decay = Wide(log_decay.hi + total, None)
-    flags = bad.astype(bool) if bad.any() else None
-    return Result(output, zero, Carry(Wide(sums, None), log_scale, log_decay, flags)), after
+        added = buffers.array("decay_total", np.zeros((*data.k.shape[:-2], 1, width)))
+    made = compute(given, buffers)
+    if total is not None and width:
+        total = Wide(total.hi + added, None)
+    near = None
+    if made.near_after is not None:
+        near = kept(data, made.near_after, made.seen_after)
+    bad = made.bad if made.bad.any() else None
+    after = Carry(Wide(made.sums, None), made.log_scale, total, bad, near)
+    return Result(made.output, made.zero, after)
 
 
-def give_near(buffers: Buffers, saved: NumpyArray) -> None:
-    for name, x in zip(("near_reference", "near_normalizer", "near_top"), saved, strict=True):
+def plain(how: Fused) -> Fused:
+    """A map whose weights are NumPy's, whatever library they come from."""
+    return Fused(how.text, *(None if x is None else as_numpy(x) for x in how[1:]))
+
+
+def compute(given: Arguments, buffers: Buffers) -> Made:
+    """The forward pass on NumPy arrays; outputs in the type of sums if a gradient may follow."""
+    q, k, v, call = given.q, given.k, given.v, buffers.call
+    kind = call["type"]
+    dtype = q.dtype
+    if given.gradient:
+        dtype, kind = (np.float64, 1) if kind == TYPES["float64"] else (np.float32, 0)
+    call["output_type"] = kind
+    output = aligned((*q.shape[:-1], v.shape[-1]), dtype)
+    buffers.view("output", output, q.shape[:-2])
+    zero = None
+    if given.normalize:
+        zero = buffers.array("zero", np.zeros((*q.shape[:-1], 1), dtype=bool))
+    saved = None
+    if given.gradient:
+        saved = np.zeros((1 if given.all_far else 3, *q.shape[:-1]))
+        give_saved(buffers, given, saved)
+    sums = buffers.array("sums", given.sums.astype(np.float64))
+    log_scale = given.log_scale
+    if log_scale is not None:
+        log_scale = buffers.array("log_scale", log_scale.astype(np.float64))
+    bad = np.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=bool)
+    if given.bad is not None:
+        bad |= given.bad
+    buffers.array("bad", bad)
+    index = count = None
+    if given.near_k is not None and given.wants_state:
+        slots = slots_after(given, min)
+        index = np.empty((*k.shape[:-2], slots, 1), np.int64)
+        count = np.empty((*k.shape[:-2], 1, 1), np.int64)
+        call["near_slots_after"] = slots
+        buffers.array("near_after", index)
+        buffers.array("seen_after", count)
+    core().forward(call)
+    return Made(output, zero, sums, log_scale, bad, saved, index, count)
+
+
+def give_saved(buffers: Buffers, given: Arguments, saved: NumpyArray) -> None:
+    """Where the core writes, and finds again, what the gradient needs of each row."""
+    names = ("near_reference", "near_normalizer", "near_top")
+    for name, x in zip(("normalizer",) if given.all_far else names, saved, strict=True):
         buffers.array(name, x)
 
 
-def keep_tokens(plan: Plan, data: Data, buffers: Buffers) -> tuple[NumpyArray, NumpyArray] | None:
-    """Room for what the core tells of the tokens that are near afterwards: which, how many."""
-    near = data.carry.near
-    if near is None or not plan.wants_state:
-        return None
-    lead, have = data.k.shape[:-2], near.k.shape[-2] - plan.sinks
-    slots = plan.sinks + min(max(plan.window - 1, 0), have + data.k.shape[-2])
-    index, count = np.empty((*lead, slots, 1), np.int64), np.empty((*lead, 1, 1), np.int64)
-    buffers.call["near_slots_after"] = slots
-    buffers.array("near_after", index)
-    buffers.array("seen_after", count)
-    return index, count
+def slots_after(given: Arguments, smaller: Any) -> Any:
+    """How many tokens are kept after a call; `smaller` is min, or PyTorch's for unknown sizes."""
+    assert given.near_k is not None
+    have = given.near_k.shape[-2] - given.sinks
+    return given.sinks + smaller(max(given.window - 1, 0), have + given.k.shape[-2])
 
 
 def kept(data: Data, index: Array, count: Array) -> Near:
@@ -361,30 +426,23 @@ def kept(data: Data, index: Array, count: Array) -> Near:
 def along(x: Array, index: Array) -> Array:
     """x (..., n, e) at index (..., l, 1)."""
     if library(x) == "torch":
-        return x.take_along_dim(index, -2)
+        return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
     return np.take_along_axis(x, index, -2)
 
 
-def assemble(
-    plan: Plan,
-    data: Data,
-    how: Fused,
-    kind: int | None,
-    scales: Scales = (None, None),
-    wide_weights: bool = False,
-) -> Buffers:
+def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers:
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
-    q, k, v = data.q, data.k, data.v
-    heads = k.shape[-3]
-    kind = TYPES[dtype_name(q)] if kind is None else kind
+    q, k, v, weight = given.q, given.k, given.v, given.weight
+    heads, d = k.shape[-3], q.shape[-1]
     compute = np.float64 if kind == TYPES["float64"] else np.float32
     width = 0
-    if data.log_decay is not None:
-        width = data.log_decay.shape[-1]
-    elif data.restart is not None:
+    if given.log_decay is not None:
+        width = given.log_decay.shape[-1]
+    elif given.restart is not None:
         width = 1
+    numbers, drawn = recipe(given.feature_map, d, 0 if weight is None else weight.shape[-1])
     buffers = Buffers(
-        **how.numbers,
+        **numbers,
         type=kind,
         rows=math.prod(k.shape[:-2]),
         heads=heads,
@@ -392,21 +450,20 @@ def assemble(
         keys=k.shape[-2],
         queries=q.shape[-2],
         width=v.shape[-1],
-        causal=plan.causal,
-        normalize=plan.normalize,
-        zero_fill=plan.zero_fill,
-        start=int(data.start),
-        chunk=0 if plan.chunk_size == 64 else plan.chunk_size,
-        root_scale=math.sqrt(plan.scale),
+        causal=given.causal,
+        normalize=given.normalize,
+        zero_fill=given.zero_fill,
+        start=given.start,
+        chunk=0 if given.chunk_size == 64 else given.chunk_size,
+        root_scale=math.sqrt(given.scale),
         decay_width=width,
     )
-    if how.weight is not None:
-        weight = np.ascontiguousarray(
-            as_numpy(how.weight), dtype=np.float64 if wide_weights else compute
-        )
+    weight = drawn if weight is None else weight
+    if weight is not None:
+        weight = np.ascontiguousarray(weight, dtype=np.float64 if wide_weights else compute)
         count = weight.shape[0] if weight.ndim == 3 else 1
-        if how.bias is not None:
-            bias = as_numpy(how.bias).astype(compute)
+        if given.bias is not None:
+            bias = given.bias.astype(compute)
             bias = bias.reshape(-1, bias.shape[-1])
             count = max(count, len(bias))  # one weight for all heads, and a bias for each, or so
             buffers.array("bias", np.broadcast_to(bias, (count, bias.shape[-1])))
@@ -416,48 +473,43 @@ def assemble(
     buffers.view("q", q, lead_q)
     buffers.view("k", k, lead)
     buffers.view("v", v, lead)
-    buffers.view("mask", data.mask, lead)
-    buffers.view("query_mask", data.query_mask, lead_q)
-    buffers.view("restart", data.restart, lead)
-    if data.log_decay is not None:
-        buffers.view("log_decay", data.log_decay.astype(compute, copy=False), lead)
+    buffers.view("mask", given.mask, lead)
+    buffers.view("query_mask", given.query_mask, lead_q)
+    buffers.view("restart", given.restart, lead)
+    if given.log_decay is not None:
+        buffers.view("log_decay", given.log_decay.astype(compute, copy=False), lead)
     for name, positions, where in (
-        ("q_positions", data.q_positions, lead_q),
-        ("k_positions", data.k_positions, lead),
+        ("q_positions", given.q_positions, lead_q),
+        ("k_positions", given.k_positions, lead),
     ):
         if positions is not None:
             buffers.view(name, positions.astype(np.float64, copy=False), where)
-    buffers.view("q_scale", scales[0], lead_q)
-    buffers.view("k_scale", scales[1], lead)
-    if not plan.all_far:
-        _assemble_near(plan, data, buffers)
+    buffers.view("q_scale", given.q_scale, lead_q)
+    buffers.view("k_scale", given.k_scale, lead)
+    if not given.all_far:
+        _assemble_near(given, buffers)
     return buffers
 
 
-def _assemble_near(plan: Plan, data: Data, buffers: Buffers) -> None:
-    near, lead = data.carry.near, data.k.shape[:-2]
+def _assemble_near(given: Arguments, buffers: Buffers) -> None:
+    near_k, near_positions, lead = given.near_k, given.near_positions, given.k.shape[:-2]
     buffers.call |= {
-        "window": plan.window,
-        "sinks": plan.sinks,
-        "relative": plan.relative,
-        "near_scale": plan.near_scale,
+        "window": given.window,
+        "sinks": given.sinks,
+        "relative": given.relative,
+        "near_scale": given.near_scale,
     }
-    if data.gain is not None:
-        buffers.array("gain", data.gain.astype(np.float64))
-    if near is None:
+    if given.gain is not None:
+        buffers.array("gain", given.gain.astype(np.float64))
+    if near_k is None or near_positions is None or given.near_count is None:
         return
-    buffers.array("seen", near.count.astype(np.int64))
-    if near.k.shape[-2]:
-        buffers.call["near_slots"] = near.k.shape[-2]
-        buffers.view("near_k", near.k, lead)
-        buffers.view("near_v", near.v, lead)
-        buffers.view("near_keep", near.keep, lead)
-        buffers.view("near_positions", near.positions.astype(np.float64), lead)
-
-
-def kind_of(output: NumpyArray, inputs: int) -> int:
-    """The type of the numbers in `output`: NumPy's own, or that of the inputs where it has none."""
-    return TYPES.get(dtype_name(output), inputs)
+    buffers.array("seen", given.near_count.astype(np.int64))
+    if near_k.shape[-2]:
+        buffers.call["near_slots"] = near_k.shape[-2]
+        buffers.view("near_k", near_k, lead)
+        buffers.view("near_v", given.near_v, lead)
+        buffers.view("near_keep", given.near_keep, lead)
+        buffers.view("near_positions", near_positions.astype(np.float64), lead)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
@@ -476,83 +528,3 @@ def in_lines(x: NumpyArray) -> NumpyArray:
     rows[..., : x.shape[-1]] = x
     rows[..., x.shape[-1] :] = 0
     return rows[..., : x.shape[-1]]
-
-
-def _by_stretches(plan: Plan, data: Data) -> Result:
-    """Features of any map, a stretch of tokens at a time, never whole; then the core."""
-    xp = space(data.q)
-    m = data.carry.sums.hi.shape[-2]
-    room = STRETCH // max(1, math.prod(data.q.shape[:-2]) * m)
-    # Stretches end where blocks of the core do, so that bits do not depend on how many fit.
-    blocks = BLOCKS if plan.chunk_size == 64 else min(plan.chunk_size, 64)
-    step = max(1, room // blocks) * blocks
-    n, n_q, start = data.k.shape[-2], data.q.shape[-2], int(data.start)
-    edges = [0, *range(step - start % step, n, step), n]
-    results, carry = [], data.carry
-    if plan.causal:
-        for at, end in itertools.pairwise(edges):
-            here = slice(at, end)
-            results.append(_stretch(plan, _cut(data, here, here, carry), at, at))
-            carry = results[-1].carry
-    else:
-        one, nothing = slice(0, 1), zeros((*(1,) * (data.q.ndim - 2), 1, 1), data.q, xp.bool)
-        for at, end in itertools.pairwise(edges):  # the keys, with one hidden query
-            part = _cut(data, one, slice(at, end), carry)._replace(query_mask=nothing)
-            carry = _stretch(plan, part, 0, at).carry
-        for at in range(0, n_q, step):  # the queries, with one hidden key
-            part = _cut(data, slice(at, at + step), one, carry)._replace(mask=nothing)
-            results.append(_stretch(plan, part, at, 0))
-    output = xp.concat([r.output for r in results], axis=-2)
-    zero = xp.concat([r.zero for r in results], axis=-2) if plan.normalize else None
-    return Result(output, zero, carry)
-
-
-def _cut(data: Data, queries: slice, keys: slice, carry: Carry) -> Data:
-    def take(x: Array | None, where: slice) -> Array | None:
-        return None if x is None else x[..., where, :]
-
-    return Data(
-        take(data.q, queries), take(data.k, keys), take(data.v, keys), take(data.mask, keys),
-        take(data.query_mask, queries), take(data.log_decay, keys), take(data.restart, keys),
-        take(data.q_positions, queries), take(data.k_positions, keys), data.start, carry,
-    )  # fmt: skip
-
-
-def _stretch(plan: Plan, data: Data, q_first: int, k_first: int) -> Result:
-    """A stretch whose first query and key are tokens q_first and k_first of the call."""
-    xp = space(data.q)
-    where_k = block_positions(data.k_positions, data.start, k_first, data.k.shape[-2], data.k)
-    where_q = block_positions(data.q_positions, data.start, q_first, data.q.shape[-2], data.q)
-    keys = prepare_keys(plan, data.k, data.v, data.mask, None, None, where_k)
-    queries = prepare_queries(
-        plan, data.q, data.mask if plan.causal else data.query_mask, where_q, data.k.shape[-3]
-    )
-
-    def by_head(x: Array | None) -> Array | None:
-        return None if x is None else xp.reshape(x, (*data.q.shape[:-1], x.shape[-1]))
-
-    def marked(features: Array, bad: Array | None) -> Array:
-        """NaN for tokens that had one: the core sees to what depends on them."""
-        return (
-            features if bad is None else xp.where(bad, xp.full_like(features, math.nan), features)
-        )
-
-    phi_q = marked(by_head(queries.features), by_head(queries.bad))
-    phi_k = marked(keys.features, None if keys.bad is None else keys.bad[..., -1:])
-    m = data.carry.sums.hi.shape[-2]
-    if phi_q.shape[-1] != m or phi_k.shape[-1] != m:
-        raise ValueError(
-            f"the feature map {plan.feature_map} gave {m} features for one token, but "
-            f"{phi_k.shape[-1]} for {phi_k.shape[-2]} keys and {phi_q.shape[-1]} for "
-            f"{phi_q.shape[-2]} queries; their number may depend on d alone"
-        )
-    part = data._replace(
-        q=phi_q, k=phi_k, v=astype(data.v, phi_k.dtype), q_positions=None, k_positions=None,
-        start=data.start + k_first,
-    )  # fmt: skip
-    given = dataclasses.replace(plan, feature_map=maps.Identity(), scale=1.0)
-    q_scale, k_scale = (
-        None if x is None else wide(x).hi for x in (by_head(queries.log_scale), keys.log_scale)
-    )
-    result = run(given, part, _numbers("given", m, m), (q_scale, k_scale))
-    return result._replace(output=astype(result.output, data.v.dtype))

@@ -11,10 +11,12 @@ from kerneltrick.engines._native import (
     Buffers,
     NumpyArray,
     _address,
+    arguments,
     assemble,
     check_isa,
     core,
     fused,
+    plain,
 )
 from kerneltrick.engines._near import near_ranks
 from kerneltrick.engines._problem import Data, Near, Plan
@@ -32,13 +34,14 @@ def decoder(
     bad: NumpyArray,
 ) -> Steps | None:
     """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
-    how = fused(plan.feature_map, data.q.shape[-1])
-    if core() is None or how is None or (sums.size == 0 and plan.all_far):
+    how = fused(plan.feature_map)
+    if core() is None or not how.text or (sums.size == 0 and plan.all_far):
         return None
     check_isa()
     near = data.carry.near
     data = data._replace(carry=data.carry._replace(near=None))
-    buffers = assemble(plan, data, how, TYPES[dtype], wide_weights=log_scale is not None)
+    given = arguments(plan, data, plain(how))
+    buffers = assemble(given, TYPES[dtype], wide_weights=log_scale is not None)
     for name in ("q", "k", "v", "log_decay"):
         buffers.call.pop(name, None)
     buffers.call["decay_width"] = total.shape[-1]

@@ -1,37 +1,88 @@
-"""The compiled core for CPU tensors: the same call on the memory of the tensors, with gradients.
+"""The compiled core for CPU tensors: operators that PyTorch records, traces and differentiates.
 
-With gradients the call is the operator `kerneltrick::attend`, which PyTorch can record, and its
-derivative `kerneltrick::attend_backward`, which recomputes φ.
+`kerneltrick::attend` takes the fields of `Arguments` and gives those of `Made`; its derivative is
+`kerneltrick::attend_backward`, which recomputes φ, and the derivative of that is the chunked
+engine's. Fake and meta tensors meet only the functions that say what shapes come out.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._arrays import Wide, dtype_name
+from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
 from kerneltrick.engines import _native
+from kerneltrick.engines._chunked import chunked
+from kerneltrick.engines._native import Arguments, Fused, Made
 from kerneltrick.engines._problem import Carry, Data, Near, Plan, Result
 
 if TYPE_CHECKING:
     Tensor: TypeAlias = Any  # PyTorch is optional, and so unknown to the type checker
+    Function: TypeAlias = Any
 else:
     Tensor = torch.Tensor
+    Function = torch.autograd.Function
 
 if _native.core() is not None:
     _native.core().share_threads()
 
 
-def needs_gradient(plan: Plan, data: Data) -> bool:
+class Gradients(NamedTuple):
+    """Of the arguments of those names; empty where there is none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    sums: Tensor
+    weight: Tensor
+    bias: Tensor
+    near_k: Tensor
+    near_v: Tensor
+    gain: Tensor
+
+
+TENSORS = Arguments._fields.index("feature_map")  # so many arguments are tensors
+DIFFERENTIABLE = tuple(Arguments._fields.index(name) for name in Gradients._fields)
+
+
+def supports(plan: Plan, data: Data, how: Fused) -> Fused | None:
+    """How the core gives this call, and every gradient that PyTorch will ask it for."""
+    weights = [x for x in how[1:] if torch.is_tensor(x)]
+    if not all(map(_reaches_the_core, (*_native.arrays_of(data), *weights))) or forward_mode():
+        return None
+    if how.text or not (
+        traced(data) or needs_gradient(data, how) or learned(plan.feature_map, data.k)
+    ):
+        return how
+    return _native.AT_ONCE if data.carry.log_scale is None else None
+
+
+def traced(data: Data) -> bool:
+    """Whether values are not at hand, or what happens to them is watched."""
+    return not is_concrete(data.q) or torch._C._are_functorch_transforms_active()
+
+
+def _reaches_the_core(x: Tensor) -> bool:
+    """Whether an operator for CPU tensors takes x: not if a class of others' has its own ideas."""
+    kind = type(x)
+    ours = kind in (torch.Tensor, torch.nn.Parameter) or kind.__module__.startswith(
+        "torch._subclasses."
+    )
+    return ours and x.device.type == "cpu"
+
+
+def needs_gradient(data: Data, how: Fused) -> bool:
     if not torch.is_grad_enabled():
         return False
-    weights = vars(plan.feature_map).values()
-    return any(getattr(x, "requires_grad", False) for x in (*_native.arrays_of(data), *weights))
+    found = (*_native.arrays_of(data), how.weight, how.bias)
+    return any(getattr(x, "requires_grad", False) for x in found)
 
 
 def learned(feature_map: maps.FeatureMap, like: Tensor) -> bool:
@@ -47,18 +98,62 @@ def forward_mode() -> bool:
     return bool(torch.autograd.forward_ad._current_level >= 0)
 
 
+def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result:
+    def tensor(x: Any) -> Tensor | None:
+        return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
+
+    how = Fused(how.text, tensor(how.weight), tensor(how.bias))
+    gradient = torch.is_grad_enabled() and (traced(data) or needs_gradient(data, how))
+    given = _native.arguments(plan, data, how, scales, gradient)
+    made = Made._make(_apply(_Attend, given))
+    carry, near, bad = data.carry, None, made.bad
+    if plan.wants_state and carry.near is not None:
+        near = _native.kept(data, made.near_after, made.seen_after)
+    return Result(
+        made.output.to(data.v.dtype),
+        made.zero if plan.normalize else None,
+        Carry(
+            Wide(made.sums, None),
+            None if carry.log_scale is None else made.log_scale,
+            _decay_after(data) if plan.wants_state else carry.log_decay,
+            None if is_concrete(bad) and not bool(bad.any()) else bad,
+            near,
+        ),
+    )
+
+
+def _decay_after(data: Data) -> Wide | None:
+    """Outside the operator, so that the state's own log-decay has its gradient too."""
+    total = data.carry.log_decay
+    if total is not None and data.log_decay is not None:
+        steps = data.log_decay.double()
+        if data.mask is not None:
+            steps = torch.where(data.mask, steps, torch.zeros_like(steps))
+        if data.restart is not None:
+            steps = torch.where(data.restart, torch.full_like(steps, -math.inf), steps)
+        return Wide(total.hi + steps.sum(-2, keepdim=True), None)
+    if total is not None and data.restart is not None:
+        gone = data.restart.any(-2, keepdim=True).expand(total.hi.shape)
+        return Wide(torch.where(gone, torch.full_like(total.hi, -math.inf), total.hi), None)
+    return total
+
+
+def _compute(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def to_numpy(x: Tensor | None) -> Any:
     """The memory of a tensor; bfloat16, which NumPy lacks, as the bits it is."""
     if x is None:
         return None
-    x = x.detach().resolve_neg().resolve_conj()
+    x = x.detach()
+    if x.is_neg():
+        x = x.resolve_neg()
     return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
-def to_torch(x: Any, dtype: torch.dtype | None = None) -> Any:
-    if x is None:
-        return None
-    made = torch.from_numpy(np.ascontiguousarray(x))
+def to_torch(x: Any, dtype: torch.dtype | None = None) -> Tensor:
+    made = torch.from_numpy(x)
     return made.view(torch.bfloat16) if dtype == torch.bfloat16 else made
 
 
@@ -68,319 +163,319 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return to_torch(_native.aligned(tuple(shape), name), dtype)
 
 
-def _plain(data: Data) -> Data:
-    """The same call on NumPy arrays that share the tensors' memory."""
-    *rest, near = data.carry
-    kept = None if near is None else Near._make(map(to_numpy, near))
-    carry = Carry._make(
-        [*(Wide(to_numpy(x.hi), None) if isinstance(x, Wide) else to_numpy(x) for x in rest), kept]
-    )
-    return Data._make([*map(to_numpy, data[:9]), data.start, carry, to_numpy(data.gain)])
+def _none(dtype: torch.dtype) -> Tensor:
+    return torch.empty(0, dtype=dtype)
 
 
-def attend(plan: Plan, data: Data, how: _native.Fused, scales: _native.Scales) -> Result:
-    if needs_gradient(plan, data):
-        return _recorded(plan, data, how)
-    kind = _native.TYPES[dtype_name(data.q)]
-    made = _native.attend(plan, _plain(data), how, kind, (to_numpy(scales[0]), to_numpy(scales[1])))
-    carry = made.carry
-    total, near = carry.log_decay, carry.near
-    if near is not None:
-        tokens = (to_torch(x, data.k.dtype) for x in (near.k, near.v))
-        near = Near(*tokens, *(to_torch(x) for x in near[2:]))
-    return Result(
-        to_torch(made.output, data.q.dtype),
-        to_torch(made.zero),
-        Carry(
-            Wide(to_torch(carry.sums.hi), None),
-            to_torch(carry.log_scale),
-            None if total is None else Wide(to_torch(total.hi), None),
-            to_torch(carry.bad),
-            near,
-        ),
-    )
+def _plain(given: tuple[Any, ...]) -> Arguments:
+    """The same arguments as NumPy arrays that share the tensors' memory."""
+    return Arguments(*map(to_numpy, given[:TENSORS]), *given[TENSORS:])
 
 
-def _recorded(plan: Plan, data: Data, how: _native.Fused) -> Result:
-    def tensor(x: Any) -> Tensor | None:
-        return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(x))
+def _attend(*arguments: Any) -> tuple[Tensor, ...]:
+    given, q = _plain(arguments), arguments[0]
+    made = _native.compute(given, _native.assemble(given, _native.TYPES[dtype_name(q)]))
+    rest = zip(made[1:], (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64,
+                          *(torch.int64,) * 2), strict=True)  # fmt: skip
+    output = to_torch(made.output, None if given.gradient else q.dtype)
+    return output, *(_none(dtype) if x is None else torch.from_numpy(x) for x, dtype in rest)
 
-    carry = data.carry
-    near = (None,) * 5 if carry.near is None else carry.near
-    more = {name: getattr(plan, name) for name in NEAR_PLAN}
-    output, zero, sums, log_scale, bad, _, _, index, count = torch.ops.kerneltrick.attend(
-        data.q, data.k, data.v, data.mask, data.query_mask, data.log_decay, data.restart,
-        data.q_positions, data.k_positions, carry.sums.hi, carry.log_scale, carry.bad,
-        tensor(how.weight), tensor(how.bias), *near, data.gain,
-        json.dumps([how.numbers, more]), plan.scale, plan.causal,
-        plan.normalize, plan.zero_fill, plan.chunk_size, int(data.start),
-    )  # fmt: skip
-    after = None
-    if carry.near is not None and plan.wants_state:
-        after = _native.kept(data, index, count)
-    total = carry.log_decay
-    if total is not None and data.log_decay is not None:
-        # Outside the operator, so that the state's own log-decay has its gradient too.
-        steps = data.log_decay.double()
-        if data.mask is not None:
-            steps = torch.where(data.mask, steps, torch.zeros_like(steps))
-        if data.restart is not None:
-            steps = torch.where(data.restart, torch.full_like(steps, -math.inf), steps)
-        total = Wide(total.hi + steps.sum(-2, keepdim=True), None)
-    elif total is not None and data.restart is not None:
-        gone = data.restart.any(-2, keepdim=True).expand(total.hi.shape)
-        total = Wide(torch.where(gone, torch.full_like(total.hi, -math.inf), total.hi), None)
-    return Result(
-        output.to(data.v.dtype),
-        zero if plan.normalize else None,
-        Carry(
-            Wide(sums, None),
-            None if carry.log_scale is None else log_scale,
-            total,
-            bad if bool(bad.any()) else None,
-            after,
-        ),
+
+def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    given = Arguments._make(arguments)
+    q, k, v = given.q, given.k, given.v
+    rows, lead = q.shape[:-1], k.shape[:-2]
+    saved = (1 if given.all_far else 3, *rows) if given.gradient else (0,)
+    index: tuple[Any, ...] = (0,)
+    count: tuple[Any, ...] = (0,)
+    if given.near_k is not None and given.wants_state:
+        index, count = (*lead, _native.slots_after(given, torch.sym_min), 1), (*lead, 1, 1)
+
+    def made(shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+        return q.new_empty(shape, dtype=dtype)
+
+    return Made(
+        made((*rows, v.shape[-1]), _compute(q) if given.gradient else q.dtype),
+        made((*rows, 1) if given.normalize else (0,), torch.bool),
+        made(given.sums.shape, torch.float64),
+        made((0,) if given.log_scale is None else given.log_scale.shape, torch.float64),
+        made((*lead, 1, v.shape[-1] + 1), torch.bool),
+        made(saved, torch.float64),
+        made(index, torch.int64),
+        made(count, torch.int64),
     )
 
 
-def _compute(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-NEAR_PLAN = ("window", "sinks", "near_scale", "relative", "wants_state")
-INPUTS = 20  # tensors that the operator takes
-
-
-def _call(tensors: list[Tensor | None], spec: str, plan_numbers: tuple[Any, ...]) -> Any:
-    """Plan, data and map from the operator's arguments."""
-    (q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions,
-     sums, log_scale, bad, weight, bias, *near, gain) = tensors  # fmt: skip
-    scale, causal, normalize, zero_fill, chunk_size, start = plan_numbers
-    numbers, more = json.loads(spec)
-    plan = Plan(maps.Identity(), scale, causal, normalize, zero_fill, chunk_size, start, **more)
-    kept = None if near[0] is None else Near._make(near)
-    carry = Carry(Wide(sums, None), log_scale, None, bad, kept)
-    data = Data(
-        q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, start, carry, gain
-    )  # fmt: skip
-    return plan, _plain(data), _native.Fused(numbers, weight, bias)
-
-
-def _slots_after(k: Tensor, near_k: Tensor, spec: str) -> int:
-    """How many tokens a state keeps after a call."""
-    more = json.loads(spec)[1]
-    if near_k is None or not more["wants_state"]:
-        return 0
-    have = near_k.shape[-2] - more["sinks"]
-    return int(more["sinks"] + min(max(more["window"] - 1, 0), have + k.shape[-2]))
-
-
-@torch.library.custom_op("kerneltrick::attend", mutates_args=())  # type: ignore[untyped-decorator] # PyTorch's
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None,
-    log_decay: Tensor | None, restart: Tensor | None, q_positions: Tensor | None,
-    k_positions: Tensor | None, sums: Tensor, log_scale: Tensor | None, bad: Tensor | None,
-    weight: Tensor | None, bias: Tensor | None, near_k: Tensor | None, near_v: Tensor | None,
-    near_positions: Tensor | None, near_keep: Tensor | None, near_count: Tensor | None,
-    gain: Tensor | None, spec: str, scale: float, causal: bool,
-    normalize: bool, zero_fill: float, chunk_size: int, start: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(output, zero, sums, log_scale, bad, normalizer, near_saved, index, count).
-
-    What does not exist is empty. `near_saved` (3, ...) is what near weights are relative to and
-    divided by and the largest exponent; `index` and `count` tell what `_native.kept` is to keep.
-    """
-    plan, data, how = _call(
-        [q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, sums, log_scale,
-         bad, weight, bias, near_k, near_v, near_positions, near_keep, near_count, gain],
-        spec, (scale, causal, normalize, zero_fill, chunk_size, start),
-    )  # fmt: skip
-    normalizer = (_empty if plan.all_far else torch.zeros)(q.shape[:-1], dtype=torch.float64)
-    near_saved = torch.zeros((0 if plan.all_far else 3, *q.shape[:-1]), dtype=torch.float64)
-    output = _empty((*q.shape[:-1], v.shape[-1]), _compute(q))
-    made, after = _native.compute(
-        plan, data, how, _native.TYPES[dtype_name(q)], normalizer=normalizer.numpy(),
-        near_saved=near_saved.numpy(), output=output.numpy(),
-    )  # fmt: skip
-    index, count = (torch.empty(0, dtype=torch.int64) for _ in range(2))
-    if after is not None:
-        index, count = (torch.from_numpy(x) for x in after)
-    flags = torch.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=torch.bool)
-    if made.carry.bad is not None:
-        flags = to_torch(made.carry.bad)
-    empty = torch.empty(0)
-    return (
-        output,
-        empty.bool() if made.zero is None else to_torch(made.zero),
-        to_torch(made.carry.sums.hi),
-        empty.double() if log_scale is None else to_torch(made.carry.log_scale),
-        flags,
-        normalizer,
-        near_saved,
-        index,
-        count,
-    )
-
-
-@_attend.register_fake  # type: ignore[untyped-decorator] # PyTorch's
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, query_mask: Any, log_decay: Any, restart: Any,
-    q_positions: Any, k_positions: Any, sums: Tensor, log_scale: Any, bad: Any, weight: Any,
-    bias: Any, near_k: Any, near_v: Any, near_positions: Any, near_keep: Any, near_count: Any,
-    gain: Any, spec: str, scale: float, causal: bool, normalize: bool, zero_fill: float,
-    chunk_size: int, start: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    far = not (json.loads(spec)[1]["window"] or json.loads(spec)[1]["sinks"])
-    slots = _slots_after(k, near_k, spec)
-    wanted = near_k is not None and json.loads(spec)[1]["wants_state"]
-    return (
-        q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_compute(q)),
-        q.new_empty((*q.shape[:-1], 1) if normalize else (0,), dtype=torch.bool),
-        torch.empty_like(sums, memory_format=torch.contiguous_format),
-        q.new_empty(0, dtype=torch.float64)
-        if log_scale is None
-        else torch.empty_like(log_scale, memory_format=torch.contiguous_format),
-        q.new_empty((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=torch.bool),
-        q.new_empty(q.shape[:-1], dtype=torch.float64),
-        q.new_empty((0 if far else 3, *q.shape[:-1]), dtype=torch.float64),
-        q.new_empty((*k.shape[:-2], slots, 1) if wanted else (0,), dtype=torch.int64),
-        q.new_empty((*k.shape[:-2], 1, 1) if wanted else (0,), dtype=torch.int64),
-    )
-
-
-@torch.library.custom_op("kerneltrick::attend_backward", mutates_args=())  # type: ignore[untyped-decorator] # PyTorch's
 def _attend_backward(
-    d_output: Tensor, d_sums: Tensor, output: Tensor, normalizer: Tensor, near_saved: Tensor,
-    q: Tensor, k: Tensor,
-    v: Tensor, mask: Tensor | None, query_mask: Tensor | None, log_decay: Tensor | None,
-    restart: Tensor | None, q_positions: Tensor | None, k_positions: Tensor | None, sums: Tensor,
-    log_scale: Tensor | None, bad: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    near_k: Tensor | None, near_v: Tensor | None, near_positions: Tensor | None,
-    near_keep: Tensor | None, near_count: Tensor | None, gain: Tensor | None,
-    spec: str, scale: float, causal: bool, normalize: bool, zero_fill: float, chunk_size: int,
-    start: int,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:  # fmt: skip
-    """Gradients of q, k, v, log_decay, sums, weight, bias, kept k and v, and the gain.
-
-    What does not exist is empty.
-    """
-    plan, data, how = _call(
-        [q, k, v, mask, query_mask, log_decay, restart, q_positions, k_positions, sums, log_scale,
-         bad, weight, bias, near_k, near_v, near_positions, near_keep, near_count, gain],
-        spec, (scale, causal, normalize, zero_fill, chunk_size, start),
-    )  # fmt: skip
-    buffers = _native.assemble(plan, data, how, _native.TYPES[dtype_name(q)])
-    call, lead, lead_q = buffers.call, k.shape[:-2], q.shape[:-2]
+    d_output: Tensor, d_sums: Tensor | None, output: Tensor, saved: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    given, asked = _plain(arguments), Arguments._make(arguments)
+    buffers = _native.assemble(given, _native.TYPES[dtype_name(asked.q)])
+    call, lead, lead_q = buffers.call, given.k.shape[:-2], given.q.shape[:-2]
     call["output_type"] = _native.TYPES[dtype_name(output)]
     buffers.view("output", to_numpy(output), lead_q)
     buffers.view("d_output", to_numpy(d_output), lead_q)
-    buffers.array("normalizer", to_numpy(normalizer))
-    buffers.array("sums", to_numpy(sums))
-    buffers.array("log_scale", to_numpy(log_scale))
-    made = [_empty(x.shape, x.dtype) for x in (q, k, v)]
+    _native.give_saved(buffers, given, to_numpy(saved))
+    buffers.array("sums", given.sums)
+    buffers.array("log_scale", given.log_scale)
+    made = [_empty(x.shape, x.dtype) for x in asked[:3]]
     for name, x, where in zip(("d_q", "d_k", "d_v"), made, (lead_q, lead, lead), strict=True):
         buffers.view(name, to_numpy(x), where)
-    d_state = d_sums.double().contiguous().clone()
+
+    def zeros(name: str, shape: tuple[int, ...]) -> Tensor:
+        x = torch.zeros(shape, dtype=torch.float64)
+        buffers.array(name, x.numpy())
+        return x
+
+    d_state = torch.zeros(asked.sums.shape, dtype=torch.float64)
+    if d_sums is not None:
+        d_state.copy_(d_sums)
     buffers.array("d_sums", d_state.numpy())
-    d_decay, d_weight, d_bias, d_near_k, d_near_v, d_gain = (
-        torch.empty(0, dtype=torch.float64) for _ in range(6)
-    )
-    if not plan.all_far:
-        _native.give_near(buffers, to_numpy(near_saved))
-        d_gain = torch.zeros(q.shape[:-2], dtype=torch.float64)
-        buffers.array("d_gain", d_gain.numpy())
-    if near_k is not None and near_v is not None:
-        d_near_k, d_near_v = (torch.zeros_like(x) for x in (near_k, near_v))
+    d_decay, d_weight, d_bias, d_near_k, d_near_v, d_gain = map(_none, (torch.float64,) * 6)
+    if given.near_k is not None and given.near_v is not None:
+        d_near_k, d_near_v = (torch.zeros_like(x) for x in (asked.near_k, asked.near_v))
         buffers.view("d_near_k", to_numpy(d_near_k), lead)
         buffers.view("d_near_v", to_numpy(d_near_v), lead)
-    if log_decay is not None:
-        d_decay = torch.zeros(log_decay.shape, dtype=torch.float64)
-        buffers.array("d_log_decay", d_decay.numpy())
-    learned = weight is not None and "favor" not in _native.NAMES[call["map"]]
-    if learned:
-        p = (call["weight_heads"], call["inputs"], call["columns"])
-        d_weight = torch.zeros(p, dtype=torch.float64)
-        buffers.array("d_weight", d_weight.numpy())
-        if bias is not None:
-            d_bias = torch.zeros((p[0], p[2]), dtype=torch.float64)
-            buffers.array("d_bias", d_bias.numpy())
+    if not given.all_far:
+        d_gain = zeros("d_gain", lead_q)
+    if asked.log_decay is not None:
+        d_decay = zeros("d_log_decay", asked.log_decay.shape)
+    weight, bias, heads = asked.weight, asked.bias, call.get("weight_heads", 1)
+    if weight is not None or bias is not None:
+        d_weight = zeros("d_weight", (heads, call["inputs"], call["columns"]))
+    if bias is not None:
+        d_bias = zeros("d_bias", (heads, call["columns"]))
     _native.core().backward(call)
-    if learned:
-        assert weight is not None
+    if weight is not None:
         d_weight = d_weight.sum_to_size(1, *weight.shape[-2:]) if weight.ndim == 2 else d_weight
         d_weight = d_weight.reshape(weight.shape).to(weight.dtype)
-    if bias is not None and learned:
+    else:
+        d_weight = _none(torch.float64)
+    if bias is not None:
         count = math.prod(bias.shape[:-1])
         d_bias = d_bias if d_bias.shape[0] == count else d_bias.sum(0, keepdim=True)
         d_bias = d_bias.reshape(bias.shape).to(bias.dtype)
-    if log_decay is not None:
-        d_decay = d_decay.to(log_decay.dtype)
-    if gain is not None and not plan.all_far:
+    if asked.log_decay is not None:
+        d_decay = d_decay.to(asked.log_decay.dtype)
+    if asked.gain is not None and not given.all_far:
+        gain = asked.gain
         d_gain = d_gain.reshape(-1, gain.shape[0]).sum(0).reshape(gain.shape).to(gain.dtype)
     return (*made, d_decay, d_state, d_weight, d_bias, d_near_k, d_near_v, d_gain)
 
 
-@_attend_backward.register_fake  # type: ignore[untyped-decorator] # PyTorch's
-def _(
-    d_output: Tensor, d_sums: Tensor, output: Tensor, normalizer: Tensor, near_saved: Tensor,
-    q: Tensor, k: Tensor,
-    v: Tensor, mask: Any, query_mask: Any, log_decay: Any, restart: Any, q_positions: Any,
-    k_positions: Any, sums: Tensor, log_scale: Any, bad: Any, weight: Any, bias: Any,
-    near_k: Any, near_v: Any, near_positions: Any, near_keep: Any, near_count: Any, gain: Any,
-    spec: str,
-    scale: float, causal: bool, normalize: bool, zero_fill: float, chunk_size: int, start: int,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _attend_backward_shapes(
+    d_output: Tensor, d_sums: Tensor | None, output: Tensor, saved: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    given = Arguments._make(arguments)
+
     def like(x: Any) -> Tensor:
         if x is None:
-            return q.new_empty(0, dtype=torch.float64)
+            return output.new_empty(0, dtype=torch.float64)
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    learned = "favor" not in _native.NAMES[json.loads(spec)[0]["map"]]
-    return (
-        like(q), like(k), like(v), like(log_decay), like(sums.double()),
-        like(weight if learned else None), like(bias if learned else None),
-        like(near_k), like(near_v), like(gain),
+    return Gradients._make(like(getattr(given, name)) for name in Gradients._fields)
+
+
+class _Attend(Function):  # type: ignore[misc] # PyTorch's
+    """The operator with its gradient, for autograd and for torch.func."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return OPERATORS[_Attend](*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        made, given = Made._make(output), Arguments._make(inputs)
+        # The caller may change what it gets, unless that is another array in another type.
+        kept = made.output.clone() if made.output.dtype == given.v.dtype else made.output
+        ctx.save_for_backward(kept, made.saved, *inputs[:TENSORS])
+        ctx.numbers = inputs[TENSORS:]
+        ctx.mark_non_differentiable(made.zero, *made[3:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Any, _z: Any, d_sums: Any, *_: Any) -> tuple[Any, ...]:
+        output, saved, *tensors = ctx.saved_tensors
+        inputs = (*tensors, *ctx.numbers)
+        d_output = _or_zeros(d_output, output)
+        made = _apply(_AttendBackward, (d_output, d_sums, output, saved, *inputs))
+        grads: list[Any] = [None] * len(inputs)
+        for at, gradient in zip(DIFFERENTIABLE, made, strict=True):
+            if ctx.needs_input_grad[at]:
+                grads[at] = gradient.to(inputs[at].dtype)
+        return tuple(grads)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        by_one = [arguments[at] for at in SHARED if dims[at] is not None]
+        if by_one:
+            return _one_by_one(_Attend, info, dims, arguments)
+        made = Made._make(_apply(_Attend, _batched(info, dims, arguments)))
+        return made, _batch_axes(made, Made(0, 0, 0, 0, 0, 1, 0, 0))
+
+
+class _AttendBackward(Function):  # type: ignore[misc] # PyTorch's
+    """Its derivative with one of its own."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return OPERATORS[_AttendBackward](*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        d_output, d_sums, _, _, *given = inputs
+        ctx.save_for_backward(d_output, d_sums, *given[:TENSORS])
+        ctx.numbers = given[TENSORS:]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *seconds: Any) -> tuple[Any, ...]:
+        """By the chunked engine, differentiated twice: the core has first derivatives only."""
+        d_output, d_sums, *tensors = ctx.saved_tensors
+        given = Arguments(*tensors, *ctx.numbers)
+        names = [name for name in Gradients._fields if getattr(given, name) is not None]
+        inputs = [getattr(given, name) for name in names]
+
+        def first(d_output: Tensor, d_sums: Tensor, *inputs: Tensor) -> Any:
+            def again(*inputs: Tensor) -> Any:
+                return _by_chunks(given._replace(**dict(zip(names, inputs, strict=True))))
+
+            return torch.func.vjp(again, *inputs)[1]((d_output, d_sums))
+
+        none = torch.zeros_like(given.sums)
+        made, pull = torch.func.vjp(first, d_output, none if d_sums is None else d_sums, *inputs)
+        asked = zip(names, made, strict=True)
+        seconds = Gradients._make(seconds)
+        back = pull(tuple(_or_zeros(getattr(seconds, name), x) for name, x in asked))
+        found = dict(zip(names, back[2:], strict=True))
+        return (
+            back[0], None if d_sums is None else back[1], None, None,
+            *(found.get(name) for name in Arguments._fields),
+        )  # fmt: skip
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        if any(arguments[4 + at] is not None for at in SHARED):  # their gradients would be summed
+            return _one_by_one(_AttendBackward, info, dims, arguments)
+        d_output, d_sums, output, saved = (
+            None if x is None else _in_front(x, dim, info.batch_size, axis)
+            for x, dim, axis in zip(arguments[:4], dims[:4], (0, 0, 0, 1), strict=True)
+        )
+        rest = _batched(info, dims[4:], arguments[4:])
+        made = Gradients._make(_apply(_AttendBackward, (d_output, d_sums, output, saved, *rest)))
+        return made, _batch_axes(made, Gradients._make((0,) * len(made)))
+
+
+def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
+    """Output and sums by the chunked engine, which the host library differentiates."""
+    chosen = maps.get(given.feature_map)
+    if given.weight is not None or given.bias is not None:
+        parts = {"weight": given.weight, "bias": given.bias}
+        fields = {field.name for field in dataclasses.fields(chosen)}
+        chosen = dataclasses.replace(chosen, **{k: x for k, x in parts.items() if k in fields})
+    plan = Plan(
+        chosen, given.scale, given.causal, given.normalize, given.zero_fill, given.chunk_size,
+        given.start, given.window, given.sinks, given.near_scale, given.relative,
+        given.wants_state,
     )  # fmt: skip
+    near = None
+    if given.near_k is not None:
+        near = Near(
+            given.near_k, given.near_v, given.near_positions, given.near_keep, given.near_count
+        )
+    q, k, v = (x.to(_compute(x)) for x in (given.q, given.k, given.v))
+    carry = Carry(Wide(given.sums, None), given.log_scale, None, given.bad, near)
+    result = chunked(plan, Data(q, k, v, *given[3:9], given.start, carry, given.gain))
+    return result.output, result.carry.sums.hi
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    made, normalizer, near_saved = output[0], output[5], output[6]
-    ctx.save_for_backward(made, normalizer, near_saved, *inputs[:INPUTS])
-    ctx.numbers = inputs[INPUTS:]
-    ctx.mark_non_differentiable(output[1], *output[3:])
+# Arguments without leading axes, which a batch cannot have one each of.
+SHARED = tuple(Arguments._fields.index(name) for name in ("weight", "bias", "gain"))
+# Those with one entry for all heads or for each: the others have all leading axes.
+BROADCAST = tuple(
+    Arguments._fields.index(name)
+    for name in ("mask", "query_mask", "restart", "q_positions", "k_positions")
+)
 
 
-def _derivative(ctx: Any, d_output: Any, _z: Any, d_sums: Any, *_: Any) -> tuple[Any, ...]:
-    made, normalizer, near_saved, *tensors = ctx.saved_tensors
-    sums = tensors[9]
-    d_output = torch.zeros_like(made) if d_output is None else d_output
-    d_sums = torch.zeros_like(sums) if d_sums is None else d_sums
-    got = torch.ops.kerneltrick.attend_backward(
-        d_output, d_sums, made, normalizer, near_saved, *tensors, *ctx.numbers
-    )
-    d_q, d_k, d_v, d_decay, d_first, d_weight, d_bias, d_near_k, d_near_v, d_gain = got
-    grads: list[Any] = [None] * (len(tensors) + len(ctx.numbers))
-    grads[0:3] = [d_q, d_k, d_v]
-    grads[5] = d_decay if tensors[5] is not None else None
-    grads[9] = d_first.to(sums.dtype)
-    grads[12] = d_weight if d_weight.numel() else None
-    grads[13] = d_bias if d_bias.numel() else None
-    if tensors[14] is not None:
-        grads[14:16] = [d_near_k, d_near_v]
-    grads[19] = d_gain if tensors[19] is not None and near_saved.shape[0] else None
-    return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(grads))
+def _in_front(x: Tensor, dim: int | None, size: int, axis: int = 0) -> Tensor:
+    """x with its batch axis at `axis`; one is made if it has none."""
+    if dim is not None:
+        return x.movedim(dim, axis)
+    return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
 
 
-_attend.register_autograd(_derivative, setup_context=_setup)
+def _batched(info: Any, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of one call for the whole batch, as one more leading axis."""
+    found = list(arguments)
+    for at in range(TENSORS):
+        x, dim = arguments[at], dims[at]
+        if x is None or at in SHARED or (at in BROADCAST and dim is None):
+            continue
+        found[at] = _in_front(x, dim, info.batch_size)
+    return tuple(found)
 
 
-def _second(*_: Any) -> Any:
-    raise RuntimeError(
-        "the native engine has first derivatives only; for derivatives of gradients use "
-        'engine="chunked"'
-    )
+def _batch_axes(made: Any, axes: Any) -> Any:
+    return axes._make(None if x.numel() == 0 else axis for x, axis in zip(made, axes, strict=True))
 
 
-_attend_backward.register_autograd(_second)
+def _one_by_one(function: Any, info: Any, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+    calls = []
+    for i in range(info.batch_size):
+        own = (
+            x if dim is None else x.select(dim, i) for x, dim in zip(arguments, dims, strict=True)
+        )
+        calls.append(_apply(function, tuple(own)))
+    made = tuple(torch.stack(parts) for parts in zip(*calls, strict=True))
+    return made, (0,) * len(made)
+
+
+def _apply(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """The operator of a function; torch.func sees only functions that say how to be batched."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return OPERATORS[function](*arguments)
+
+
+def _register(name: str, function: Any, inputs: str, outputs: int, run: Any, shapes: Any) -> Any:
+    """An operator that computes by `run` on CPU tensors, and is differentiated by `function`."""
+    made = ", ".join(["Tensor"] * outputs)
+    tag = torch.Tag.pt2_compliant_tag
+    LIBRARY.define(f"{name}({inputs}) -> ({made})", tags=(tag,))
+    operator = getattr(torch.ops.kerneltrick, name).default
+    LIBRARY.impl(name, run, "CPU")
+    torch.library.register_fake(f"kerneltrick::{name}", shapes, lib=LIBRARY)
+
+    def recorded(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return function.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    LIBRARY.impl(name, recorded, "Autograd")
+    return operator
+
+
+LIBRARY = torch.library.Library("kerneltrick", "FRAGMENT")
+_NUMBERS = {"feature_map": "str", "scale": "float", "zero_fill": "float", "near_scale": "float",
+            "chunk_size": "int", "start": "SymInt", "window": "int", "sinks": "int"}  # fmt: skip
+_INPUTS = ", ".join(
+    f"Tensor{'' if name in ('q', 'k', 'v', 'sums') else '?'} {name}"
+    if at < TENSORS else f"{_NUMBERS.get(name, 'bool')} {name}"
+    for at, name in enumerate(Arguments._fields)
+)  # fmt: skip
+OPERATORS: dict[Any, Callable[..., Any]] = {
+    _Attend: _register("attend", _Attend, _INPUTS, len(Made._fields), _attend, _attend_shapes),
+    _AttendBackward: _register(
+        "attend_backward", _AttendBackward,
+        f"Tensor d_output, Tensor? d_sums, Tensor output, Tensor saved, {_INPUTS}",
+        len(Gradients._fields), _attend_backward, _attend_backward_shapes,
+    ),
+}  # fmt: skip

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import math
 import numbers
-import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +23,7 @@ from kerneltrick._arrays import (
     is_floating,
     library,
     space,
+    zeros,
 )
 
 Sign = Literal["positive", "non-negative", "any"]
@@ -53,14 +53,13 @@ class FeatureMap:
 
     def __post_init__(self) -> None:
         """NumPy numbers become Python's, so that equal maps have one text."""
-        hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), hints[field.name]
+            value = getattr(self, field.name)
             if isinstance(value, bool):
                 continue
-            if kind is float and isinstance(value, numbers.Real):
+            if field.type in ("float", float) and isinstance(value, numbers.Real):
                 object.__setattr__(self, field.name, float(value))
-            elif kind is int and isinstance(value, numbers.Integral):
+            elif field.type in ("int", int) and isinstance(value, numbers.Integral):
                 object.__setattr__(self, field.name, int(value))
 
     @property
@@ -203,10 +202,14 @@ class Custom(FeatureMap):
 
 def feature_shape(feature_map: FeatureMap, like: Array) -> tuple[int, bool]:
     """m for keys such as `like`, and whether the map has a log-scale: asked of a token of ones."""
-    if not feature_map.weighted and type(feature_map).__module__.startswith("kerneltrick.maps."):
-        return _shape_of(feature_map, like.shape[-1])
-    token = np.ones((*like.shape[:-2], 1, like.shape[-1]))
-    features, log_scale = feature_map.phi_key(constant(token, like, compute_dtype(like)))
+    lead, d = like.shape[:-2], like.shape[-1]
+    if type(feature_map).__module__.startswith("kerneltrick.maps."):
+        if not feature_map.weighted:
+            return _shape_of(feature_map, int(d))
+        if not isinstance(feature_map, Custom):
+            lead = lead[-1:]  # their weights are one for all, or one for each head
+    token = zeros((*lead, 1, d), like, compute_dtype(like)) + 1
+    features, log_scale = feature_map.phi_key(token)
     return int(features.shape[-1]), log_scale is not None
 
 

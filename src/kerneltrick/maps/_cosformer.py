@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from kerneltrick._arrays import Array, space
+from kerneltrick._arrays import Array, space, tree
 from kerneltrick.maps._base import FeatureMap, Sign, default_positions, positive_int
 from kerneltrick.maps._elementwise import Relu
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Cosformer(FeatureMap):
     """φ(x, i) = ReLU(x)·(cos πi/2N, sin πi/2N), so sim = ReLU(q)·ReLU(k)·cos(π(i−j)/2N).

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kerneltrick._arrays import Array, constant, space, stop_gradient
+from kerneltrick._arrays import Array, constant, space, stop_gradient, tree
 from kerneltrick.maps._base import FeatureMap, Features, Sign
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Identity(FeatureMap):
     """φ(x) = x. The similarity q·k may be negative; unnormalised, (QKᵀ)V = Q(KᵀV) exactly."""
@@ -30,6 +31,7 @@ class Identity(FeatureMap):
         return q @ k.mT
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Elu(FeatureMap):
     """φ(x) = ELU(x) + 1: x + 1 where x > 0, else eˣ. Strictly positive.
@@ -51,6 +53,7 @@ class Elu(FeatureMap):
         return xp.exp(xp.minimum(x, zero)) + xp.maximum(x, zero)
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Relu(FeatureMap):
     """φ(x) = max(0, x). Non-negative, not positive: a normaliser of 0 happens and is reported."""
@@ -65,6 +68,7 @@ class Relu(FeatureMap):
         return space(x).maximum(x, constant(np.zeros(()), x))
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Relu2(Relu):
     """φ(x) = max(0, x)². Non-negative, smoother than ReLU at 0."""
@@ -76,6 +80,7 @@ class Relu2(Relu):
         return y * y
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Exp(FeatureMap):
     """φ(x) = eˣ elementwise. Positive; φ(q)·φ(k) = Σ exp(qᵢ + kᵢ)."""
@@ -93,6 +98,7 @@ class Exp(FeatureMap):
         return shifted_exp(x)
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Square(FeatureMap):
     """φ(x) = x² elementwise. Non-negative; φ(q)·φ(k) = Σ qᵢ²kᵢ², not (q·k)²."""

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kerneltrick._arrays import Array, astype, constant, space, stop_gradient, wide
+from kerneltrick._arrays import Array, astype, constant, space, stop_gradient, tree, wide
 from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
 
 Projection = np.ndarray[Any, np.dtype[np.float64]]
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Favor(FeatureMap):
     """Unbiased random features of e^{q·k}; Choromanski et al. 2021, Lemma 1 and 2.

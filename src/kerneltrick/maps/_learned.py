@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from kerneltrick._arrays import Array, constant, is_array, space
+from kerneltrick._arrays import Array, constant, is_array, space, tree
 from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
 from kerneltrick.maps._elementwise import Relu, shifted_exp
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Hedgehog(FeatureMap):
     """φ(x) = softmax or exp of [xW, −xW]; Zhang et al. 2024, Eq. 6. m = 2·(columns of W).
@@ -95,6 +96,7 @@ def _whole(made: Features) -> Array:
     return features if log_scale is None else features * space(features).exp(log_scale)[..., None]
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class T2R(FeatureMap):
     """φ(x) = ReLU(xW + b); Kasai et al. 2021, Eq. 4. m = columns of W.

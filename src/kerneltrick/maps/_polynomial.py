@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kerneltrick._arrays import Array, constant, index_dtype, space
+from kerneltrick._arrays import Array, constant, index_dtype, space, tree
 from kerneltrick.maps._base import FeatureMap, Sign, positive_int
 
 HIGHEST = 170  # 170! is the largest factorial in float64
@@ -20,6 +20,7 @@ IndexTable = np.ndarray[Any, np.dtype[np.int64]]
 Coefficients = np.ndarray[Any, np.dtype[np.float64]]
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Poly(FeatureMap):
     """The exact map of (q·k + c)ᵖ.
@@ -65,6 +66,7 @@ class Poly(FeatureMap):
         return (q @ k.mT + self.constant) ** self.degree
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Taylor(FeatureMap):
     """The exact map of Σ_{r≤p} (q·k)ʳ/r!, the start of the series of e^{q·k}.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from kerneltrick._arrays import Array, space
+from kerneltrick._arrays import Array, space, tree
 from kerneltrick.maps._base import FeatureMap, Sign
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Softmax(FeatureMap):
     """No features, m = 0: far tokens do not count. With a window it is the window alone.

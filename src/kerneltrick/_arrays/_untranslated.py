@@ -1,0 +1,88 @@
+"""Functions whose Python code torch.compile leaves alone, and the values that it sees into.
+
+PyTorch would translate our checks line by line, and our loops once for each turn. It runs such a
+function as it is instead, on tensors without values, and keeps the operators that come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+Class = TypeVar("Class", bound=type)
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+TREES: dict[type, tuple[str, ...]] = {}
+CLASSES: dict[str, type] = {}  # PyTorch makes objects only of classes that it knows from where
+CONSTANTS = (bool, float, str, type(None))
+
+
+def tree(cls: Class) -> Class:
+    """A dataclass whose fields PyTorch may take apart, to find the tensors and numbers in it."""
+    TREES[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    CLASSES[cls.__name__] = cls
+    return cls
+
+
+def untranslated(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """A function of tensors, numbers, texts and trees that torch.compile is not to translate."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    FUNCTIONS[name] = function
+
+    @functools.wraps(function)
+    def call(*inputs: Inputs.args, **options: Inputs.kwargs) -> Output:
+        if translating():
+            from kerneltrick._arrays import _compiled
+
+            found: Output = _compiled.call(name, (inputs, options))
+            return found
+        return function(*inputs, **options)
+
+    return call
+
+
+def translating() -> bool:
+    """Whether this very code is being translated by torch.compile."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_dynamo_compiling()
+
+
+def taken_apart(value: Any, leaves: list[Any]) -> Any:
+    """What is left of a value without its tensors and whole numbers, which go into `leaves`."""
+    kind = type(value)
+    if kind in CONSTANTS:
+        return value
+    if kind is dict:
+        return dict, tuple(value), [taken_apart(x, leaves) for x in value.values()]
+    if kind in TREES:
+        parts = [taken_apart(getattr(value, name), leaves) for name in TREES[kind]]
+        return kind.__name__, (), parts
+    if isinstance(value, (tuple, list)):
+        return kind, (), [taken_apart(x, leaves) for x in value]
+    if callable(value):
+        raise TypeError(
+            "torch.compile sees into maps of kerneltrick.maps, not into other functions and "
+            "classes; apply the function to q and k yourself, with feature_map='identity'"
+        )
+    leaves.append(value)
+    return ()
+
+
+def put_together(rest: Any, leaves: list[Any]) -> Any:
+    """The value again; leaves are taken from the end."""
+    if rest == ():
+        return leaves.pop()
+    if type(rest) is not tuple:
+        return rest
+    kind, keys, parts = rest
+    parts = [put_together(part, leaves) for part in parts[::-1]][::-1]
+    if kind is dict:
+        return dict(zip(keys, parts, strict=True))
+    if kind in (tuple, list):
+        return kind(parts)
+    return CLASSES[kind](*parts) if type(kind) is str else kind(*parts)
