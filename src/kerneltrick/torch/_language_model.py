@@ -24,9 +24,9 @@ class Block(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
 
     def __init__(self, hidden_size: int, mixer: nn.Module) -> None:
         super().__init__()
-        self.mixer_norm = nn.RMSNorm(hidden_size, eps=1e-6)
+        self.mixer_norm = nn.LayerNorm(hidden_size, bias=False)
         self.mixer = mixer
-        self.mlp_norm = nn.RMSNorm(hidden_size, eps=1e-6)
+        self.mlp_norm = nn.LayerNorm(hidden_size, bias=False)
         self.up = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
         self.down = nn.Linear(4 * hidden_size, hidden_size, bias=False)
 
@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
     `mixer` is the map of `Attention`, such as "elu", "hedgehog@window=64" or "softmax", whose
     weights are learned too, or a function of the number of a layer that makes a module with
     `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state). All else
-    is the same for all of them: RMSNorm before each half of a block, an MLP four times as wide,
+    is the same for all of them: LayerNorm before each half of a block, an MLP four times as wide,
     rotary positions, one matrix for embedding and logits, weights N(0, 0.02²).
 
     >>> model = LanguageModel(65, mixer="elu@window=16", hidden_size=32, num_layers=2, num_heads=2)
@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         make: Mixer = attention if isinstance(mixer, (str, Dial)) else mixer
         self.embedding = nn.Embedding(vocabulary, hidden_size)
         self.blocks = nn.ModuleList(Block(hidden_size, make(i)) for i in range(num_layers))
-        self.norm = nn.RMSNorm(hidden_size, eps=1e-6)
+        self.norm = nn.LayerNorm(hidden_size, bias=False)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:  # those of maps have an axis of heads, and start as they are
                 # Each block adds to x twice: so that the sum does not grow with their number.
