@@ -201,3 +201,14 @@ def test_the_commands_train_and_write(run, tmp_path):
         code, _, said = run(*words)
         assert code == 2
         assert problem in said
+
+
+def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kerneltrick.torch._train._step", stop)
+    (tmp_path / "text.txt").write_text(TEXT)
+    code, _, said = run("train", tmp_path / "text.txt", "--out", tmp_path / "out")
+    assert code == 130
+    assert "the same command goes on" in said

@@ -184,6 +184,54 @@ def test_merging_is_refused_where_the_right_half_depends_on_the_left():
         module.merge(state, module.empty_state(1, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_live_state_decodes_what_values_do(dtype, tmp_path):
+    module, x = layer(dtype=dtype, **EVERYTHING), tokens(2, N).to(dtype)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2}[dtype]
+    with torch.no_grad():
+        whole, _ = module(x)
+        _, kept = module(x[:, :60])
+        state = module.live(kept)
+        assert state.memory.compiled
+        for t in range(60, 66):
+            y, state = module(x[:, t : t + 1], state)
+            close(y, whole[:, t : t + 1], tolerance)
+        assert state.stop == 66
+        assert module.live(state) is state
+        frozen = state.frozen()
+        state.save(tmp_path / "s")
+        loaded = AttentionState.load(tmp_path / "s", like=x)
+        weights = module.attention_weights(x[:, 66:], state)
+        module(x[:, 66:67], state)
+        for again in (frozen, loaded):
+            close(module(x[:, 66:], again)[0], whole[:, 66:], tolerance)
+        close(module.attention_weights(x[:, 66:], frozen), weights, tolerance)
+        close(module(x[:, 60:], kept)[0], whole[:, 60:], tolerance)
+        with pytest.raises(ValueError, match="one token at a time"):
+            module(x[:, 66:], state)
+    with pytest.raises(ValueError, match="no_grad"):
+        module(x[:, 66:67], state)
+
+
+def test_a_live_state_has_the_weights_of_a_learned_map():
+    module = layer(feature_map=LearnedMap(num_heads=4, head_dim=4), rotary=True)
+    x = tokens(2, 9)
+    with torch.no_grad():
+        module.learned.weight.mul_(1.5)
+        whole, _ = module(x)
+        state = module.live(module(x[:, :7])[1])
+        assert state.memory.compiled
+        y, state = module(x[:, 7:8], state)
+        close(torch.cat([y, module(x[:, 8:], state.frozen())[0]], dim=1), whole[:, 7:])
+
+
+def test_what_has_no_compiled_step_decodes_with_values():
+    for options in ({"window": 4}, {"feature_map": "softmax"}, {"causal": False}):
+        module = layer(**options)
+        _, state = module(tokens(1, 5))
+        assert module.live(state) is state
+
+
 def test_bytes_of_a_state_grow_for_exact_attention_only():
     for options, grows in ((LAYERS["window, all options"], False), (LAYERS["softmax"], True)):
         module = layer(**options)

@@ -805,6 +805,64 @@ MUTANTS = [
         "STRETCH = 1",
         "test_fit.py::test_a_token_is_known_by_the_stretch_before_it",
     ),
+    Mutant(
+        "taps of a convolution reach into the text before",
+        "torch/_short_convolution.py",
+        "same = runs[:, past - t : past - t + n] == runs[:, past:]",
+        "same = runs[:, past:] == runs[:, past:]",
+        "test_torch_attention.py::test_packed_texts_do_not_see_each_other[elu, all options]",
+    ),
+    Mutant(
+        "a convolution keeps padding for the next call",
+        "torch/_short_convolution.py",
+        "kept = mask.sum(1, keepdim=True) + torch.arange(past, device=x.device)",
+        "kept = n + torch.arange(past, device=x.device).expand(batch, past)",
+        "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there"
+        "[elu, all options]",
+    ),
+    Mutant(
+        "padding counted in rotary positions",
+        "torch/_tokens.py",
+        "own = own if mask is None else own * mask",
+        "own = own",
+        "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there"
+        "[window, all options]",
+    ),
+    Mutant(
+        "positions that do not start again with a packed text",
+        "torch/_tokens.py",
+        "before = torch.where(runs == 0, before, 0) - begins",
+        "before = before + 0 * begins",
+        "test_torch_attention.py::test_packed_texts_do_not_see_each_other[elu, all options]",
+    ),
+    Mutant(
+        "NaN of padding in the gradients of projections",
+        "torch/_attention.py",
+        "if mask is not None:  # so that NaN in padding reaches nothing, backward neither",
+        "if False:",
+        "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there[softmax]",
+    ),
+    Mutant(
+        "float16 projected in float16",
+        "torch/_attention.py",
+        "if x.dtype == torch.float16:",
+        "if False:",
+        "test_torch_attention.py::test_float16_stays_finite_up_to_its_largest_numbers[softmax]",
+    ),
+    Mutant(
+        "a killed training forgets what Adam knew",
+        "torch/_train.py",
+        "    optimizer.load_state_dict(held)\n",
+        "",
+        "test_language_model.py::test_after_kill_9_in_a_step_training_goes_on_with_the_same_losses",
+    ),
+    Mutant(
+        "rows drawn anew after a kill",
+        "torch/_train.py",
+        "np.random.default_rng((settings.seed, step))",
+        "np.random.default_rng()",
+        "test_language_model.py::test_after_kill_9_in_a_step_training_goes_on_with_the_same_losses",
+    ),
 ]
 
 

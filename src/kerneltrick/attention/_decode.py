@@ -231,6 +231,16 @@ class Decoder:
         return state_of(carry, self._start, self._stop, self._fingerprint, self._plan, False)
 
     @property
+    def stop(self) -> int:
+        """How many tokens there were, those of `state` included."""
+        return int(self._stop)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled core takes the steps; otherwise the recurrent engine does."""
+        return self._steps is not None
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the state: a step reads all, and writes them but for the near tokens."""
         if self._steps is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -9,17 +10,18 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick import maps
-from kerneltrick.attention import Dial, State, attention_weights, linear_attention
+from kerneltrick.attention import Decoder, Dial, State, attention_weights, linear_attention
 from kerneltrick.attention._arguments import check_count, check_on_zero
 from kerneltrick.attention._call import OnZero
 from kerneltrick.attention._dial import combined, dial_text
-from kerneltrick.torch._attention_state import AttentionState
+from kerneltrick.torch._attention_state import AttentionState, Memory
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch._tokens import (
     check_mask,
     check_segments,
     count_tokens,
+    frequencies,
     rotate,
     turns,
     unpack,
@@ -127,6 +129,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                 f"rotary positions need a base > 1 and an even head_dim, not {rotary!r} and "
                 f"{self.head_dim}"
             )
+        self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else []
         self._set_map(feature_map, window, sinks, far)
         wide = self.num_heads * self.value_dim
         keys = self.num_kv_heads * self.head_dim
@@ -280,7 +283,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         if runs is not None and not self.causal:
             raise ValueError("the weights of full attention are those of one text: unpack them")
         heads = self._heads(x, state, mask, runs)
-        past = None if state is None else state.memory
+        past = None if state is None else state.value()
         return self._weights(heads, past, mask, runs, rows)
 
     def empty_state(self, batch: int, start: int = 0) -> AttentionState:
@@ -296,6 +299,29 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             shape = (batch, self.convolution.taps - 1, self.convolution.channels)
             tail = torch.zeros(shape, dtype=dtype, device=weight.device)
         return AttentionState(self._owner, memory, tail)
+
+    def live(self, state: AttentionState) -> AttentionState:
+        """The same state to decode with, a token at a time: calls change it in place.
+
+        Much faster, without gradients, and not to be forked; `frozen()` gives a value back. Where
+        there is no compiled step (other devices, bfloat16, beside a window), it is `state` itself.
+        """
+        self._check_state(state)
+        memory, dtype = state.memory, self.q_proj.weight.dtype
+        dial = self._dial if self.learned is None else self.learned.export()
+        kinds = {torch.float16: "float32", torch.float32: "float32", torch.float64: "float64"}
+        if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
+            return state
+        if not self.causal or memory.near is not None:
+            return state
+        decoder = Decoder(
+            dial, shape=tuple(memory.sums.hi.shape[:2]), d=self.head_dim,
+            value_width=self.value_dim, groups=self.num_heads // self.num_kv_heads,
+            dtype=kinds[dtype], on_zero=self.on_zero or "raise", state=memory,
+        )  # fmt: skip
+        if not decoder.compiled:
+            return state
+        return dataclasses.replace(state, memory=decoder)
 
     def merge(self, left: AttentionState, right: AttentionState) -> AttentionState:
         """The state after both stretches; `right` began with `empty_state(batch, left.stop)`.
@@ -315,12 +341,12 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                 "states of a rotary layer cannot be merged after a mask: the right half counted "
                 "its positions from the tokens, not from those that take part"
             )
-        memory = left.memory.merge(right.memory, self.dial)
+        memory = left.value().merge(right.value(), self.dial)
         count = None
         if left.count is not None or right.count is not None:
             before = left.stop if left.count is None else left.count
             after = right.stop if right.count is None else right.count
-            count = before + after - int(right.memory.start)
+            count = before + after - int(right.value().start)
         return AttentionState(self._owner, memory, None, count)
 
     def _check(
@@ -343,11 +369,10 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             raise TypeError(f"{who} has weights of {weight.dtype}, but x is {x.dtype}: cast one")
         if state is not None:
             self._check_state(state)
-            sums = state.memory.sums.hi
-            if sums.device != x.device or sums.shape[0] != x.shape[0]:
+            rows, device = state.place
+            if device != x.device or rows != x.shape[0]:
                 raise ValueError(
-                    f"the state is of {sums.shape[0]} rows on {sums.device}, but x has "
-                    f"{x.shape[0]} on {x.device}"
+                    f"the state is of {rows} rows on {device}, but x has {x.shape[0]} on {x.device}"
                 )
         runs = check_segments(x, segment_ids, cu_seqlens)
         if runs is not None and state is not None and not self.causal:
@@ -382,7 +407,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         stop, count = (0, None) if state is None else (state.stop, state.count)
         positions, after = count_tokens(x, mask, runs, stop, count)
         if self.rotary:
-            cos, sin = turns(x, positions, self.head_dim, self.rotary)
+            cos, sin = turns(x, positions, self._frequencies)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return Heads(x, q, k, v, tail, positions, after, dtype)
 
@@ -401,9 +426,15 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         }
 
     def _mix(
-        self, heads: Heads, past: State | None, mask: Tensor | None, runs: Tensor | None
-    ) -> tuple[Tensor, State | None]:
+        self, heads: Heads, past: Memory | None, mask: Tensor | None, runs: Tensor | None
+    ) -> tuple[Tensor, Memory | None]:
         """The output (batch, num_heads, n, value_dim) of all heads, and the state after."""
+        if isinstance(past, Decoder):
+            if heads.q.shape[2] != 1 or mask is not None or runs is not None:
+                raise ValueError("a live state takes one token at a time, without mask or segments")
+            if heads.q.requires_grad:
+                raise ValueError("a live state has no gradients: decode under torch.no_grad()")
+            return past.step(heads.q[:, :, 0], heads.k[:, :, 0], heads.v[:, :, 0])[:, :, None], past
         return linear_attention(
             heads.q, heads.k, heads.v, self.dial, state=past, return_state=True,
             **self._options(heads, mask, runs),

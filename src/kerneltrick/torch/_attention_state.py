@@ -10,21 +10,24 @@ import torch
 
 from kerneltrick._arrays import as_numpy
 from kerneltrick._files import read_tensors, write
-from kerneltrick.attention import State
+from kerneltrick.attention import Decoder, State
 from kerneltrick.attention._state_file import encoded, fields, parts
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+Memory: TypeAlias = State | Decoder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionState:
     """All that `Attention` needs of the tokens so far, of every row of a batch.
 
-    Never changed: to fork a stream, go on from the same state twice.
+    Never changed: to fork a stream, go on from the same state twice. Only one that
+    `Attention.live` made changes with every token.
     """
 
     owner: str  # the layer that made it
-    memory: State  # of linear attention: sums, and the keys and values that are still near
+    # Of linear attention: sums, and the keys and values that are still near; a Decoder while live.
+    memory: Memory
     tail: Tensor | None = None  # (batch, taps − 1, channels): of the short convolution
     count: Tensor | None = None  # (batch,): tokens of the text that took part; None: all, `stop`
 
@@ -37,7 +40,24 @@ class AttentionState:
     def nbytes(self) -> int:
         """Bytes held: of a map they do not grow with the stream, of exact attention they do."""
         tail = 0 if self.tail is None else self.tail.numel() * self.tail.element_size()
-        return self.memory.nbytes + int(tail)
+        return int(self.memory.nbytes) + int(tail)
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        """The rows of the batch, and the device they are on."""
+        if isinstance(self.memory, State):
+            return int(self.memory.sums.hi.shape[0]), self.memory.sums.hi.device
+        return self.memory.shape[0], torch.device("cpu")
+
+    def value(self) -> State:
+        """The memory as it is now, also of a live state."""
+        if isinstance(self.memory, State):
+            return self.memory
+        return self.memory.snapshot().to(torch.empty(0))
+
+    def frozen(self) -> AttentionState:
+        """A state that is no longer live, as it is now."""
+        return dataclasses.replace(self, memory=self.value())
 
     def detach(self) -> AttentionState:
         """The same numbers without their history, for training on a long text by pieces."""
@@ -47,13 +67,15 @@ class AttentionState:
                 return type(x)(*(plain(part) for part in x))
             return x.detach() if isinstance(x, torch.Tensor) else x
 
-        names = [field.name for field in dataclasses.fields(State)]
-        memory = State(*(plain(getattr(self.memory, name)) for name in names))
+        memory = self.memory
+        if isinstance(memory, State):
+            names = [field.name for field in dataclasses.fields(State)]
+            memory = State(*(plain(getattr(memory, name)) for name in names))
         return AttentionState(self.owner, memory, plain(self.tail), self.count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all."""
-        tensors, metadata = parts(self.memory)
+        tensors, metadata = parts(self.value())
         for name in ("tail", "count"):
             if getattr(self, name) is not None:
                 tensors[name] = as_numpy(getattr(self, name).detach())

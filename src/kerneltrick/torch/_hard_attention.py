@@ -9,6 +9,7 @@ import numpy as np
 from kerneltrick.attention import State, hard_attention
 from kerneltrick.attention._dense import Substitute
 from kerneltrick.torch._attention import Attention, Heads
+from kerneltrick.torch._attention_state import Memory
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -47,7 +48,7 @@ class HardAttention(Attention):
         self.substitute, self.temperature, self.seed = substitute, temperature, seed
 
     def _mix(
-        self, heads: Heads, past: State | None, mask: Tensor | None, runs: Tensor | None
+        self, heads: Heads, past: Memory | None, mask: Tensor | None, runs: Tensor | None
     ) -> tuple[Tensor, None]:
         return self._hard(heads, mask, runs, False), None
 

@@ -109,6 +109,14 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             after.append(layer_state)
         return functional.linear(self.norm(x), self.embedding.weight), tuple(after)
 
+    def live(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same state to decode with: faster, and changed by every token (`Attention.live`)."""
+        mixers = [block.mixer for block in self.blocks]
+        return tuple(
+            mixer.live(own) if hasattr(mixer, "live") else own
+            for mixer, own in zip(mixers, state, strict=True)
+        )
+
     @torch.no_grad()  # type: ignore[untyped-decorator] # PyTorch's
     def generate(
         self,
@@ -135,6 +143,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         generator.seed() if seed is None else generator.manual_seed(seed)
         made: list[Tensor] = []
         logits, state = self(tokens)
+        state = self.live(state)
         for _ in range(length):
             last = logits[:, -1].float()
             if top_k is not None and top_k < last.shape[-1]:

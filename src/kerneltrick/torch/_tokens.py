@@ -128,22 +128,25 @@ def count_tokens(
     return before + rank, before[:, -1] + total
 
 
-def turns(x: Tensor, positions: Tensor, d: int, base: float) -> tuple[Tensor, Tensor]:
-    """What `rotate` multiplies with, (n, d) or (batch, 1, n, d): (cos, cos) and (−sin, sin) of the
-    angles position·base^{−2i/d}, i < d/2.
+def frequencies(d: int, base: float) -> list[float]:
+    """±base^{−2i/d}, i < d/2: first the negative ones. Su et al. 2021, Eq. 34."""
+    steps = [base ** (-2 * i / d) for i in range(d // 2)]
+    return [*(-x for x in steps), *steps]
 
-    Su et al. 2021, Eq. 34.
-    """
+
+def turns(x: Tensor, positions: Tensor, speeds: list[float]) -> tuple[Tensor, Tensor]:
+    """cos and sin of position·frequency, (n, d) or (batch, 1, n, d), for `rotate`."""
     # In float32 the angle of position 100,000 is known to 0.004 only; MPS has nothing better.
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    steps = torch.arange(0, d, 2, device=x.device, dtype=wide)
-    angles = positions[..., None] * base ** (-steps / d)
+    angles = positions[..., None] * torch.tensor(speeds, dtype=wide, device=x.device)
     angles = angles if angles.ndim == 2 else angles[:, None]
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = torch.cos(angles).to(compute), torch.sin(angles).to(compute)
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return angles.cos().to(compute), angles.sin().to(compute)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned: the halves, as Llama has them."""
+    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned: the halves, as Llama has them.
+
+    Frequencies of the first half are negative: (cos, cos) and (−sin, sin).
+    """
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
