@@ -37,6 +37,10 @@ def set_num_threads(count: int | None) -> None:
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
     """Print whether the compiled core is there, its instruction set and threads, or return them.
 
+    The instruction sets are those that this machine and build have: `baseline` (SSE2 or NEON),
+    `avx2` and `avx512`. The code for AVX-512 is compiled from the same source as the others, but
+    has never been run: no machine of the project has it. KERNELTRICK_ISA=avx2 keeps away from it.
+
     >>> import kerneltrick as kt
     >>> sorted(kt.show_config(mode="dicts"))
     ['compiled', 'instruction_set', 'instruction_sets', 'threads']
