@@ -157,7 +157,10 @@ template <class T> class Ring {
         for (; f + L <= d; f += L) {
             const Vec<T> x = load(q + f);
 #pragma GCC unroll 16
-            for (int l = 0; l < L; ++l) total[l] += x * load_as<N>(key[l] + f);
+            for (int l = 0; l < L; ++l) {
+                if (f * int64_t(sizeof(N)) % LINE == 0) __builtin_prefetch(key[l] + f + AHEAD / sizeof(N));
+                total[l] += x * load_as<N>(key[l] + f);
+            }
         }
         for (; f < d; ++f)
             for (int l = 0; l < L; ++l) total[l][0] += q[f] * T(key[l][f]);
@@ -179,11 +182,17 @@ template <class T> class Ring {
         Vec<T> total[vecs] = {};
         each_value<N>(r, sunk, in_ring, [&](const N* values, T w) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-            for (int e = 0; e < vecs; ++e) total[e] += load_as<N>(values + c + e * LANES<T>) * w;
+            for (int e = 0; e < vecs; ++e) {
+                const N* from = values + c + e * LANES<T>;
+                if (e * LANES<T> * int(sizeof(N)) % LINE == 0) __builtin_prefetch(from + AHEAD / sizeof(N));
+                total[e] += load_as<N>(from) * w;
+            }
         });
         for (int e = 0; e < vecs; ++e) store(mixed + g * M + c + e * LANES<T>, total[e]);
     }
 
+    // Bytes: rows follow each other in memory, so what comes next is often that of the next row.
+    static constexpr int LINE = 64, AHEAD = 8192;
     static constexpr char FINE = 1, STRANGE = 2;  // in near_keep
     const int64_t d, M, size;
     const Type type;  // of the tokens that are kept

@@ -42,6 +42,7 @@ template <class T> class Steps {
         bad_k.resize(std::size_t(C));
         bad_q.resize(std::size_t(p.groups * C));
         added.resize(std::size_t(W));
+        rows_of_q.resize(std::size_t(p.groups));
         leaving.resize(std::size_t(C));
     }
 
@@ -53,13 +54,14 @@ template <class T> class Steps {
                 if (ring) leaving[std::size_t(j)] = ring.enter(r + j, where_k[j]);
                 read_key(leaving[std::size_t(j)], r + j, rows + j * p.features.inputs);
             }
-            features(n, r, p.heads, where_k, phi_k, ls_k, bad_k.data());
+            rows_of_k = features(n, r, p.heads, where_k, phi_k, ls_k, bad_k.data());
             for (int64_t g = 0; g < p.groups; ++g) {
                 for (int64_t j = 0; j < n; ++j)
                     read_token<T>(p.q, p.type, (r + j) * p.groups + g, 0, p.features.inputs,
                                   T(p.features.root_scale), rows + j * p.features.inputs);
-                features(n, r * p.groups + g, p.heads * p.groups, where_q,
-                         phi_q + g * p.features.count * C, ls_q + g * C, bad_q.data() + g * C);
+                rows_of_q[std::size_t(g)] =
+                    features(n, r * p.groups + g, p.heads * p.groups, where_q,
+                             phi_q + g * p.features.count * C, ls_q + g * C, bad_q.data() + g * C);
             }
             for (int64_t j = 0; j < n; ++j) token(r + j, j);
         }
@@ -73,20 +75,45 @@ template <class T> class Steps {
             read_token<T>(*left.k, left.type, r, left.slot, p.features.inputs, T(p.features.root_scale), to);
     }
 
-    // φ of the n tokens in `rows`, one in each lane; the first is of row `first`.
-    void features(int64_t n, int64_t first, int64_t heads, const double* where, T* phi, double* log_scale,
+    // φ of the n tokens in `rows`, of which the first is of row `first`: whether in rows, or in lanes.
+    bool features(int64_t n, int64_t first, int64_t heads, const double* where, T* phi, double* log_scale,
                   uint8_t* bad) {
         const int64_t d = p.features.inputs;
+        if (in_rows(n, phi)) {
+            std::fill(bad, bad + n, 0);
+            return true;
+        }
         for (int64_t j = 0; j < n; ++j) {
             T* one = rows + j * d;
             bad[j] = !all_finite(one, d);
             if (bad[j]) std::fill(one, one + d, T(1));
         }
-        if (p.features.count == 0) return;
+        if (p.features.count == 0) return false;
         T* lanes = x + (map.quadratic() ? C : 0);
         to_lanes(rows, d, n, C, d, lanes, C);
         const int64_t which = first % heads * p.features.weight_heads / heads;
         map.phi(map.quadratic() ? x : lanes, C, which, where, phi, log_scale);
+        return false;
+    }
+
+    bool in_rows(int64_t n, T* phi) const {
+        const int64_t d = p.features.inputs;
+        if (d % LANES<T> || p.features.count != d) return false;
+        switch (p.features.map) {
+            case Map::given: return map_rows<T, IdentityMap<T>>(rows, d, n, d, phi);
+            case Map::elu: return map_rows<T, EluMap<T, true>>(rows, d, n, d, phi);
+            case Map::relu: return map_rows<T, ReluMap<T>>(rows, d, n, d, phi);
+            case Map::relu2: return map_rows<T, Relu2Map<T>>(rows, d, n, d, phi);
+            case Map::square: return map_rows<T, SquareMap<T>>(rows, d, n, d, phi);
+            default: return false;
+        }
+    }
+
+    // φ of the token in a lane, times `factor`, in float64.
+    void widen(const T* phi, bool as_rows, int64_t lane, double factor, double* to) const {
+        const int64_t m = p.features.count;
+        for (int64_t f = 0; f < m && as_rows; ++f) to[f] = double(phi[lane * m + f]) * factor;
+        for (int64_t f = 0; f < m && !as_rows; ++f) to[f] = double(phi[f * C + lane]) * factor;
     }
 
     void token(int64_t r, int64_t lane) {
@@ -102,7 +129,7 @@ template <class T> class Steps {
         // Where a token is added after the query has been answered, the last one to read adds it.
         for (int64_t i = 0; i < p.groups; ++i) {
             const int64_t g = late ? p.groups - 1 - i : i;
-            load_query(g, lane);
+            widen(phi_q + g * p.features.count * C, rows_of_q[std::size_t(g)], lane, 1, q);
             if (g > 0 || left.none())
                 pass<0>(U, mixed + g * stride);
             else if (p.decay_width == 0 && all == 1)
@@ -113,11 +140,6 @@ template <class T> class Steps {
         if (!late) reference = p.log_scale ? p.log_scale[r] : 0;
         for (int64_t g = 0; g < p.groups; ++g) write_out(r, g, lane, bad);
         if (!left.none() && late) note_bad(bad);
-    }
-
-    void load_query(int64_t g, int64_t lane) {
-        const int64_t m = p.features.count;
-        for (int64_t f = 0; f < m; ++f) q[f] = double(phi_q[(g * m + f) * C + lane]);
     }
 
     // The value of the token that is added, without NaN and inf, and which columns these spoil.
@@ -157,11 +179,9 @@ template <class T> class Steps {
             p.log_scale[r] = now;
         }
         const double all = w == 0 && shift == 0 ? 1 : std::exp(shift + (w ? decay(r, 0) : 0));
-        for (int64_t f = 0; f < m; ++f) {
-            keep[f] = all;
-            if (w > 1) keep[f] = std::exp(shift + decay(r, f));
-            k[f] = double(phi_k[f * C + lane]) * add;
-        }
+        for (int64_t f = 0; f < m && (w > 0 || all != 1); ++f)
+            keep[f] = w > 1 ? std::exp(shift + decay(r, f)) : all;
+        widen(phi_k, rows_of_k, lane, add, k);
         return all;
     }
 
@@ -170,53 +190,50 @@ template <class T> class Steps {
         return double(read<T>(p.log_decay.at(r, 0) + f * p.log_decay.element, type));
     }
 
-    // U ← keep·U + k·value and out = qᵀU, some rows of U at a time, so that `value` and `out` are read
-    // less often. `how`: 0 only reads U, 1 keeps all of it, 2 multiplies. `first`: out is of U before.
+    // U ← keep·U + k·value and out = qᵀU, some columns at a time: as many as there are registers for
+    // their sums and values. `how`: 0 only reads U, 1 keeps all of it, 2 multiplies. `first`: out is of
+    // U before.
     template <int how, bool first = false> void pass(double* U, double* out) const {
-        constexpr int N = how == 1 ? 4 : 2;
-        const int64_t m = p.features.count;
-        std::fill(out, out + stride, 0.0);
-        int64_t f = 0;
-        for (; f + N <= m; f += N) rows_at<how, first, N>(U + f * stride, f, out);
-        for (; f < m; ++f) rows_at<how, first, 1>(U + f * stride, f, out);
+        constexpr int64_t L = LANES<double>, N = 4;
+        const int64_t end = std::min(stride, round_up(W, L));
+        int64_t c = 0;
+        for (; c + N * L <= end; c += N * L) columns_at<how, first, N>(U + c, value + c, out + c);
+        for (; c + L <= end; c += L) columns_at<how, first, 1>(U + c, value + c, out + c);
+        for (; c < W; ++c) {
+            out[c] = 0;
+            for (int64_t f = 0; f < p.features.count; ++f) {
+                double& u = U[f * stride + c];
+                if (first) out[c] += u * q[f];
+                if (how == 2) u = keep[f] == 0 ? 0 : u * keep[f];
+                if (how) u = u + value[c] * k[f];
+                if (!first) out[c] += u * q[f];
+            }
+        }
     }
 
     template <int how, bool first, int N>
-    KT_INLINE void rows_at(double* __restrict U, int64_t f, double* __restrict out) const {
-        constexpr int64_t L = LANES<double>;
-        const int64_t S = stride, end = std::min(S, round_up(W, L));
-        const double* __restrict add = value;
-        Vec<double> keeps[N], ks[N], qs[N];
-        bool gone[N];
-        for (int i = 0; i < N; ++i) {
-            keeps[i] = splat(keep[f + i]);
-            ks[i] = splat(k[f + i]);
-            qs[i] = splat(q[f + i]);
-            gone[i] = how == 2 && keep[f + i] == 0;  // whatever it was, inf too
-        }
-        int64_t c = 0;
-        for (; c + L <= end; c += L) {
-            Vec<double> total = load(out + c);
-            const Vec<double> v = load(add + c);
+    KT_INLINE void columns_at(double* __restrict U, const double* add, double* out) const {
+        constexpr int64_t L = LANES<double>, AHEAD = 8;  // rows that are fetched before they are needed
+        const int64_t m = p.features.count, S = stride;
+        Vec<double> total[N] = {}, v[N];
+#pragma GCC unroll 4
+        for (int i = 0; i < N; ++i) v[i] = load(add + i * L);
+#pragma GCC unroll 2
+        for (int64_t f = 0; f < m; ++f, U += S) {
+            const Vec<double> ks = splat(k[f]), qs = splat(q[f]), keeps = splat(how == 2 ? keep[f] : 1.0);
+            const bool gone = how == 2 && keep[f] == 0;  // whatever it was, inf too
 #pragma GCC unroll 4
             for (int i = 0; i < N; ++i) {
-                if (c % 8 == 0) __builtin_prefetch(U + (N + i) * S + c, 1);
-                Vec<double> u = load(U + i * S + c);
-                if (first) total += u * qs[i];
-                if (how == 2) u = gone[i] ? Vec<double>{} : u * keeps[i];
-                if (how) store(U + i * S + c, u = u + v * ks[i]);
-                if (!first) total += u * qs[i];
+                if (i * L % 8 == 0) __builtin_prefetch(U + AHEAD * S + i * L, 1);
+                Vec<double> u = load(U + i * L);
+                if (first) total[i] += u * qs;
+                if (how == 2) u = gone ? Vec<double>{} : u * keeps;
+                if (how) store(U + i * L, u = u + v[i] * ks);
+                if (!first) total[i] += u * qs;
             }
-            store(out + c, total);
         }
-        for (; c < W; ++c)
-            for (int i = 0; i < N; ++i) {
-                double& u = U[i * S + c];
-                if (first) out[c] += u * qs[i][0];
-                if (how == 2) u = gone[i] ? 0 : u * keeps[i][0];
-                if (how) u = u + add[c] * ks[i][0];
-                if (!first) out[c] += u * qs[i][0];
-            }
+#pragma GCC unroll 4
+        for (int i = 0; i < N; ++i) store(out + i * L, total[i]);
     }
 
     // The sums over near tokens, and those over far ones: brought to the larger of their scales, whose
@@ -277,7 +294,8 @@ template <class T> class Steps {
     double *keep, *k, *q;  // of every feature, for the row at hand
     double reference = 0;  // the log-scale of the sums that the queries see
     std::vector<uint8_t> bad_k, bad_q, added;
-    bool any_added = false;
+    bool any_added = false, rows_of_k = false;
+    std::vector<uint8_t> rows_of_q;
     std::vector<Left> leaving;
 };
 
