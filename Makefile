@@ -31,7 +31,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,7 +65,7 @@ run: $(VENV)/.run ## compare the feature maps with softmax attention, and write 
 	$(BIN)/kerneltrick compare --html out/report.html --json out/report.json
 	@echo "Open $(CURDIR)/out/report.html in a browser."
 
-native sanitize: export PATH := $(CURDIR)/$(BIN):$(PATH)
+native sanitize sanitize-arm: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 native: $(VENV)/.run ## compile the core again, after a change in native/
 	cmake --build build/editable
@@ -78,6 +78,13 @@ sanitize: $(VENV)/.backend ## the core's fuzzer under AddressSanitizer, UBSan an
 	cmake --build build/tsan
 	build/tsan/kt_fuzz --threads 8 --cases 2000
 	build/tsan/kt_fuzz --threads 3 --callers 4 --cases 2000
+
+# AddressSanitizer does not run under qemu; UBSan does.
+sanitize-arm: $(VENV)/.backend ## the fuzzer on ARM64: cross-compiled, in an emulator (Debian: g++-aarch64-linux-gnu qemu-user-static)
+	cmake -S . -B build/arm -G Ninja -DKT_SANITIZE=undefined -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	cmake --build build/arm
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/kt_fuzz --cases 5000
 
 test: $(VENV)/.test ## every test except the long sweeps
 	$(PYTEST) -m "not slow"
