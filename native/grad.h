@@ -11,6 +11,8 @@
 namespace kt {
 namespace KT_ISA {
 
+template <class T> constexpr double HIGH = sizeof(T) == 4 ? 70 : 600;  // of exponents of far weights
+
 template <class T> class RowGradient {
   public:
     // d_weight, d_bias: one matrix for each query head of the row, then one for its keys.
@@ -224,7 +226,8 @@ template <class T> class RowGradient {
     double normalizer(int64_t q, int64_t t, int64_t i) const {
         const int64_t at = p.slot(q, t + i);
         if (!p.near_normalizer) return p.normalizer[at];
-        const double unit = row.far_scale(q, i, p.near_top[at]) - p.near_reference[at];
+        // Finite: sums over no keys are 0, whatever their scale would be.
+        const double unit = std::min(row.far_scale(q, i, p.near_top[at]) - p.near_reference[at], HIGH<T>);
         if (p.near_normalizer[at] == 0) return 0;
         return p.normalize ? p.near_normalizer[at] * std::exp(-unit) : std::exp(unit);
     }

@@ -123,3 +123,20 @@ def test_no_tokens_keep_the_graph(window):
         (out.sum() + state.U.sum()).backward()
         assert q.grad is not None
         assert q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "native"])
+def test_gradients_do_not_know_the_scale_of_a_far_part_that_is_not_there(engine):
+    """φ(q) of e^{160} and no far key yet: inf · 0 would be NaN."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 5, 3)).astype(np.float32) for _ in range(3))
+    q *= 18 / np.linalg.norm(q, axis=-1, keepdims=True)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    found = []
+    far = {"window": 9, "far": 0.0}
+    for text, window in (("favor:features=8,kind=trig", far), ("softmax", {})):
+        inputs = [torch.asarray(x).requires_grad_() for x in (q, k, v)]
+        out = kt.linear_attention(*inputs, text, causal=True, scale=1.0, engine=engine, **window)
+        found.append(torch.autograd.grad((out * out).sum(), inputs))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
