@@ -29,7 +29,7 @@ def tokens(n, groups=1, dtype="float64", seed=0):
 
 
 def steps(decoder, arrays, first=0, last=None):
-    assert decoder._steps is not None, "the core does not take these steps"
+    assert decoder.compiled
     n = range(arrays[0].shape[-2])[first:last]
     return np.stack([decoder.step(*(x[..., t, :] for x in arrays)) for t in n], axis=-2)
 
