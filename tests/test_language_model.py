@@ -84,6 +84,22 @@ def test_generating_takes_what_reading_everything_again_would():
         own.generate(prompt[:, :0], 3)
 
 
+@pytest.mark.slow
+def test_the_model_compiles_as_one_graph_for_all_lengths():
+    own = model("elu@window=8,sinks=1")
+    compiled = torch.compile(own, backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (70, 83):
+        tokens = torch.randint(11, (2, n), generator=torch.Generator().manual_seed(n))
+        with torch._dynamo.config.patch(error_on_recompile=n > 70):
+            found, _ = compiled(tokens)
+        expected, _ = own(tokens)
+        torch.testing.assert_close(found, expected)
+        grads = [
+            torch.autograd.grad(x.square().sum(), own.embedding.weight) for x in (found, expected)
+        ]
+        torch.testing.assert_close(*grads)
+
+
 def test_a_mixer_of_ones_own_is_taken():
     class Mean(torch.nn.Module):
         def __init__(self, layer):
