@@ -211,6 +211,73 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monk
         assert torch.equal(x, again.model.maps.state_dict()[name])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_trained_end_to_end_bring_the_model_nearer_to_its_teacher(folders, linearized, kind):
+    windows, others = cut(folders(kind)), cut(folders(kind), seed=1)[:4]
+    found = kt.hf.linearize(folders(kind), windows, SETTING, finetune="maps")
+    assert found.tuned.after < found.tuned.before
+    before, after = linearized[kind].model, found.model
+    for name, x in before.state_dict().items():  # the maps alone have changed
+        assert torch.equal(after.state_dict()[name], x) == (not name.startswith("maps."))
+    assert all(x.requires_grad and x.grad is None for x in after.parameters())
+
+    def loss(model):
+        ids = torch.tensor(others)
+        with torch.inference_mode():
+            ours = model(ids)[0]
+            with model.attending_by([kt.Dial.get("softmax")] * 2):
+                theirs = model(ids)[0]
+        if kind == "Bert":
+            return float((ours - theirs).square().sum())
+        theirs = theirs.log_softmax(-1)
+        return float((theirs.exp() * (theirs - ours.log_softmax(-1))).sum(-1).mean())
+
+    assert loss(after) < loss(before)
+
+
+def test_training_that_makes_it_worse_changes_nothing(folders):
+    from kerneltrick.hf._finetune import finetune
+
+    windows = cut(folders("Bert"))[:6]
+    model = kt.hf.linearize(folders("Bert"), windows, SETTING).model
+    start = {name: x.clone() for name, x in model.state_dict().items()}
+    tuned = finetune(model, windows[2:], windows[:2], learning_rate=100.0)
+    assert tuned.after == tuned.before
+    assert all(torch.equal(x, start[name]) for name, x in model.state_dict().items())
+
+
+def test_training_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monkeypatch):
+    from kerneltrick.hf import _finetune
+
+    monkeypatch.setattr(_finetune, "PAUSE", 0.0)  # kept after every step
+    windows, resume = cut(folders("Bert")), tmp_path / "unfinished"
+    whole = kt.hf.linearize(folders("Bert"), windows, SETTING, finetune="maps")
+    take_step, taken = _finetune._Run._take_step, []
+
+    def stop(run, ids):
+        if run.step == 7:
+            raise KeyboardInterrupt
+        take_step(run, ids)
+
+    def count(run, ids):
+        taken.append(run.step)
+        take_step(run, ids)
+
+    def start():
+        return kt.hf.linearize(folders("Bert"), windows, SETTING, finetune="maps", resume=resume)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_finetune._Run, "_take_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    monkeypatch.setattr(_finetune._Run, "_take_step", count)
+    again = start()
+    assert taken == list(range(7, 13))
+    assert again.tuned == whole.tuned
+    for name, x in whole.model.maps.state_dict().items():
+        assert torch.equal(x, again.model.maps.state_dict()[name])
+
+
 def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
     (tmp_path / "short.txt").write_text(text(40))
     (tmp_path / "text.txt").write_text(text(700))
@@ -229,6 +296,7 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         (("linearize", tmp_path / "none", "--text", long, *out), "there is no folder"),
         (("evaluate", llama, "--text", long, "--length", 32), "holds no linearised model, but a"),
         (("linearize", llama, "--text", tmp_path / "none", *out), "cannot read"),
+        (("linearize", llama, "--text", long, *out, "--finetune", "lora"), "must be none or maps"),
     ]:  # fmt: skip
         code, _, complaint = run(*arguments)
         assert code in (1, 2), arguments

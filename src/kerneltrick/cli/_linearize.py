@@ -56,6 +56,14 @@ def linearize_command(
     share: Annotated[
         float, typer.Option("--share", min=0, max=1, help="Of layers that --keep auto may keep.")
     ] = 0.25,
+    finetune: Annotated[
+        str,
+        typer.Option(
+            "--finetune",
+            metavar="WHAT",
+            help="none, or maps: train them end to end too, in a second pass over the text.",
+        ),
+    ] = "none",
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -78,6 +86,8 @@ def linearize_command(
     except ValueError as error:
         raise UsageError(str(error)) from None
     kept: Any = () if keep == "none" else keep if keep == "auto" else read_numbers("--keep", keep)
+    if finetune not in ("none", "maps"):
+        raise UsageError(f"--finetune must be none or maps, not {finetune!r}")
     words, count = _read(text), _count("--tokens", tokens)
     hf = _models()
     try:
@@ -95,13 +105,14 @@ def linearize_command(
         with progress_bar(quiet) as progress:
             found = hf.linearize(
                 model, fitted, setting, features=features, key_weight=key_weight, keep=kept,
-                share=share, seed=seed, progress=progress, resume=resume,
+                share=share, finetune=finetune, seed=seed, progress=progress, resume=resume,
             )  # fmt: skip
             result = hf.evaluate(found.model, judged, progress=progress)
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on where this one was") from None
     found.save(out, result, force=force)
-    resume.unlink(missing_ok=True)
+    for kept_run in (resume, resume.with_name(f"{resume.name}.tuning")):
+        kept_run.unlink(missing_ok=True)
     if not quiet:
         _show(result, {})
         for layer, why in found.kept.items():

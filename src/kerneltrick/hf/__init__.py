@@ -11,6 +11,7 @@ from kerneltrick.hf._attend import register
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
+from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
 from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
@@ -27,6 +28,7 @@ __all__ = [
     "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
+    "Tuned",
     "capture",
     "check_folder",
     "evaluate",

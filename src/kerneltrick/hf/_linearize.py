@@ -17,10 +17,13 @@ from kerneltrick.analysis import AttentionData
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import load_network, place_of, quiet, record
 from kerneltrick.hf._evaluate import Evaluation
+from kerneltrick.hf._finetune import Tuned
+from kerneltrick.hf._finetune import finetune as tune
 from kerneltrick.hf._folder import save_folder
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules
 from kerneltrick.hf._recorder import register as register_recorder
 from kerneltrick.hf._texts import model_kind
+from kerneltrick.maps._base import one_of
 from kerneltrick.torch import Fit, fit
 
 APART = 4  # windows to stop by, at most; a sixteenth of a short text
@@ -34,6 +37,7 @@ class Linearization:
     fit: Fit
     kept: dict[int, str]
     teacher: str  # the folder or name that it was made of
+    tuned: Tuned | None = None  # what training end to end brought
 
     def save(self, folder: Path, judged: Evaluation, *, force: bool = False) -> None:
         """Write model, tokenizer and a card with the figures, whole or not at all.
@@ -53,6 +57,7 @@ def linearize(
     key_weight: bool = False,
     keep: Sequence[int] | Literal["auto"] = (),
     share: float = 0.25,
+    finetune: Literal["none", "maps"] = "none",
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
@@ -65,8 +70,12 @@ def linearize(
     setting:  what is fitted; see `kerneltrick.torch.fit`, also for features and key_weight.
     keep:     numbers of layers that keep softmax. "auto": those whose error after the fit is
               largest, as long as it is above the mean, at most `share` of all layers.
-    resume:   a file where the fit is kept: a run that was stopped goes on from there.
+    finetune: "maps": train the maps end to end afterwards, in a second pass over the windows, so
+              that the whole model gives what the original gives; its weights still stay.
+    resume:   a file where the fit is kept, and beside it (`.tuning`) what comes after: a run that
+              was stopped goes on from there.
     """
+    one_of("linearize", "finetune", finetune, ("none", "maps"))
     where = place_of(model)
     if len({len(ids) for ids in windows}) != 1 or len(windows) < 2:
         raise ValueError("linearize needs at least two windows of tokens, all of one length")
@@ -95,7 +104,11 @@ def linearize(
     )  # fmt: skip
     kept = _kept(found, layers, keep, share)
     dials = {layer: dial for layer, dial in found.maps.dials.items() if layer not in kept}
-    return Linearization(assemble(network, dials, causal=found.maps.causal), found, kept, where)
+    made, tuned = assemble(network, dials, causal=found.maps.causal), None
+    if finetune == "maps":
+        beside = None if resume is None else resume.with_name(f"{resume.name}.tuning")
+        tuned = tune(made, windows[apart:], windows[:apart], progress=progress, resume=beside)
+    return Linearization(made, found, kept, where, tuned)
 
 
 def _kept(
