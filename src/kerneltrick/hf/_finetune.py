@@ -122,6 +122,10 @@ class _Run:
     def _take_step(self, ids: Sequence[int]) -> None:
         self.optimizer.zero_grad()
         self._loss(ids).backward()
+        gradients = [x.grad for x in self.parameters.values()]
+        if not all(bool(torch.isfinite(x).all()) for x in gradients):
+            for x in gradients:  # it has run away: what was best is kept, and is finite
+                x.zero_()
         warm = min(1.0, (self.step + 1) / WARM_UP)
         cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
         for group in self.optimizer.param_groups:
