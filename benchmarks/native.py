@@ -84,15 +84,20 @@ Entry = tuple[Callable[[], Any], Callable[[], Any]]  # what is timed, and what c
 
 
 class Bench:
-    """Calls that take turns, and the rate of sgemm beside them."""
+    """Calls that take turns, and the rate of a matrix product beside them."""
 
     def __init__(self, sizes: Sizes, patience: float) -> None:
         import torch
 
         self.sizes, self.quiet = sizes, Quiet(patience)
         self.rates: list[float] = []  # sgemm's on all threads, flop/s
-        a, b, c = (torch.randn(sizes.gemm, sizes.gemm) for _ in range(3))
-        self.gemm: Callable[[], Any] = lambda: torch.mm(a, b, out=c)
+        self.gemm, self.dgemm = (self.product(x) for x in (torch.float32, torch.float64))
+
+    def product(self, dtype: Any) -> Callable[[], Any]:
+        import torch
+
+        a, b, c = (torch.randn(self.sizes.gemm, self.sizes.gemm, dtype=dtype) for _ in range(3))
+        return lambda: torch.mm(a, b, out=c)
 
     def race(
         self, *entries: Callable[[], Any] | Entry, seconds: float | None = None
@@ -118,12 +123,16 @@ class Bench:
         set_threads()
         return [time for _, time in best], all(alone for alone, _ in best)
 
-    def rate(self, case: str, call: Callable[[], Any], flops: float, least: float) -> Row:
-        """A row that compares the useful flops of a call per second with those of sgemm."""
-        (ours, gemm), alone = self.race(call, self.gemm)
-        self.rates.append(2 * self.sizes.gemm**3 / gemm)
-        share = flops / ours / self.rates[-1]
-        target = f"≥ {least:.2f} of sgemm"
+    def rate(
+        self, case: str, call: Callable[[], Any], flops: float, least: float, wide: bool = False
+    ) -> Row:
+        """A row that compares the useful flops of a call per second with those of sgemm (dgemm)."""
+        (ours, gemm), alone = self.race(call, self.dgemm if wide else self.gemm)
+        rate = 2 * self.sizes.gemm**3 / gemm
+        if not wide:
+            self.rates.append(rate)
+        share = flops / ours / rate
+        target = f"≥ {least:.2f} of {'dgemm' if wide else 'sgemm'}"
         if case.startswith("causal ELU forward,"):
             target += " (stretch 0.80)"
         return Row(case, f"{share:.2f} ({ms(ours)})", target, share >= least, alone)
@@ -231,6 +240,9 @@ def rates(run: Bench) -> Iterator[Row]:
     for n in lengths:
         call, flops = forward(inputs(n)), causal_flops(n, WIDTH)
         yield run.rate(f"causal ELU forward, n = {n}", call, flops, 0.70)
+    n = lengths[0]
+    call, flops = forward([x.double() for x in inputs(n)]), causal_flops(n, WIDTH)
+    yield run.rate(f"causal ELU float64 forward, n = {n}", call, flops, 0.50, wide=True)
     for n in lengths:
         call, flops = forward(inputs(n), causal=False), full_flops(n, WIDTH)
         yield run.rate(f"full ELU forward, n = {n}", call, flops, 0.60)

@@ -40,7 +40,7 @@ template <class T, int rows, int vecs> struct Tile {
             a += step;
             b += b_step;
         };
-        if constexpr (sizeof(T) == 4 && KT_VECTOR_BYTES > 16 && rows == TILE_ROWS) {
+        if constexpr (KT_VECTOR_BYTES > 16 && rows == TILE_ROWS) {
 #pragma GCC unroll 4
             for (int64_t k = 0; k < count; ++k) once();
         } else {  // the others are rare: small code instead
