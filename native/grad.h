@@ -36,7 +36,7 @@ template <class T> class RowGradient {
     }
 
     void run(int64_t r, Control& control) {
-        read(r);
+        begin(r);
         if (p.causal)
             causal(r, control);
         else
@@ -47,7 +47,7 @@ template <class T> class RowGradient {
     // The far part of a row in which some keys are near (window.h). What is written is added to.
     void run(int64_t r, const Line& line, Control& control) {
         adds = true;
-        read(r);
+        begin(r);
         struct Done {
             const Turn* turn;
             int64_t first, count;
@@ -63,10 +63,10 @@ template <class T> class RowGradient {
                 if (control.stopped()) return;
                 int64_t n = count - first;
                 if (turn.keys) {
-                    late(r, line, turn.key + first, n, sums.ref);
+                    row.load_keys(r, line, turn.key + first, n, sums.ref);
                     n = row.count;
                 } else {
-                    row.no_keys(sums);
+                    row.no_keys(sums.ref);
                 }
                 all.push_back({&turn, first, n, sums.ref});
                 for (int64_t h = 0; h < p.groups && turn.queries; ++h)
@@ -80,12 +80,10 @@ template <class T> class RowGradient {
             const Turn& turn = *done->turn;
             const int64_t t = turn.token + done->first;
             if (turn.keys) {
-                late(r, line, turn.key + done->first, done->count, done->ref);
+                row.load_keys(r, line, turn.key + done->first, done->count, done->ref);
                 late_keys(r, turn.queries > 0, t, line.at(turn.key + done->first) < 0);
             } else {
-                row.count = 0;
-                row.ea = row.eb = 1;
-                row.reference = s.has_scale && done->ref > -INF ? done->ref : 0;
+                row.no_keys(done->ref);
                 for (int64_t h = 0; h < p.groups && done->count; ++h) {
                     row.load_queries(r * p.groups + h, r, t, done->count, View{});
                     load_output(r * p.groups + h, t, done->count);
@@ -94,18 +92,10 @@ template <class T> class RowGradient {
             }
             if (turn.fresh && done->first == 0) G.forget(s);
         }
-        G.write(s, g.d_sums + r * s.m * (s.M + 1));
+        if (!p.reversed) G.write(s, g.d_sums + r * s.m * (s.M + 1));
     }
 
   private:
-    void late(int64_t r, const Line& line, int64_t a, int64_t n, double ref) {
-        const int64_t key = line.at(a);
-        if (key >= 0)
-            row.load_keys(r, key, n, ref);
-        else
-            row.load_keys(r, -1 - key, n, ref, p.near_k, p.near_v, p.near_positions);
-    }
-
     // Keys of the call, or kept from before.
     void late_keys(int64_t r, bool inside, int64_t at, bool kept) {
         if (kept)
@@ -114,11 +104,9 @@ template <class T> class RowGradient {
             key_side(r, inside, nullptr, at, g.d_k, g.d_v, p.k_positions);
     }
 
-    void read(int64_t r) {
-        sums.read(s, p.sums + r * s.m * (s.M + 1));
-        sums.narrow(s);
-        if (s.has_scale) sums.ref = p.log_scale[r];
-        sums.set_bad(nullptr);
+    void begin(int64_t r) {
+        sums.begin(s, r);
+        if (p.reversed) return G.forget(s);
         G.read(s, g.d_sums + r * s.m * (s.M + 1));
         G.narrow(s);
     }
@@ -165,9 +153,7 @@ template <class T> class RowGradient {
             row.absorb(sums, r);
             t += row.count;
         }
-        row.k.any_bad = row.v.any_bad = false;
-        row.ea = row.eb = 1;
-        row.reference = s.has_scale && sums.ref > -INF ? sums.ref : 0;
+        row.no_keys(sums.ref);
         for (int64_t h = 0; h < p.groups; ++h)
             for (int64_t t = 0; t < p.queries; t += s.C) {
                 if (control.stopped()) return;

@@ -42,9 +42,7 @@ template <class T>
 void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, bool stream,
               Control& control) {
     const Problem& p = row.p;
-    row.k.any_bad = row.v.any_bad = false;
-    row.ea = row.eb = 1;
-    row.reference = row.s.has_scale && sums.ref > -INF ? sums.ref : 0;
+    row.no_keys(sums.ref);
     for (int64_t g = 0; g < p.groups; ++g)
         for (int64_t t = from; t < to; t += row.s.C) {
             if (control.stopped()) return;
@@ -60,10 +58,7 @@ template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Contr
     const Problem& p = s.p;
     Row<T> row(s, false);
     Sums<T> sums(s, row.arena);
-    sums.read(s, p.sums + r * s.m * (s.M + 1));
-    sums.narrow(s);
-    if (s.has_scale) sums.ref = p.log_scale[r];
-    sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
+    sums.begin(s, r);
     for (int64_t t = 0; t < p.keys;) {
         if (control.stopped()) return;
         const int64_t n = row.extent(r, t);
@@ -80,9 +75,7 @@ template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Contr
         t += row.count;
     }
     if (!p.causal) read_all(row, sums, r, 0, p.queries, stream, control);
-    sums.write(s, p.sums + r * s.m * (s.M + 1));
-    if (s.has_scale) p.log_scale[r] = sums.ref;
-    if (p.bad) std::copy(sums.bad.begin(), sums.bad.end(), p.bad + r * (s.M + 1));
+    sums.end(s, r);
     fence();
 }
 
@@ -101,9 +94,7 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
     const Problem& p = s.p;
     Arena arena;
     Sums<T> total(s, arena);
-    total.read(s, p.sums + r * s.m * (s.M + 1));
-    total.narrow(s);
-    total.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
+    total.begin(s, r);
 
     std::vector<std::pair<int64_t, int64_t>> chunks;  // first token, count
     for (int64_t t = 0; t < p.keys;) {
@@ -220,8 +211,7 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
             fence();
         });
     }
-    total.write(s, p.sums + r * s.m * (s.M + 1));
-    if (p.bad) std::copy(total.bad.begin(), total.bad.end(), p.bad + r * (s.M + 1));
+    total.end(s, r);
 }
 
 // What a state has of a row besides its sums: the tokens that are near, and that nothing is left of
@@ -313,15 +303,10 @@ void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, d
     }
     if (s.m > 0) RowGradient<T>(s, g, d_weight, d_bias).run(r, line, control);
     if (both_ways(p)) {  // and what lies ahead
-        Problem back = backwards(p);
+        const Problem back = backwards(p);
         Gradient mirrored = g;
         for (View* view : {&mirrored.d_output, &mirrored.d_q}) *view = backwards(*view, p.queries);
         for (View* view : {&mirrored.d_k, &mirrored.d_v}) *view = backwards(*view, p.keys);
-        std::vector<double> none(std::size_t((r + 1) * s.m * (s.M + 1)), 0.0), no_state = none;
-        std::vector<double> no_scale(std::size_t(r + 1), -INF);
-        back.sums = none.data();
-        back.log_scale = p.log_scale ? no_scale.data() : nullptr;
-        mirrored.d_sums = no_state.data();
         const Sizes<T> sizes(back);
         RowGradient<T>(sizes, mirrored, d_weight, d_bias).run(r, line.mirrored(p.keys), control);
     }

@@ -182,6 +182,15 @@ template <class T> class Near {
         return std::max(band(p, rows), p.sinks + PANEL_KEYS);
     }
 
+    // Which keys the n queries from token t on see besides sinks.
+    void see(const Line& line, const Line::Segment& segment, int64_t t, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t a = line.before(t + i);
+            lo[std::size_t(i)] = std::max(segment.first, a - p.window + 1);
+            hi[std::size_t(i)] = p.causal ? a + 1 : std::min(segment.end, a + p.window);
+        }
+    }
+
     // The n queries of query row `row` from token t on, times the scale.
     void load_queries(int64_t row, int64_t t, int64_t n) {
         q.any_bad = false;

@@ -49,11 +49,7 @@ template <class T> class NearGradient {
             for (const Turn& turn : turns(p, line, NEAR_GRADIENT_BLOCK)) {
                 if (control.stopped()) return;
                 const Line::Segment& segment = line.segments[std::size_t(turn.segment)];
-                for (int64_t i = 0; i < turn.queries; ++i) {
-                    const int64_t a = line.before(turn.token + i);
-                    near.lo[std::size_t(i)] = std::max(segment.first, a - p.window + 1);
-                    near.hi[std::size_t(i)] = p.causal ? a + 1 : std::min(segment.end, a + p.window);
-                }
+                near.see(line, segment, turn.token, turn.queries);
                 if (turn.queries) gain += block(r, q, line, segment, turn.token, turn.queries);
             }
             if (g.d_gain) g.d_gain[q] = gain;

@@ -78,6 +78,22 @@ template <class T> struct Sums {
         }
     }
 
+    // The state before row r, which a call that goes backwards through its tokens has none of.
+    void begin(const Sizes<T>& s, int64_t r) {
+        if (s.p.reversed) return forget(s);
+        read(s, s.p.sums + r * s.m * (s.M + 1));
+        narrow(s);
+        if (s.has_scale) ref = s.p.log_scale[r];
+        set_bad(s.p.bad ? s.p.bad + r * (s.M + 1) : nullptr);
+    }
+
+    // And after it.
+    void end(const Sizes<T>& s, int64_t r) const {
+        write(s, s.p.sums + r * s.m * (s.M + 1));
+        if (s.has_scale) s.p.log_scale[r] = ref;
+        if (s.p.bad) std::copy(bad.begin(), bad.end(), s.p.bad + r * (s.M + 1));
+    }
+
     // u, z = U, Z in the type of arithmetic; row r times factor[r], or all times factor[0].
     void narrow(const Sizes<T>& s, const double* factor = nullptr, bool by_row = false) {
         for (int64_t r = 0; r < s.m; ++r) {
@@ -373,12 +389,21 @@ template <class T> class Row {
         }
     }
 
+    // Keys a … of a line: tokens of the call, or kept from before.
+    void load_keys(int64_t row, const Line& line, int64_t a, int64_t n, double state_ref) {
+        const int64_t t = line.at(a);
+        if (t >= 0)
+            load_keys(row, t, n, state_ref);
+        else
+            load_keys(row, -1 - t, n, state_ref, p.near_k, p.near_v, p.near_positions);
+    }
+
     // No keys in this block: its queries see the state alone.
-    void no_keys(const Sums<T>& sums) {
+    void no_keys(double state_ref) {
         count = 0;
         k.any_bad = v.any_bad = false;
         ea = eb = 1;
-        reference = s.has_scale && sums.ref > -INF ? sums.ref : 0;
+        reference = s.has_scale && state_ref > -INF ? state_ref : 0;
     }
 
     // The factors of feature r, of keys or of queries, into `factor`.

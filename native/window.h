@@ -127,18 +127,13 @@ template <class T> class Window {
 
     // Every turn of a row. In full attention with a far part, what comes of them is handed on in `part`.
     void run(int64_t r, const Line& line, bool stream, Control& control) {
-        sums.read(s, p.sums + r * s.m * (s.M + 1));
-        sums.narrow(s);
-        if (s.has_scale) sums.ref = p.log_scale[r];
-        sums.set_bad(p.bad ? p.bad + r * (s.M + 1) : nullptr);
+        sums.begin(s, r);
         if (both_ways(p)) handed = std::make_unique<Handed>(p, s.Mp);
         for (const Turn& turn : turns(p, line, s.C)) {
             if (control.stopped()) return;
             take(r, line, turn, stream);
         }
-        sums.write(s, p.sums + r * s.m * (s.M + 1));
-        if (s.has_scale) p.log_scale[r] = sums.ref;
-        if (p.bad) std::copy(sums.bad.begin(), sums.bad.end(), p.bad + r * (s.M + 1));
+        sums.end(s, r);
         if (handed) {
             for (std::size_t c = 0; c < handed->bad.size(); ++c) handed->bad[c] |= sums.bad[c];
             ahead(r, line, stream, control);
@@ -152,10 +147,10 @@ template <class T> class Window {
         for (int64_t done = 0; done < count;) {  // factors out of range cut a block short
             int64_t n = count - done;
             if (turn.keys) {
-                load_keys(r, line, turn.key + done, n);
+                row.load_keys(r, line, turn.key + done, n, sums.ref);
                 n = row.count;
             } else {
-                row.no_keys(sums);
+                row.no_keys(sums.ref);
             }
             const int64_t t = turn.token + done;
             for (int64_t g = 0; g < p.groups && turn.queries; ++g)
@@ -202,7 +197,7 @@ template <class T> class Window {
         if (p.reversed) {
             take_over(group, q, t, n);
         } else {
-            for (int64_t i = 0; i < n; ++i) see(line, segment, i, t + i);
+            near.see(line, segment, t, n);
             near.load_queries(q, t, n);
             near.attend(r, line, segment, n);
             row.part = {near.mixed, s.Mp, near.den, near.top, near.top};
@@ -214,12 +209,6 @@ template <class T> class Window {
         if (handed && near.any_bad)
             for (int64_t i = 0; i < n * (s.M + 1); ++i)
                 handed->bad[std::size_t(i % (s.M + 1))] |= near.bad[std::size_t(i)];
-    }
-
-    void see(const Line& line, const Line::Segment& segment, int64_t i, int64_t t) {
-        const int64_t a = line.before(t);
-        near.lo[std::size_t(i)] = std::max(segment.first, a - p.window + 1);
-        near.hi[std::size_t(i)] = p.causal ? a + 1 : std::min(segment.end, a + p.window);
     }
 
     // Where the sums of query t of a group are handed on; p's views may run backwards.
@@ -256,7 +245,7 @@ template <class T> class Window {
         Window<T> window(sizes);
         window.handed = std::move(handed);
         window.tops.resize(std::size_t(s.C));
-        window.sums.forget(s);
+        window.sums.begin(sizes, r);
         const Line mirrored = line.mirrored(p.keys);
         for (const Turn& turn : turns(back, mirrored, s.C)) {
             if (control.stopped()) return;
@@ -266,14 +255,6 @@ template <class T> class Window {
         if (std::none_of(bad.begin(), bad.end(), [](uint8_t b) { return b; })) return;
         for (int64_t g = 0; g < p.groups; ++g)  // every query sees every key
             for (int64_t t = 0; t < p.queries; ++t) row.spoil_columns(r * p.groups + g, t, bad);
-    }
-
-    void load_keys(int64_t r, const Line& line, int64_t a, int64_t n) {
-        const int64_t key = line.at(a);
-        if (key >= 0)
-            row.load_keys(r, key, n, sums.ref);
-        else
-            row.load_keys(r, -1 - key, n, sums.ref, p.near_k, p.near_v, p.near_positions);
     }
 
     const Sizes<T>& s;
