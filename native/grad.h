@@ -213,7 +213,7 @@ template <class T> class RowGradient {
         const int64_t at = p.slot(q, t + i);
         if (!p.near_normalizer) return p.normalizer[at];
         // Finite: sums over no keys are 0, whatever their scale would be.
-        const double unit = std::min(row.far_scale(q, i, p.near_top[at]) - p.near_reference[at], HIGH<T>);
+        const double unit = std::min(row.far_scale(i, p.near_top[at]) - p.near_reference[at], HIGH<T>);
         if (p.near_normalizer[at] == 0) return 0;
         return p.normalize ? p.near_normalizer[at] * std::exp(-unit) : std::exp(unit);
     }

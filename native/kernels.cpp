@@ -26,17 +26,6 @@ void fence() {
 #endif
 }
 
-// The next block from token t: of q, k and v, or of q alone (full attention, row r of queries).
-template <class T>
-void set_prefetch(Row<T>& row, const Problem& p, int64_t r, int64_t t, bool queries) {
-    row.prefetch = Prefetch{};
-    const int64_t n = std::min(row.s.C, (queries ? p.queries : p.keys) - t), size = size_of(p.type);
-    if (queries || (p.causal && p.groups == 1)) row.prefetch.add(p.q, r, t, n, p.features.inputs, size);
-    if (queries) return;
-    row.prefetch.add(p.k, r, t, n, p.features.inputs, size);
-    row.prefetch.add(p.v, r, t, n, p.width, size);
-}
-
 // Full attention: queries from … to of all heads that share row r, which see the whole state.
 template <class T>
 void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, bool stream,
@@ -48,7 +37,7 @@ void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, b
             if (control.stopped()) return;
             const int64_t n = std::min(row.s.C, to - t), q = r * p.groups + g;
             row.load_queries(q, q, t, n, p.query_mask);
-            set_prefetch(row, p, q, t + n, true);
+            row.fetch_ahead(q, t + n, true);
             row.read_out(sums, q, t, n, false, stream);
         }
 }
@@ -63,7 +52,7 @@ template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Contr
         if (control.stopped()) return;
         const int64_t n = row.extent(r, t);
         row.load_keys(r, t, n, sums.ref);
-        set_prefetch(row, p, r, t + row.count, false);
+        row.fetch_ahead(r, t + row.count, false);
         if (p.causal) {
             if (s.by_feature) sums.narrow(s, row.enter, true);
             for (int64_t g = 0; g < p.groups; ++g) {

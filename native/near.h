@@ -14,7 +14,7 @@ namespace KT_ISA {
 
 constexpr double NOTHING = -std::numeric_limits<double>::infinity();
 constexpr int64_t PANEL_KEYS = 96;    // keys of a panel: with their values they stay in L2
-constexpr int64_t NEAR_BLOCK = 192;   // queries of a block where there is no far part
+constexpr int64_t NEAR_BLOCK = 192;   // queries of a block, of all heads, where there is no far part
 
 // The keys of a row that are not hidden, in order; with a restart a new segment begins. A key is a
 // token of the call, or, below 0, −1 − slot of the tokens that the state has kept.
@@ -116,12 +116,12 @@ template <class T> class Panel {
         lanes = arena.take<T>(d * Kp + TILE_COLUMNS<T>);
     }
 
-    // `head` (keys in order, or below 0 sinks that the state has kept), then the keys a … a + n − 1.
-    void load(int64_t row, const Line& line, const std::vector<int32_t>& head, int64_t a, int64_t n) {
-        heads = int64_t(head.size());
-        count = heads + n;
+    // `front` (keys in order, or below 0 sinks that the state has kept), then the keys a … a + n − 1.
+    void load(int64_t row, const Line& line, const std::vector<int32_t>& front, int64_t a, int64_t n) {
+        fronts = int64_t(front.size());
+        count = fronts + n;
         columns = round_up(count, TILE_COLUMNS<T>);
-        if (heads == 0 && line.run(a, n)) {
+        if (fronts == 0 && line.run(a, n)) {
             const int64_t t = line.at(a);
             fetch(p.k, p.type, row, t, n, d, dp, T(1), T(1), View{}, 0, k_rows, k);
             fetch(p.v, p.type, row, t, n, M, Mp, T(1), T(0), View{}, 0, v_rows, v);
@@ -132,7 +132,7 @@ template <class T> class Panel {
             v.x = v_rows;
             v.stride = Mp;
             for (int64_t i = 0; i < count; ++i) {
-                const int64_t at = i < heads ? head[std::size_t(i)] : a + i - heads;
+                const int64_t at = i < fronts ? front[std::size_t(i)] : a + i - fronts;
                 const int64_t id = at < 0 ? at : line.at(at);
                 read_token<T>(id < 0 ? p.near_k : p.k, p.type, row, id < 0 ? -1 - id : id, d, T(1),
                               k_rows + i * dp);
@@ -142,16 +142,33 @@ template <class T> class Panel {
                 std::fill(v_rows + i * Mp + M, v_rows + (i + 1) * Mp, T(0));
             }
         }
-        clean(k, count, d, dp, T(1), false, k_rows);
-        clean(v, count, M, Mp, T(0), true, v_rows);
+        if (!known_finite(row, a, n)) {
+            clean(k, count, d, dp, T(1), false, k_rows);
+            clean(v, count, M, Mp, T(0), true, v_rows);
+        }
         to_lanes(k.x, k.stride, count, columns, d, lanes, Kp);
     }
 
     const Problem& p;
     const int64_t d, M, Mp, dp, Kp;
-    int64_t heads = 0, count = 0, columns = 0;
+    int64_t fronts = 0, count = 0, columns = 0;
     Block<T> k, v;
     T *k_rows, *v_rows, *lanes;
+
+  private:
+    // Whether all that has been loaded is finite. Most keys of a window were in the panel before.
+    bool known_finite(int64_t row, int64_t a, int64_t n) {
+        const bool more = row == fine_row && a >= fine_from && a <= fine_to;
+        const int64_t from = fronts + (more ? std::min(n, fine_to - a) : 0);
+        const bool fine = finite(k, 0, fronts, d) && finite(k, from, count, d) && finite(v, 0, fronts, M) &&
+                          finite(v, from, count, M);
+        fine_row = fine ? row : -1;
+        if (!more) fine_from = fine_to = a;
+        fine_to = std::max(fine_to, a + n);
+        return fine;
+    }
+
+    int64_t fine_row = -1, fine_from = 0, fine_to = 0;
 };
 
 template <class T> KT_INLINE Vec<T> exp_down(Vec<T> x) {  // of x ≤ 0, −inf among them; 0 for what is not normal
@@ -160,13 +177,23 @@ template <class T> KT_INLINE Vec<T> exp_down(Vec<T> x) {  // of x ≤ 0, −inf 
 
 template <class T> class Near {
   public:
-    Near(const Problem& p, int64_t rows)
+    // A query head of the row, and its sums over the keys that it sees.
+    struct Head {
+        Block<T> q;
+        T *q_rows, *mixed, *den, *top;
+        std::vector<uint8_t> bad;
+        bool any_bad = false;
+    };
+
+    Near(const Problem& p, int64_t rows, int64_t groups)
         : p(p), d(p.features.inputs), M(p.width), panel(p, longest(p, rows), arena), Mp(panel.Mp),
-          dp(panel.dp), Kp(panel.Kp), whole(band(p, rows) > 0) {
-        q_rows = arena.take<T>(rows * dp);
-        mixed = arena.take<T>(rows * Mp);
-        den = arena.take<T>(rows + TILE_ROWS);
-        top = arena.take<T>(rows + TILE_ROWS);
+          dp(panel.dp), Kp(panel.Kp), heads(std::size_t(groups)), whole(band(p, rows) > 0) {
+        for (Head& head : heads) {
+            head.q_rows = arena.take<T>(rows * dp);
+            head.mixed = arena.take<T>(rows * Mp);
+            head.den = arena.take<T>(rows + TILE_ROWS);
+            head.top = arena.take<T>(rows + TILE_ROWS);
+        }
         strip = arena.take<T>(TILE_ROWS * Kp);
         lo.resize(std::size_t(rows));
         hi.resize(std::size_t(rows));
@@ -192,47 +219,58 @@ template <class T> class Near {
     }
 
     // The n queries of query row `row` from token t on, times the scale.
-    void load_queries(int64_t row, int64_t t, int64_t n) {
+    void load_queries(Head& head, int64_t row, int64_t t, int64_t n) {
+        Block<T>& q = head.q;
         q.any_bad = false;
-        q.x = q_rows;
+        q.x = head.q_rows;
         q.stride = dp;
+        bool fine = true;
         for (int64_t i = 0; i < n; ++i) {
-            read_token<T>(p.q, p.type, row, t + i, d, T(p.near_scale), q_rows + i * dp);
-            std::fill(q_rows + i * dp + d, q_rows + (i + 1) * dp, T(0));
+            T* to = head.q_rows + i * dp;
+            fine &= read_finite<T>(p.q, p.type, row, t + i, d, T(p.near_scale), to);
+            std::fill(to + d, to + dp, T(0));
         }
-        clean(q, n, d, dp, T(0), false, q_rows);
+        if (!fine) clean(q, n, d, dp, T(0), false, head.q_rows);
     }
 
-    // mixed, den and top of the n queries at hand, which see the keys lo … hi − 1 of the line and the
-    // sinks; lo and hi do not fall.
-    void attend(int64_t row, const Line& line, const Line::Segment& segment, int64_t n) {
-        std::fill(mixed, mixed + n * Mp, T(0));
-        std::fill(den, den + n, T(0));
-        std::fill(top, top + n, T(NOTHING));
-        any_bad = false;
-        each_panel(row, line, segment, n, [&](int64_t base) { add(n, base); });
+    // mixed, den and top of the n queries from token t on, of every query head of the row: they see the
+    // keys lo … hi − 1 of the line and the sinks; lo and hi do not fall.
+    void attend(int64_t row, const Line& line, const Line::Segment& segment, int64_t t, int64_t n) {
+        first = t;
+        see(line, segment, t, n);
+        for (std::size_t g = 0; g < heads.size(); ++g) {
+            Head& head = heads[g];
+            load_queries(head, row * p.groups + int64_t(g), t, n);
+            std::fill(head.mixed, head.mixed + n * Mp, T(0));
+            std::fill(head.den, head.den + n, T(0));
+            std::fill(head.top, head.top + n, T(NOTHING));
+            head.any_bad = false;
+        }
+        each_panel(row, line, segment, n, [&](int64_t base) {
+            for (Head& head : heads) add(head, n, base);
+        });
     }
 
-    // Panel after panel of what the n queries see; `base` is the key in order that stands at panel.heads.
+    // Panel after panel of what the n queries see; `base` is the key in order that stands at panel.fronts.
     template <class F>
     void each_panel(int64_t row, const Line& line, const Line::Segment& segment, int64_t n, F&& f) {
-        const int64_t first = lo[0], end = hi[std::size_t(n - 1)];
-        head.clear();
+        const int64_t begin = lo[0], end = hi[std::size_t(n - 1)];
+        front.clear();
         if (p.sinks > 0) {
-            if (segment.continues) head = line.kept_sinks;
-            const int64_t until = std::min(Line::sinks_end(p, segment), first);
-            for (int64_t a = segment.first; a < until; ++a) head.push_back(int32_t(a));
+            if (segment.continues) front = line.kept_sinks;
+            const int64_t until = std::min(Line::sinks_end(p, segment), begin);
+            for (int64_t a = segment.first; a < until; ++a) front.push_back(int32_t(a));
             sinks_end = Line::sinks_end(p, segment);
-            for (int64_t a = std::max({first, end, segment.first}); a < sinks_end && !p.causal; ++a)
-                head.push_back(int32_t(a));
+            for (int64_t a = std::max({begin, end, segment.first}); a < sinks_end && !p.causal; ++a)
+                front.push_back(int32_t(a));
         } else {
             sinks_end = 0;
         }
-        const int64_t step = whole ? end - first : PANEL_KEYS;
-        for (int64_t a = first; a < end || !head.empty(); a += step) {
-            panel.load(row, line, head, a, std::max<int64_t>(0, std::min(step, end - a)));
-            std::swap(in_head, head);
-            head.clear();
+        const int64_t step = whole ? end - begin : PANEL_KEYS;
+        for (int64_t a = begin; a < end || !front.empty(); a += step) {
+            panel.load(row, line, front, a, std::max<int64_t>(0, std::min(step, end - a)));
+            std::swap(in_front, front);
+            front.clear();
             f(a);
             if (step <= 0) break;
         }
@@ -240,8 +278,8 @@ template <class T> class Near {
 
     // Whether query i sees the key at index j of the panel.
     bool sees(int64_t i, int64_t j, int64_t base) const {
-        const int64_t a = base + j - panel.heads;
-        return j < panel.heads || (a >= lo[std::size_t(i)] && a < hi[std::size_t(i)]) || a < sunk_for(i);
+        const int64_t a = base + j - panel.fronts;
+        return j < panel.fronts || (a >= lo[std::size_t(i)] && a < hi[std::size_t(i)]) || a < sunk_for(i);
     }
 
     // Where the sinks that query i sees end, in order: in full attention they may lie ahead.
@@ -249,33 +287,34 @@ template <class T> class Near {
         return p.causal ? std::min(sinks_end, hi[std::size_t(i)]) : sinks_end;
     }
 
-    // The columns of the panel that rows i … i + R − 1 see: 0 … sunk − 1 and from … to − 1.
+    // The columns of the panel that rows i … i + R − 1 see: 0 … sunk − 1 and from … to − 1, of which
+    // the first is `seen`.
     struct Reach {
-        int64_t sunk, from, to;
+        int64_t sunk, from, to, seen;
         bool none() const { return to <= from && sunk == 0; }
     };
 
     Reach reach(int64_t i, int64_t R, int64_t base) const {
-        const int64_t step = TILE_COLUMNS<T>, shift = base - panel.heads;
-        const int64_t low = std::max<int64_t>(0, lo[std::size_t(i)] - shift) / step * step;
-        const int64_t sinks = std::max(panel.heads, std::min(panel.count, sunk_for(i + R - 1) - shift));
-        const int64_t high = std::max(sinks, std::min(panel.count, hi[std::size_t(i + R - 1)] - shift));
-        return {std::min(round_up(sinks, step), low), low, std::max(low, high)};
+        const int64_t step = LANES<T>, shift = base - panel.fronts;
+        const int64_t low = std::max<int64_t>(0, lo[std::size_t(i)] - shift), from = low / step * step;
+        const int64_t sinks = std::max(panel.fronts, std::min(panel.count, sunk_for(i + R - 1) - shift));
+        const int64_t to = std::max({from, sinks, std::min(panel.count, hi[std::size_t(i + R - 1)] - shift)});
+        return {std::min(round_up(sinks, step), from), from, to, sinks > from ? from : std::min(low, to)};
     }
 
     // tile of e^{…}: what is not seen becomes `other`.
     template <int R, int N>
     KT_INLINE void hide(Tile<T, R, N>& tile, int64_t i, int64_t j, int64_t base, Vec<T> other) const {
-        const int64_t shift = base - panel.heads, width = N * LANES<T>;
+        const int64_t shift = base - panel.fronts, width = N * LANES<T>;
         // A query may see further than the panel, whose last tile may have columns of no key.
         auto until = [&](int64_t row) { return std::min(hi[std::size_t(row)] - shift, panel.count); };
         if (lo[std::size_t(i + R - 1)] - shift <= j && until(i) >= j + width) return;
-        if (j + width <= panel.heads) return;
+        if (j + width <= panel.fronts) return;
         Ints<T> lane;
         for (int l = 0; l < LANES<T>; ++l) lane[l] = l;
         for (int a = 0; a < R; ++a) {
             const int64_t low = lo[std::size_t(i + a)] - shift - j, high = until(i + a) - j;
-            const int64_t sunk = std::max(panel.heads, std::min(panel.count, sunk_for(i + a) - shift)) - j;
+            const int64_t sunk = std::max(panel.fronts, std::min(panel.count, sunk_for(i + a) - shift)) - j;
             for (int c = 0; c < N; ++c) {
                 const Ints<T> at = lane + int(c * LANES<T>);
                 const Ints<T> seen = ((at >= clip(low)) & (at < clip(high))) | (at < clip(sunk));
@@ -288,19 +327,30 @@ template <class T> class Near {
         return int(std::max<int64_t>(-1, std::min<int64_t>(x, 1 << 20)));
     }
 
-    template <int R, class F> KT_INLINE void tiles(const Reach& r, F&& f) const {
-        for (int64_t j = 0; j < r.sunk; j += TILE_COLUMNS<T>) f(j);
-        for (int64_t j = r.from; j < r.to; j += TILE_COLUMNS<T>) f(j);
+    // f(registers of a tile, first column) for tiles that cover what is reached.
+    template <class F> KT_INLINE void tiles(const Reach& r, F&& f) const {
+        tiles(0, r.sunk, f);
+        tiles(r.from, r.to, f);
     }
 
-    void add(int64_t n, int64_t base) {
+    template <class F> KT_INLINE void tiles(int64_t from, int64_t to, F& f) const {
+        int64_t j = from;
+        for (; j + LANES<T> < to; j += TILE_COLUMNS<T>) f(std::integral_constant<int, TILE_VECS>{}, j);
+        if (j < to) f(std::integral_constant<int, 1>{}, j);
+    }
+
+    void add(Head& head, int64_t n, int64_t base) {
+        const Block<T>& q = head.q;
+        T *mixed = head.mixed, *den = head.den, *top = head.top;
         by_rows(n, [&](auto rows, int64_t i) {
-            constexpr int R = decltype(rows)::value, N = TILE_VECS;
+            constexpr int R = decltype(rows)::value;
             const Reach r = reach(i, R, base);
             if (r.none()) return;
-            Vec<T> high[R];
-            for (int a = 0; a < R; ++a) high[a] = splat(T(NOTHING));
-            tiles<R>(r, [&](int64_t j) __attribute__((always_inline)) {
+            constexpr int RP = (R + LANES<T> - 1) / LANES<T> * LANES<T>;
+            Vec<T> high[RP];
+            for (int a = 0; a < RP; ++a) high[a] = splat(T(NOTHING));
+            tiles(r, [&](auto vecs, int64_t j) __attribute__((always_inline)) {
+                constexpr int N = decltype(vecs)::value;
                 Tile<T, R, N> tile;
                 tile.clear();
                 tile.add(q.x + i * q.stride, q.stride, 1, panel.lanes + j, Kp, d);
@@ -313,18 +363,20 @@ template <class T> class Near {
                         store(strip + a * Kp + j + c * LANES<T>, tile.acc[a][c]);
                     }
             });
-            T keep[R], level[R];
+            T keep[R], level[R], here[RP];
             bool some = false;
+            for (int a = 0; a < RP; a += LANES<T>) store(here + a, largest_of<T>(high + a));
             for (int a = 0; a < R; ++a) {
-                const T before = top[i + a], now = std::max(before, largest<T>(high[a]));
+                const T before = top[i + a], now = std::max(before, here[a]);
                 level[a] = now == T(NOTHING) ? T(0) : now;
                 keep[a] = before == T(NOTHING) ? T(0) : before == now ? T(1) : std::exp(before - now);
                 top[i + a] = now;
                 some |= now != T(NOTHING);
             }
             if (!some) return;
-            Vec<T> total[R] = {};
-            tiles<R>(r, [&](int64_t j) __attribute__((always_inline)) {
+            Vec<T> total[RP] = {};
+            tiles(r, [&](auto vecs, int64_t j) __attribute__((always_inline)) {
+                constexpr int N = decltype(vecs)::value;
                 Tile<T, R, N> tile;
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
@@ -339,7 +391,8 @@ template <class T> class Near {
                         store(strip + a * Kp + j + c * LANES<T>, tile.acc[a][c]);
                     }
             });
-            for (int a = 0; a < R; ++a) den[i + a] = den[i + a] * keep[a] + sum<T>(total[a]);
+            for (int a = 0; a < RP; a += LANES<T>) store(here + a, sums_of<T>(total + a));
+            for (int a = 0; a < R; ++a) den[i + a] = den[i + a] * keep[a] + here[a];
             const int64_t sunk = std::min(r.sunk, panel.count);
             by_cols<T>(Mp, [&](auto cols, int64_t c) {
                 constexpr int C = decltype(cols)::value;
@@ -350,9 +403,9 @@ template <class T> class Near {
                     for (int e = 0; e < C; ++e)
                         tile.acc[a][e] = load(mixed + (i + a) * Mp + c + e * LANES<T>) * keep[a];
                 if (sunk) tile.add(strip, Kp, 1, panel.v.x + c, panel.v.stride, sunk);
-                if (r.to > r.from)
-                    tile.add(strip + r.from, Kp, 1, panel.v.x + r.from * panel.v.stride + c,
-                             panel.v.stride, r.to - r.from);
+                if (r.to > r.seen)
+                    tile.add(strip + r.seen, Kp, 1, panel.v.x + r.seen * panel.v.stride + c,
+                             panel.v.stride, r.to - r.seen);
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 4
@@ -360,15 +413,15 @@ template <class T> class Near {
                         store(mixed + (i + a) * Mp + c + e * LANES<T>, tile.acc[a][e]);
             });
         });
-        if (panel.k.any_bad || panel.v.any_bad) note_bad(n, base);
+        if (panel.k.any_bad || panel.v.any_bad) note_bad(head, n, base);
     }
 
     // Which columns of which rows a NaN or inf reaches; the last column stands for all of a row.
-    void note_bad(int64_t n, int64_t base) {
-        if (!any_bad) bad.assign(std::size_t(n * (M + 1)), 0);
-        any_bad = true;
+    void note_bad(Head& head, int64_t n, int64_t base) {
+        if (!head.any_bad) head.bad.assign(std::size_t(n * (M + 1)), 0);
+        head.any_bad = true;
         for (int64_t i = 0; i < n; ++i) {
-            uint8_t* flags = bad.data() + i * (M + 1);
+            uint8_t* flags = head.bad.data() + i * (M + 1);
             for (int64_t j = 0; j < panel.count; ++j) {
                 if (!sees(i, j, base)) continue;
                 if (panel.k.any_bad && panel.k.bad[std::size_t(j)]) std::fill(flags, flags + M + 1, 1);
@@ -383,12 +436,11 @@ template <class T> class Near {
     const int64_t d, M;
     Panel<T> panel;
     const int64_t Mp, dp, Kp;
-    Block<T> q;
-    T *q_rows, *mixed, *den, *top, *strip;
+    std::vector<Head> heads;
+    int64_t first = 0;  // the first query at hand
+    T* strip;
     std::vector<int64_t> lo, hi;
-    std::vector<int32_t> head, in_head;  // keys in front of a panel: to come, and of the one at hand
-    std::vector<uint8_t> bad;
-    bool any_bad = false;
+    std::vector<int32_t> front, in_front;  // keys in front of a panel: to come, and of the one at hand
     int64_t sinks_end = 0;
     const bool whole;  // a block sees one panel
 };

@@ -17,7 +17,7 @@ template <class T> class NearGradient {
   public:
     // p without its map: the near part needs no turns of far keys.
     NearGradient(const Problem& p, const Gradient& g, bool far)
-        : p(p), g(g), near(p, NEAR_GRADIENT_BLOCK), d(p.features.inputs), M(p.width), Mp(near.Mp),
+        : p(p), g(g), near(p, NEAR_GRADIENT_BLOCK, 1), head(near.heads[0]), d(p.features.inputs), M(p.width), Mp(near.Mp),
           dp(near.dp), Kp(near.Kp), far(far) {
         const int64_t n = NEAR_GRADIENT_BLOCK;
         Arena& arena = near.arena;
@@ -82,7 +82,7 @@ template <class T> class NearGradient {
             delta[i] = share[i] = level[i] = T(0);
             term[std::size_t(i)] = 0;
             std::fill(to, to + Mp, T(0));
-            if (total == 0 || (near.q.any_bad && near.q.bad[std::size_t(i)])) continue;
+            if (total == 0 || (head.q.any_bad && head.q.bad[std::size_t(i)])) continue;
             read_token<T>(g.d_output, p.output_type, q, t, M, T(1), to);
             read_token<T>(p.output, p.output_type, q, t, M, T(1), line_);
             T mixed = 0;
@@ -103,7 +103,7 @@ template <class T> class NearGradient {
     // One block: returns its part of the gradient of the gain.
     double block(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t t,
                  int64_t n) {
-        near.load_queries(q, t, n);
+        near.load_queries(head, q, t, n);
         load_output(q, t, n);
         std::fill(dq, dq + n * dp, T(0));
         std::fill(best.begin(), best.end(), int64_t(-1));
@@ -140,7 +140,7 @@ template <class T> class NearGradient {
         const T by = T(term[std::size_t(i)]);
         for (int64_t f = 0; f < d; ++f) {
             dq[i * dp + f] += by * line_[f];
-            d_keys[at * dp + f] += by * near.q.x[i * dp + f];
+            d_keys[at * dp + f] += by * head.q.x[i * dp + f];
         }
     }
 
@@ -148,13 +148,14 @@ template <class T> class NearGradient {
     void weights(int64_t n, int64_t base, const Line& line) {
         const Panel<T>& panel = near.panel;
         by_rows(n, [&](auto rows, int64_t i) {
-            constexpr int R = decltype(rows)::value, N = TILE_VECS;
+            constexpr int R = decltype(rows)::value;
             const auto reach = near.reach(i, R, base);
             Vec<T> total[R] = {};
-            near.template tiles<R>(reach, [&](int64_t j) __attribute__((always_inline)) {
+            near.tiles(reach, [&](auto vecs, int64_t j) __attribute__((always_inline)) {
+                constexpr int N = decltype(vecs)::value;
                 Tile<T, R, N> a, b;
                 a.clear();
-                a.add(near.q.x + i * dp, dp, 1, panel.lanes + j, Kp, d);
+                a.add(head.q.x + i * dp, dp, 1, panel.lanes + j, Kp, d);
                 if (p.relative && far) note_top<R, N>(a, i, j, base, line);
                 b.clear();
                 b.add(d_out + i * Mp, Mp, 1, v_lanes + j, Kp, M);
@@ -197,8 +198,8 @@ template <class T> class NearGradient {
 
     // Where the gradients of the key at index j of the panel are kept.
     int64_t place(int64_t j, int64_t base, const Line& line) const {
-        if (j >= near.panel.heads) return base + j - near.panel.heads;
-        const int64_t at = near.in_head[std::size_t(j)];
+        if (j >= near.panel.fronts) return base + j - near.panel.fronts;
+        const int64_t at = near.in_front[std::size_t(j)];
         return at < 0 ? line.segments.back().end + (-1 - at) : at;
     }
 
@@ -214,10 +215,10 @@ template <class T> class NearGradient {
                 constexpr int C = decltype(cols)::value;
                 accumulate<R, C>(dq + i * dp + c, dp, [&](Tile<T, R, C>& tile) {
                     if (sunk) tile.add(dS + i * Kp, Kp, 1, panel.k.x + c, panel.k.stride, sunk);
-                    if (reach.to > reach.from)
-                        tile.add(dS + i * Kp + reach.from, Kp, 1,
-                                 panel.k.x + reach.from * panel.k.stride + c, panel.k.stride,
-                                 reach.to - reach.from);
+                    if (reach.to > reach.seen)
+                        tile.add(dS + i * Kp + reach.seen, Kp, 1,
+                                 panel.k.x + reach.seen * panel.k.stride + c, panel.k.stride,
+                                 reach.to - reach.seen);
                 });
             });
         });
@@ -239,8 +240,8 @@ template <class T> class NearGradient {
     // dk += dSᵀ·(s·q), dv += Pᵀ·dO
     void to_keys(int64_t n, int64_t base, const Line& line, const Line::Segment&) {
         const Panel<T>& panel = near.panel;
-        for (int64_t j = 0; j < panel.heads; ++j) keys_from<1>(j, place(j, base, line), 0, n);
-        by_rows(panel.count - panel.heads, [&](auto rows, int64_t j) {
+        for (int64_t j = 0; j < panel.fronts; ++j) keys_from<1>(j, place(j, base, line), 0, n);
+        by_rows(panel.count - panel.fronts, [&](auto rows, int64_t j) {
             constexpr int R = decltype(rows)::value;
             const int64_t a = base + j;
             int64_t from = 0, to = n;
@@ -248,7 +249,7 @@ template <class T> class NearGradient {
                 while (from < n && near.hi[std::size_t(from)] <= a) ++from;
             if (a >= near.sinks_end)
                 while (to > from && near.lo[std::size_t(to - 1)] > a + R - 1) --to;
-            if (to > from) keys_from<R>(j + panel.heads, a, from, to);
+            if (to > from) keys_from<R>(j + panel.fronts, a, from, to);
         });
     }
 
@@ -256,7 +257,7 @@ template <class T> class NearGradient {
         by_cols<T>(dp, [&](auto cols, int64_t c) {
             constexpr int C = decltype(cols)::value;
             accumulate<R, C>(d_keys + at * dp + c, dp, [&](Tile<T, R, C>& tile) {
-                tile.add(dS + from * Kp + j, 1, Kp, near.q.x + from * dp + c, dp, to - from);
+                tile.add(dS + from * Kp + j, 1, Kp, head.q.x + from * dp + c, dp, to - from);
             });
         });
         by_cols<T>(Mp, [&](auto cols, int64_t c) {
@@ -270,6 +271,7 @@ template <class T> class NearGradient {
     const Problem& p;
     const Gradient& g;
     Near<T> near;
+    typename Near<T>::Head& head;
     const int64_t d, M, Mp, dp, Kp;
     const bool far;
     T *d_out, *line_, *delta, *level, *share, *v_lanes, *P, *dS, *dq;

@@ -36,7 +36,7 @@ template <class T> struct Sizes {
         Mp = round_up(M, TILE_COLUMNS<T>);
         quadratic = p.features.map == Map::quadratic;
         C = p.chunk > 0 ? std::min(p.chunk, SPAN) : quadratic || !p.causal ? SPAN : BLOCK;
-        if (p.chunk == 0 && m == 0) C = NEAR_BLOCK;
+        if (p.chunk == 0 && m == 0) C = std::max(NEAR_BLOCK / p.groups / BLOCK, int64_t(1)) * BLOCK;
         if (p.chunk == 0 && quadratic && m * Mp * 12 > (256 << 10)) C = LONG_BLOCK;  // beyond L2
         Cp = round_up(C, TILE_COLUMNS<T>);
         panel = quadratic ? std::min(m, std::max<int64_t>(PANEL / Cp, 6) / 6 * 6) : m;
@@ -242,6 +242,7 @@ template <class T> class Row {
     double ea = 1, eb = 1;          // what the state's and the block's sums count in a row
     double new_ref = 0;
     bool row_queries = false;  // φ(q) has tokens in rows, not in lanes
+    double gain = 0;           // of the query head
     std::vector<uint8_t> bad_here;
     Prefetch prefetch;
     // Where some keys are near: sums over them for the queries of the block, what they are relative
@@ -250,13 +251,13 @@ template <class T> class Row {
         const T* mixed = nullptr;
         int64_t stride = 0;
         const T *den = nullptr, *level = nullptr, *top = nullptr;
+        const uint8_t *bad = nullptr, *bad_queries = nullptr;  // what a NaN or inf near by reaches, or null
     } part;
     struct Hand {
         T* mixed = nullptr;
         int64_t stride = 0;
         T *den = nullptr, *level = nullptr;
     } hand;
-    const Near<T>* near = nullptr;
 
     int64_t tile_columns(int64_t n) const { return round_up(n, TILE_COLUMNS<T>); }
 
@@ -265,6 +266,16 @@ template <class T> class Row {
         for (int a = 0; a < R; ++a)
 #pragma GCC unroll 4
             for (int e = 0; e < N; ++e) f(a, e);
+    }
+
+    // The next block from token t: of q, k and v, or of q alone (full attention, row r of queries).
+    void fetch_ahead(int64_t r, int64_t t, bool queries) {
+        prefetch = Prefetch{};
+        const int64_t n = std::min(s.C, (queries ? p.queries : p.keys) - t), size = size_of(p.type);
+        if (queries || (p.causal && p.groups == 1)) prefetch.add(p.q, r, t, n, s.d, size);
+        if (queries) return;
+        prefetch.add(p.k, r, t, n, s.d, size);
+        prefetch.add(p.v, r, t, n, s.M, size);
     }
 
     void add_to_z(Sums<T>& sums, const T* from, int64_t r0, int64_t size, bool scaled) {
@@ -496,6 +507,7 @@ template <class T> class Row {
             q.any_bad = q.any_hidden = false;
             return;
         }
+        if (p.gain) gain = p.gain[row % (p.heads * p.groups)];
         fetch(p.q, p.type, row, t, n, s.d, s.d, T(p.features.root_scale), T(1), mask, mask_row, q_buffer, q);
         const bool rows_first = !for_gradient && elementwise(p.features.map) && !s.by_feature;
         row_queries = rows_first && quick(q, n, phi_q, true);
@@ -660,6 +672,7 @@ template <class T> class Row {
                     }
             }
             T share[RP], near_share[RP] = {};
+            const bool near = part.mixed;
             const bool special = near ? near_shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share, near_share)
                                       : shares<R, RP>(row, t, i, limit ? row_sum : nullptr, share);
             by_cols<T>(s.Mp, [&](auto cols, int64_t c) {
@@ -709,14 +722,13 @@ template <class T> class Row {
             for (int a = 0; a < R && special; ++a) settle(row, t, i + a, share[a]);
         });
         if (hand.mixed) return;
-        if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad || (near && (near->any_bad || near->q.any_bad)))
+        if (sums.any_bad || v.any_bad || k.any_bad || q.any_bad || part.bad || part.bad_queries)
             spoil(sums, row, t, n, inside);
     }
 
     // The logarithm of the unit of far weights in query i of the block; `top` is the largest near by.
-    double far_scale(int64_t row, int64_t i, double top) const {
-        return (p.gain ? p.gain[row % (p.heads * p.groups)] : 0) + (p.relative && top > -INF ? top : 0) +
-               (s.has_scale ? ls_q[i] + reference : 0);
+    double far_scale(int64_t i, double top) const {
+        return gain + (p.relative && top > -INF ? top : 0) + (s.has_scale ? ls_q[i] + reference : 0);
     }
 
     // The same where there is a near part: what the far and the near sums of rows i … are to be
@@ -728,7 +740,7 @@ template <class T> class Row {
             if (row_sum) store(den + i + a, load(den + i + a) + sums_of<T>(row_sum + a));
         for (int a = 0; a < R; ++a) {
             const double top = part.level[i + a], near_den = part.den[i + a], far_den = s.m ? den[i + a] : 0;
-            const double far_log = s.m ? far_scale(row, i + a, part.top[i + a]) : -INF;
+            const double far_log = s.m ? far_scale(i + a, part.top[i + a]) : -INF;
             double level = top, of_near = 1, of_far = 0;
             if (top == -INF) {
                 of_near = 0;
@@ -834,9 +846,8 @@ template <class T> class Row {
         for (int64_t i = 0; i < n; ++i) {
             if (inside) add_bad(i, bad_here);
             if (q.any_hidden && q.hidden[std::size_t(i)]) continue;
-            const uint8_t* close = near && near->any_bad ? near->bad.data() + i * (s.M + 1) : nullptr;
-            const bool whole = (q.any_bad && q.bad[std::size_t(i)]) ||
-                               (near && near->q.any_bad && near->q.bad[std::size_t(i)]);
+            const uint8_t* close = part.bad ? part.bad + i * (s.M + 1) : nullptr;
+            const bool whole = (q.any_bad && q.bad[std::size_t(i)]) || (part.bad_queries && part.bad_queries[i]);
             for (int64_t c = 0; c < s.M; ++c)
                 if (whole || bad_here[std::size_t(c)] || (close && close[c]))
                     write<T>(p.output.at(row, t + i) + c * p.output.element, p.output_type,

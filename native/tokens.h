@@ -134,6 +134,15 @@ template <class T> inline bool direct(const View& view, Type type, int64_t row, 
            reinterpret_cast<uintptr_t>(view.at(row, 0)) % sizeof(T) == 0;
 }
 
+template <class T> inline bool all_finite(const T* x, int64_t count) {
+    Vec<T> check{};  // 0 · x is 0 for finite x and NaN otherwise
+    int64_t i = 0;
+    for (; i + LANES<T> <= count; i += LANES<T>) check += load(x + i) * T(0);
+    T rest = sum<T>(check);
+    for (; i < count; ++i) rest += x[i] * T(0);
+    return rest == T(0);
+}
+
 // `width` numbers of a token into dst, times `factor`.
 template <class T>
 inline void read_token(const View& view, Type type, int64_t row, int64_t t, int64_t width, T factor,
@@ -162,6 +171,24 @@ inline void read_token(const View& view, Type type, int64_t row, int64_t t, int6
     }
 }
 
+// The same; false if a number comes out that is not finite.
+template <class T>
+inline bool read_finite(const View& view, Type type, int64_t row, int64_t t, int64_t width, T factor,
+                        T* dst) {
+    if (!direct<T>(view, type, row, width) || width % LANES<T>) {
+        read_token(view, type, row, t, width, factor, dst);
+        return all_finite(dst, width);
+    }
+    const T* x = reinterpret_cast<const T*>(view.at(row, t));
+    Vec<T> check{};
+    for (int64_t i = 0; i < width; i += LANES<T>) {
+        const Vec<T> y = load(x + i) * factor;
+        check += y * T(0);
+        store(dst + i, y);
+    }
+    return sum<T>(check) == T(0);
+}
+
 template <class T>
 inline void write_token(const View& view, Type type, int64_t row, int64_t t, int64_t width,
                         const T* src) {
@@ -185,15 +212,6 @@ inline void write_token(const View& view, Type type, int64_t row, int64_t t, int
             for (int64_t i = 0; i < width; ++i) write<T>(p + i * step, Type::bf16, src[i]);
             return;
     }
-}
-
-template <class T> inline bool all_finite(const T* x, int64_t count) {
-    Vec<T> check{};  // 0 · x is 0 for finite x and NaN otherwise
-    int64_t i = 0;
-    for (; i + LANES<T> <= count; i += LANES<T>) check += load(x + i) * T(0);
-    T rest = sum<T>(check);
-    for (; i < count; ++i) rest += x[i] * T(0);
-    return rest == T(0);
 }
 
 // The tokens of a block, one side of it: x + i·stride for token i.
@@ -233,16 +251,19 @@ void fetch(const View& view, Type type, int64_t row, int64_t t, int64_t n, int64
     }
 }
 
+// Whether tokens from … to − 1 of a block are finite.
+template <class T> bool finite(const Block<T>& block, int64_t from, int64_t to, int64_t width) {
+    if (to <= from) return true;
+    if (block.stride == width) return all_finite(block.x + from * width, (to - from) * width);
+    bool fine = true;
+    for (int64_t i = from; i < to && fine; ++i) fine = all_finite(block.x + i * block.stride, width);
+    return fine;
+}
+
 // Replaces what is not finite by `fill` and notes it: per token, or per token and column.
 template <class T>
 void clean(Block<T>& block, int64_t n, int64_t width, int64_t stride, T fill, bool by_column, T* buffer) {
-    bool fine = true;
-    if (block.stride == width) {
-        fine = all_finite(block.x, n * width);
-    } else {
-        for (int64_t i = 0; i < n && fine; ++i) fine = all_finite(block.x + i * block.stride, width);
-    }
-    if (fine) return;
+    if (finite(block, 0, n, width)) return;
     if (block.x != buffer) {
         for (int64_t i = 0; i < n; ++i) {
             std::copy(block.x + i * block.stride, block.x + i * block.stride + width,

@@ -135,6 +135,16 @@ template <class T> KT_INLINE Vec<T> sums_of(Vec<T>* row) {
     return row[0];
 }
 
+// And the largest of every row.
+template <class T> KT_INLINE Vec<T> largest_of(Vec<T>* row) {
+    transpose<T>(row);
+#pragma GCC unroll 4
+    for (int half = LANES<T> / 2; half; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) row[i] = most(row[i], row[i + half]);
+    return row[0];
+}
+
 // eˣ by x = n·ln 2 + r, |r| ≤ ln 2 / 2, and a polynomial in r (of least relative error, 3e-9,
 // for float, Taylor's for double). `tame` says that no result is subnormal or infinite, which saves the second scaling.
 template <bool tame = false> KT_INLINE Vec<float> exp(Vec<float> x) {

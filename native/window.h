@@ -44,6 +44,7 @@ struct Turn {
     int64_t key, keys;  // the first in order
     int64_t segment;
     bool fresh;  // the sums begin anew
+    int64_t block;  // queries, from its first on, that look at the keys near by at once; 0: done before
 };
 
 // How many keys from a on, at most n, follow each other in memory.
@@ -60,6 +61,20 @@ inline int64_t far_from(const Problem& p, const Line::Segment& segment) {
     return std::max(segment.first, Line::sinks_end(p, segment));
 }
 
+// Turns whose queries follow each other look at the keys near by together, at most `rows` of them.
+inline void join(std::vector<Turn>& all, int64_t rows) {
+    for (std::size_t i = 0; i < all.size();) {
+        Turn& first = all[i];
+        for (++i; i < all.size(); ++i) {
+            if (all[i].queries == 0) continue;
+            if (all[i].segment != first.segment || all[i].token != first.token + first.block ||
+                first.block + all[i].queries > rows)
+                break;
+            first.block += std::exchange(all[i].block, 0);
+        }
+    }
+}
+
 // All turns of a row, in blocks of at most C that end at fixed ranks.
 inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
     std::vector<Turn> all;
@@ -72,7 +87,8 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
         const int64_t end = p.reversed ? s.end - (far_from(p, s) - s.first) : s.end;
         bool fresh = !s.continues;
         auto push = [&](int64_t token, int64_t queries, int64_t key, int64_t keys) {
-            all.push_back({token, queries, key, keys, int64_t(number), std::exchange(fresh, false)});
+            all.push_back(
+                {token, queries, key, keys, int64_t(number), std::exchange(fresh, false), queries});
         };
         // Queries that are keys a … of the line.
         auto queries_at = [&](int64_t a, int64_t n) {
@@ -123,13 +139,19 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
 
 template <class T> class Window {
   public:
-    explicit Window(const Sizes<T>& s) : s(s), p(s.p), row(s, false), near(p, s.C), sums(s, row.arena) {}
+    explicit Window(const Sizes<T>& s)
+        : s(s), p(s.p), row(s, false), near(p, near_rows(s), p.groups), sums(s, row.arena) {}
+
+    // Queries of a block of the near part: each block takes up the keys of a window anew.
+    static int64_t near_rows(const Sizes<T>& s) { return s.m > 0 && s.p.groups == 1 ? 2 * s.C : s.C; }
 
     // Every turn of a row. In full attention with a far part, what comes of them is handed on in `part`.
     void run(int64_t r, const Line& line, bool stream, Control& control) {
         sums.begin(s, r);
         if (both_ways(p)) handed = std::make_unique<Handed>(p, s.Mp);
-        for (const Turn& turn : turns(p, line, s.C)) {
+        std::vector<Turn> all = turns(p, line, s.C);
+        join(all, near_rows(s));
+        for (const Turn& turn : all) {
             if (control.stopped()) return;
             take(r, line, turn, stream);
         }
@@ -143,7 +165,10 @@ template <class T> class Window {
     // The queries and keys of a turn.
     void take(int64_t r, const Line& line, const Turn& turn, bool stream) {
         if (turn.fresh) sums.forget(s);
+        if (turn.block && !p.reversed)
+            near.attend(r, line, line.segments[std::size_t(turn.segment)], turn.token, turn.block);
         const int64_t count = std::max(turn.queries, turn.keys);
+        if (s.m > 0 && turn.queries && line.key.empty()) row.fetch_ahead(r, turn.token + near_rows(s), false);
         for (int64_t done = 0; done < count;) {  // factors out of range cut a block short
             int64_t n = count - done;
             if (turn.keys) {
@@ -154,8 +179,7 @@ template <class T> class Window {
             }
             const int64_t t = turn.token + done;
             for (int64_t g = 0; g < p.groups && turn.queries; ++g)
-                look(r, r * p.groups + g, line, line.segments[std::size_t(turn.segment)], t, n,
-                     turn.keys > 0, stream);
+                look(g, r, t, n, turn.keys > 0, stream);
             if (turn.keys) row.absorb(sums, r);
             done += n;
         }
@@ -191,24 +215,23 @@ template <class T> class Window {
         std::vector<uint8_t> bad;
     };
 
-    void look(int64_t r, int64_t q, const Line& line, const Line::Segment& segment, int64_t t, int64_t n,
-              bool keys, bool stream) {
-        const int64_t group = q - r * p.groups;
+    void look(int64_t group, int64_t r, int64_t t, int64_t n, bool keys, bool stream) {
+        const int64_t q = r * p.groups + group;
         if (p.reversed) {
             take_over(group, q, t, n);
         } else {
-            near.see(line, segment, t, n);
-            near.load_queries(q, t, n);
-            near.attend(r, line, segment, n);
-            row.part = {near.mixed, s.Mp, near.den, near.top, near.top};
-            row.near = &near;
+            const typename Near<T>::Head& head = near.heads[std::size_t(group)];
+            const int64_t at = t - near.first;
+            row.part = {head.mixed + at * s.Mp, s.Mp, head.den + at, head.top + at, head.top + at,
+                        head.any_bad ? head.bad.data() + at * (s.M + 1) : nullptr,
+                        head.q.any_bad ? head.q.bad.data() + at : nullptr};
             if (handed) hand_on(group, q, t, n);
         }
         row.load_queries(q, r, t, n, View{});
         row.read_out(sums, q, t, n, keys, stream);
-        if (handed && near.any_bad)
+        if (handed && row.part.bad)
             for (int64_t i = 0; i < n * (s.M + 1); ++i)
-                handed->bad[std::size_t(i % (s.M + 1))] |= near.bad[std::size_t(i)];
+                handed->bad[std::size_t(i % (s.M + 1))] |= row.part.bad[i];
     }
 
     // Where the sums of query t of a group are handed on; p's views may run backwards.
@@ -223,19 +246,18 @@ template <class T> class Window {
 
     void hand_on(int64_t group, int64_t q, int64_t t, int64_t n) {
         row.hand = {place(group, q, t), step(), handed->den + p.slot(group, t), handed->level + p.slot(group, t)};
-        std::copy(near.top, near.top + n, handed->top + p.slot(group, t));
+        std::copy(row.part.top, row.part.top + n, handed->top + p.slot(group, t));
     }
 
     void take_over(int64_t group, int64_t q, int64_t t, int64_t n) {
+        typename Near<T>::Head& head = near.heads[0];
         for (int64_t i = 0; i < n; ++i) {
             const int64_t at = p.slot(group, t + i);
-            near.den[i] = handed->den[at];
-            near.top[i] = handed->level[at];
+            head.den[i] = handed->den[at];
+            head.top[i] = handed->level[at];
             tops[std::size_t(i)] = handed->top[at];
         }
-        row.part = {place(group, q, t), step(), near.den, near.top, tops.data()};
-        row.near = &near;
-        near.any_bad = near.q.any_bad = false;
+        row.part = {place(group, q, t), step(), head.den, head.top, tops.data(), nullptr, nullptr};
     }
 
     // The second way: far keys ahead of each query.
