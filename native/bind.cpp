@@ -80,6 +80,7 @@ kt::Problem problem(const nb::dict& d) {
     f.weight = address<const void>(d, "weight");
     f.bias = address<const void>(d, "bias");
     f.weight_heads = get<int64_t>(d, "weight_heads", 1);
+    f.key_weight_heads = get<int64_t>(d, "key_weight_heads", 0);
     p.q = view(d, "q");
     p.k = view(d, "k");
     p.v = view(d, "v");

@@ -11,7 +11,7 @@ namespace kt {
 // Calls are addresses, so the Python side must mean by each field what this file does: it knows the
 // same number, and takes no core that has another. It is the CRC-32 of the declarations below up to
 // Control, comments included; tests/test_native_config.py says what to write when they change.
-constexpr uint32_t INTERFACE = 0xc9700fc2;
+constexpr uint32_t INTERFACE = 0xd596f10f;
 
 enum class Type : int { f32, f64, f16, bf16 };
 
@@ -28,6 +28,7 @@ enum class Map : int {
     cosformer,
     hedgehog_softmax,
     hedgehog_exp,
+    hedgehog_separate,
     t2r,
     favor_positive,
     favor_hyperbolic,
@@ -53,11 +54,19 @@ struct Features {
     double root_scale = 1;  // q and k are multiplied by it
     double c0 = 0, c1 = 0, c2 = 0;  // quadratic
     double horizon = 0;             // cosformer
-    // Weights (weight_heads, d, columns) and bias (weight_heads, columns) in the type of arithmetic,
-    // which for a step with log-scales is float64.
+    // Weights (weight_heads + key_weight_heads, d, columns) and bias (weight_heads, columns) in the type
+    // of arithmetic, which for a step with log-scales is float64. Without key_weight_heads keys have the
+    // weights of queries, else the last ones.
     const void* weight = nullptr;
     const void* bias = nullptr;
-    int64_t weight_heads = 1;
+    int64_t weight_heads = 1, key_weight_heads = 0;
+
+    // The matrix of a head, of so many.
+    int64_t query_weight(int64_t head, int64_t heads) const { return head * weight_heads / heads; }
+    int64_t key_weight(int64_t head, int64_t heads) const {
+        if (key_weight_heads == 0) return query_weight(head, heads);
+        return weight_heads + head * key_weight_heads / heads;
+    }
 };
 
 struct Problem {
@@ -125,7 +134,7 @@ struct Gradient {
     View d_q, d_k, d_v;          // written
     double* d_sums = nullptr;    // (rows, m, M + 1): of the final state in, of the first one out
     double* d_log_decay = nullptr;  // (rows, n, decay_width), null if not wanted
-    double* d_weight = nullptr;     // (weight_heads, d, columns), null if not wanted
+    double* d_weight = nullptr;     // as the weights, null if not wanted
     double* d_bias = nullptr;       // (weight_heads, columns)
     View d_near_k, d_near_v;        // of the tokens that the state has kept; written
     double* d_gain = nullptr;       // (rows · groups), null if not wanted

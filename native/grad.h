@@ -180,11 +180,6 @@ template <class T> class RowGradient {
         row.prefetch.add(g.d_output, r, t, n, s.M, out);
     }
 
-    int64_t query_weight(int64_t q) const {
-        const int64_t heads = p.heads * p.groups;
-        return row.weight_of(q % heads, heads);
-    }
-
     // Σ U ⊙ dU of the state that is returned: what a decay of the whole of it changes.
     void final_term(std::vector<double>& end) const {
         for (int64_t i = 0; i < s.m; ++i) {
@@ -220,35 +215,53 @@ template <class T> class RowGradient {
 
     // dN~ of n queries from t: in rows (dn), in lanes (dn_lanes), and of the normaliser (d_den).
     void load_output(int64_t q, int64_t t, int64_t n) {
-        for (int64_t i = 0; i < row.columns; ++i) d_den[i] = 0;
-        for (int64_t i = 0; i < n; ++i) {
-            T* to = dn + i * s.Mp;
-            const double saved = normalizer(q, t, i);
-            const bool none = (row.q.any_hidden && row.q.hidden[std::size_t(i)]) || saved == 0;
-            terms[i] = 0;
-            if (none) {
-                std::fill(to, to + s.Mp, T(0));
-                continue;
+        const bool straight = s.M == s.Mp && direct<T>(g.d_output, p.output_type, q, s.M) &&
+                              direct<T>(p.output, p.output_type, q, s.M);
+        for (int64_t i = 0; i < row.columns; i += LANES<T>) {
+            Vec<T> total[LANES<T>] = {};
+            double factor[LANES<T>] = {};  // 0: the query depends on nothing
+            for (int l = 0; l < LANES<T>; ++l) {
+                const int64_t at = i + l;
+                const double saved = at < n ? normalizer(q, t, at) : 0;
+                const bool none = (row.q.any_hidden && at < n && row.q.hidden[std::size_t(at)]) || saved == 0;
+                if (!none) factor[l] = p.normalize ? 1 / saved : saved;
+                total[l] = one_output(q, t + at, T(factor[l]), straight, dn + at * s.Mp);
             }
-            read_token<T>(g.d_output, p.output_type, q, t + i, s.M, T(1), to);
-            read_token<T>(p.output, p.output_type, q, t + i, s.M, T(1), line);
+            T mixed[LANES<T>];
+            store(mixed, sums_of<T>(total));
+            for (int l = 0; l < LANES<T>; ++l) {
+                d_den[i + l] = p.normalize ? -mixed[l] : T(0);
+                terms[i + l] = p.normalize || factor[l] == 0 ? 0 : double(mixed[l]) / factor[l];  // N~·dN~
+            }
+        }
+        to_lanes(dn, s.Mp, row.columns, row.columns, s.Mp, dn_lanes, s.Cp);
+    }
+
+    // dN of a query, and in lanes the terms of dN·O.
+    KT_INLINE Vec<T> one_output(int64_t q, int64_t t, T factor, bool straight, T* to) {
+        Vec<T> total{};
+        if (factor == T(0)) {
+            std::fill(to, to + s.Mp, T(0));
+            return total;
+        }
+        const T *d_out = to, *out = line;
+        if (straight) {
+            d_out = reinterpret_cast<const T*>(g.d_output.at(q, t));
+            out = reinterpret_cast<const T*>(p.output.at(q, t));
+        } else {
+            read_token<T>(g.d_output, p.output_type, q, t, s.M, T(1), to);
+            read_token<T>(p.output, p.output_type, q, t, s.M, T(1), line);
             std::fill(to + s.M, to + s.Mp, T(0));
             std::fill(line + s.M, line + s.Mp, T(0));
-            Vec<T> total{};
-            const T factor = T(p.normalize ? 1 / saved : saved);
-            for (int64_t c = 0; c < s.Mp; c += LANES<T>) {
-                const Vec<T> out = load(line + c);
-                const Ints<T> fine = out == out;  // what NaN has spoilt depends on nothing
-                Vec<T> d = from_bits<T>(bits<T>(load(to + c) * factor) & fine);
-                total += d * from_bits<T>(bits<T>(out) & fine);
-                store(to + c, d);
-            }
-            const T mixed = sum<T>(total);
-            if (p.normalize) d_den[i] = -mixed;
-            terms[i] = p.normalize ? 0 : double(mixed) / double(factor);  // N~·dN~
         }
-        for (int64_t i = n; i < row.columns; ++i) std::fill(dn + i * s.Mp, dn + (i + 1) * s.Mp, T(0));
-        to_lanes(dn, s.Mp, row.columns, row.columns, s.Mp, dn_lanes, s.Cp);
+        for (int64_t c = 0; c < s.Mp; c += LANES<T>) {
+            const Vec<T> o = load(out + c);
+            const Ints<T> fine = o == o;  // what NaN has spoilt depends on nothing
+            const Vec<T> d = from_bits<T>(bits<T>(load(d_out + c) * factor) & fine);
+            total += d * from_bits<T>(bits<T>(o) & fine);
+            store(to + c, d);
+        }
+        return total;
     }
 
     // pairs[j][i] = (dN~ᵢ · v~ⱼ) for i ≥ j, queries in lanes; for the quadratic map times dA/dt.
@@ -412,7 +425,7 @@ template <class T> class RowGradient {
                 }
             if (d_decay) decay_terms(row.phi_q, t, n, d_decay, 1, row.q);
             row.positions(p.q_positions, q, t, n);
-            row.map.back(row.x_q, row.phi_q, d_phi, row.columns, query_weight(q), row.where, dx,
+            row.map.back(row.x_q, row.phi_q, d_phi, row.columns, row.query_weight(q), row.where, dx,
                          d_weight ? d_weight + h * matrix() : nullptr,
                          d_bias ? d_bias + h * p.features.columns : nullptr);
         }
@@ -481,12 +494,18 @@ template <class T> class RowGradient {
                     });
                 });
             }
-            for (int64_t r = 0; r < size; ++r) {
-                Vec<T> total{};
+            for (int64_t r = 0; r < size; r += LANES<T>) {
+                const int64_t some = std::min<int64_t>(LANES<T>, size - r);
+                Vec<T> total[LANES<T>] = {};
                 for (int64_t j = 0; j < row.columns; j += LANES<T>)
-                    total += load(phi + r * s.Cp + j) * load(d_den + j);
-                G.Z[r0 + r] += double(sum<T>(total)) * share(r0 + r);
-                G.z[r0 + r] = T(G.Z[r0 + r]);
+                    for (int64_t l = 0; l < some; ++l)
+                        total[l] += load(phi + (r + l) * s.Cp + j) * load(d_den + j);
+                T added[LANES<T>];
+                store(added, sums_of<T>(total));
+                for (int64_t l = 0; l < some; ++l) {
+                    G.Z[r0 + r + l] += double(added[l]) * share(r0 + r + l);
+                    G.z[r0 + r + l] = T(G.Z[r0 + r + l]);
+                }
             }
         }
     }
@@ -587,8 +606,7 @@ template <class T> class RowGradient {
                     for (int64_t f = 0; f < s.m; ++f) d_phi[f * s.Cp + j] = 0;
             if (d_decay) decay_terms(row.phi_k, t, n, d_decay, -1, keys);
             row.positions(places, r, t, n);
-            const int64_t which = row.weight_of(r % p.heads, p.heads);
-            row.map.back(row.x_k, row.phi_k, d_phi, row.columns, which, row.where, dx,
+            row.map.back(row.x_k, row.phi_k, d_phi, row.columns, row.key_weight(r), row.where, dx,
                          d_weight ? d_weight + p.groups * matrix() : nullptr,
                          d_bias ? d_bias + p.groups * p.features.columns : nullptr);
         }

@@ -328,9 +328,9 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
     const int64_t heads = p.heads * p.groups;
     for (int64_t r = 0; r < p.rows && (g.d_weight || g.d_bias); ++r)
         for (int64_t side = 0; side < sides; ++side) {
-            const int64_t head = side < p.groups ? (r * p.groups + side) % heads : r % p.heads;
-            const int64_t which =
-                head * p.features.weight_heads / (side < p.groups ? heads : p.heads);
+            const int64_t which = side < p.groups
+                                      ? p.features.query_weight((r * p.groups + side) % heads, heads)
+                                      : p.features.key_weight(r % p.heads, p.heads);
             for (int64_t i = 0; i < matrix && g.d_weight; ++i)
                 g.d_weight[which * matrix + i] += d_weight[std::size_t((r * sides + side) * matrix + i)];
             for (int64_t i = 0; i < bias && g.d_bias; ++i)

@@ -217,14 +217,21 @@ template <class T> class Mapper {
     Mapper(const Features& f, int64_t C, Arena& arena) : f_(f), C_(C) {
         if (f.map == Map::quadratic) monomials_ = monomials(f);
         if (projected())
-            scratch_ = arena.take<T>(f.columns * C);
+            scratch_ = arena.take<T>(f.columns * C + TILE_COLUMNS<T>);
+        if (f.weight && projected()) {
+            rows_ = arena.take<T>(C * round_up(f.columns, TILE_COLUMNS<T>));
+            d_matrix_ = arena.take<T>(f.inputs * round_up(f.columns, TILE_COLUMNS<T>));
+        }
     }
 
     bool quadratic() const { return f_.map == Map::quadratic; }
     bool projected() const {
-        return f_.map == Map::hedgehog_softmax || f_.map == Map::hedgehog_exp || f_.map == Map::t2r ||
-               f_.map == Map::favor_positive || f_.map == Map::favor_hyperbolic ||
-               f_.map == Map::favor_trig;
+        return hedgehog() || f_.map == Map::t2r || f_.map == Map::favor_positive ||
+               f_.map == Map::favor_hyperbolic || f_.map == Map::favor_trig;
+    }
+    bool hedgehog() const {
+        return f_.map == Map::hedgehog_softmax || f_.map == Map::hedgehog_exp ||
+               f_.map == Map::hedgehog_separate;
     }
     int64_t x_rows() const { return f_.inputs + (quadratic() ? 1 : 0); }
 
@@ -240,7 +247,8 @@ template <class T> class Mapper {
             case Map::exp: return shifted_exp(x, f_.inputs, columns, out, log_scale);
             case Map::cosformer: return cosformer(x, columns, positions, out);
             case Map::hedgehog_softmax:
-            case Map::hedgehog_exp: return hedgehog(x, columns, which, out, log_scale);
+            case Map::hedgehog_exp:
+            case Map::hedgehog_separate: return hedgehog(x, columns, which, out, log_scale);
             case Map::t2r: return t2r(x, columns, which, out);
             case Map::favor_positive:
             case Map::favor_hyperbolic: return favor(x, columns, out, log_scale);
@@ -306,15 +314,18 @@ template <class T> class Mapper {
         switch (f_.map) {
             case Map::hedgehog_softmax:
             case Map::hedgehog_exp:
+            case Map::hedgehog_separate:
                 for (int64_t j = 0; j < columns; j += LANES<T>) {
-                    Vec<T> mean{};
-                    if (f_.map == Map::hedgehog_softmax)
-                        for (int64_t r = 0; r < 2 * p; ++r)
-                            mean += load(phi + r * C_ + j) * load(d_phi + r * C_ + j);
+                    Vec<T> mean{}, other{};  // of xW and of −xW
+                    for (int64_t r = 0; r < p && f_.map != Map::hedgehog_exp; ++r) {
+                        mean += load(phi + r * C_ + j) * load(d_phi + r * C_ + j);
+                        other += load(phi + (p + r) * C_ + j) * load(d_phi + (p + r) * C_ + j);
+                    }
+                    if (f_.map == Map::hedgehog_softmax) mean = other = mean + other;
                     for (int64_t r = 0; r < p; ++r) {
                         const int64_t a = r * C_ + j, b = (p + r) * C_ + j;
                         store(dy + a, load(phi + a) * (load(d_phi + a) - mean) -
-                                          load(phi + b) * (load(d_phi + b) - mean));
+                                          load(phi + b) * (load(d_phi + b) - other));
                     }
                 }
                 break;
@@ -360,14 +371,13 @@ template <class T> class Mapper {
                     store(dx + r * C_ + j, load(dx + r * C_ + j) + total * load(x + r * C_ + j));
             }
         }
-        if (d_weight) {
+        if (d_weight) {  // dW = x·dyᵀ
+            const int64_t stride = round_up(p, TILE_COLUMNS<T>);
+            for (int64_t j = 0; j < columns; ++j) std::fill(rows_ + j * stride + p, rows_ + (j + 1) * stride, T(0));
+            to_rows(dy, C_, columns, p, rows_, stride);
+            product(x, C_, int64_t(1), rows_, stride, columns, d, stride, d_matrix_);
             for (int64_t i = 0; i < d; ++i)
-                for (int64_t r = 0; r < p; ++r) {
-                    Vec<T> s{};
-                    for (int64_t j = 0; j < columns; j += LANES<T>)
-                        s += load(x + i * C_ + j) * load(dy + r * C_ + j);
-                    d_weight[i * p + r] += double(sum<T>(s));
-                }
+                for (int64_t r = 0; r < p; ++r) d_weight[i * p + r] += double(d_matrix_[i * stride + r]);
         }
         if (d_bias) {
             for (int64_t r = 0; r < p; ++r) {
@@ -458,18 +468,25 @@ template <class T> class Mapper {
 
     void hedgehog(const T* x, int64_t columns, int64_t which, T* out, double* log_scale) const {
         const int64_t p = f_.columns;
+        const bool separate = f_.map == Map::hedgehog_separate;
         project(x, columns, which, out);
         for (int64_t j = 0; j < columns; j += LANES<T>) {
-            Vec<T> top{};
-            for (int64_t r = 0; r < p; ++r) {
-                Vec<T> y = load(out + r * C_ + j);
-                top = most(top, most(y, -y));
+            Vec<T> top = load(out + j), low = top;
+            for (int64_t r = 1; r < p; ++r) {
+                const Vec<T> y = load(out + r * C_ + j);
+                top = most(top, y);
+                low = least(low, y);
             }
-            Vec<T> total{};
+            if (!separate) {
+                top = most(top, -low);
+                low = -top;
+            }
+            Vec<T> total{}, other{};
             for (int64_t r = 0; r < p; ++r) {
-                Vec<T> y = load(out + r * C_ + j);
-                Vec<T> a = exp<false>(y - top), b = exp<false>(-y - top);
-                total += a + b;
+                const Vec<T> y = load(out + r * C_ + j);
+                const Vec<T> a = exp<false>(y - top), b = exp<false>(low - y);
+                total += separate ? a : a + b;
+                other += b;
                 store(out + r * C_ + j, a);
                 store(out + (p + r) * C_ + j, b);
             }
@@ -477,9 +494,11 @@ template <class T> class Mapper {
                 save(top, j, log_scale);
                 continue;
             }
-            const Vec<T> share = T(1) / total;
-            for (int64_t r = 0; r < 2 * p; ++r)
+            const Vec<T> share = T(1) / total, others = separate ? T(1) / other : share;
+            for (int64_t r = 0; r < p; ++r) {
                 store(out + r * C_ + j, load(out + r * C_ + j) * share);
+                store(out + (p + r) * C_ + j, load(out + (p + r) * C_ + j) * others);
+            }
         }
     }
 
@@ -548,7 +567,7 @@ template <class T> class Mapper {
     Features f_;
     int64_t C_;
     std::vector<Monomial> monomials_;
-    T* scratch_ = nullptr;
+    T *scratch_ = nullptr, *rows_ = nullptr, *d_matrix_ = nullptr;
 };
 
 }  // namespace KT_ISA

@@ -286,13 +286,13 @@ template <class T> class Row {
                 for (int64_t l = 0; l < n; ++l) total[l] += load(from + (r + l) * s.Cp + j);
             T added[LANES<T>];
             store(added, sums_of<T>(total));
-            for (int64_t l = 0; l < n; ++l) {
+            double* Z = sums.Z + r0 + r;
+            for (int64_t l = 0; l < n && scaled; ++l) {
                 const int64_t f = s.by_feature ? r0 + r + l : 0;
-                double& Z = sums.Z[r0 + r + l];
-                if (scaled) Z = keep_state[f] == 0 ? 0 : Z * keep_state[f];
-                Z += scaled ? double(added[l]) * add_block[f] : double(added[l]);
-                sums.z[r0 + r + l] = T(Z);
+                Z[l] = (keep_state[f] == 0 ? 0 : Z[l] * keep_state[f]) + double(added[l]) * add_block[f];
             }
+            for (int64_t l = 0; l < n && !scaled; ++l) Z[l] += double(added[l]);
+            for (int64_t l = 0; l < n; ++l) sums.z[r0 + r + l] = T(Z[l]);
         }
     }
 
@@ -325,8 +325,10 @@ template <class T> class Row {
         return p.restart.data && *p.restart.at(row, t);
     }
 
-    int64_t weight_of(int64_t head, int64_t heads) const {
-        return head * p.features.weight_heads / heads;
+    int64_t key_weight(int64_t row) const { return p.features.key_weight(row % p.heads, p.heads); }
+    int64_t query_weight(int64_t row) const {
+        const int64_t heads = p.heads * p.groups;
+        return p.features.query_weight(row % heads, heads);
     }
 
     // φ in rows or lanes straight from the caller's tokens; false where they need care.
@@ -378,7 +380,7 @@ template <class T> class Row {
             to_lanes(k.x, k.stride, n, columns, s.d, x, s.Cp);
             positions(places, row, t, n);
             if (!s.quadratic)
-                map.phi(x, columns, weight_of(row % p.heads, p.heads), where, phi_k, ls_k);
+                map.phi(x, columns, key_weight(row), where, phi_k, ls_k);
         }
         if (p.k_scale.data)
             for (int64_t j = 0; j < n; ++j) std::memcpy(ls_k + j, p.k_scale.at(row, t + j), 8);
@@ -520,8 +522,7 @@ template <class T> class Row {
             T* x = x_q + (s.quadratic ? s.Cp : 0);
             to_lanes(q.x, q.stride, n, columns, s.d, x, s.Cp);
             positions(p.q_positions, row, t, n);
-            const int64_t heads = p.heads * p.groups;
-            if (!s.quadratic) map.phi(x, columns, weight_of(row % heads, heads), where, phi_q, ls_q);
+            if (!s.quadratic) map.phi(x, columns, query_weight(row), where, phi_q, ls_q);
         }
         if (p.q_scale.data)
             for (int64_t j = 0; j < n; ++j) std::memcpy(ls_q + j, p.q_scale.at(row, t + j), 8);

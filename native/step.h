@@ -16,7 +16,8 @@ namespace KT_ISA {
 template <class T> class Steps {
   public:
     explicit Steps(const Problem& p)
-        : p(p), together(p.features.weight_heads > 1 ? 1 : TILE_VECS * LANES<T>),
+        : p(p),
+          together(p.features.weight_heads > 1 || p.features.key_weight_heads > 1 ? 1 : TILE_VECS * LANES<T>),
           C(TILE_VECS * LANES<T>), W(p.width + 1), stride(p.sums_stride ? p.sums_stride : W),
           late(p.window > 0), map(p.features, C, arena), ring(p, arena) {
         const Features& f = p.features;
@@ -49,19 +50,21 @@ template <class T> class Steps {
     void run(int64_t low, int64_t high) {
         for (int64_t r = low; r < high; r += together) {
             const int64_t n = std::min(together, high - r);
+            const Features& f = p.features;
             for (int64_t j = 0; j < n; ++j) {
                 leaving[std::size_t(j)] = {&p.k, &p.v, p.type, 0};
                 if (ring) leaving[std::size_t(j)] = ring.enter(r + j, where_k[j]);
-                read_key(leaving[std::size_t(j)], r + j, rows + j * p.features.inputs);
+                read_key(leaving[std::size_t(j)], r + j, rows + j * f.inputs);
             }
-            rows_of_k = features(n, r, p.heads, where_k, phi_k, ls_k, bad_k.data());
+            rows_of_k = features(n, f.key_weight(r % p.heads, p.heads), where_k, phi_k, ls_k, bad_k.data());
             for (int64_t g = 0; g < p.groups; ++g) {
                 for (int64_t j = 0; j < n; ++j)
-                    read_token<T>(p.q, p.type, (r + j) * p.groups + g, 0, p.features.inputs,
-                                  T(p.features.root_scale), rows + j * p.features.inputs);
+                    read_token<T>(p.q, p.type, (r + j) * p.groups + g, 0, f.inputs, T(f.root_scale),
+                                  rows + j * f.inputs);
+                const int64_t q = r * p.groups + g, heads = p.heads * p.groups;
                 rows_of_q[std::size_t(g)] =
-                    features(n, r * p.groups + g, p.heads * p.groups, where_q,
-                             phi_q + g * p.features.count * C, ls_q + g * C, bad_q.data() + g * C);
+                    features(n, f.query_weight(q % heads, heads), where_q, phi_q + g * f.count * C,
+                             ls_q + g * C, bad_q.data() + g * C);
             }
             for (int64_t j = 0; j < n; ++j) token(r + j, j);
         }
@@ -75,9 +78,8 @@ template <class T> class Steps {
             read_token<T>(*left.k, left.type, r, left.slot, p.features.inputs, T(p.features.root_scale), to);
     }
 
-    // φ of the n tokens in `rows`, of which the first is of row `first`: whether in rows, or in lanes.
-    bool features(int64_t n, int64_t first, int64_t heads, const double* where, T* phi, double* log_scale,
-                  uint8_t* bad) {
+    // φ of the n tokens in `rows`, by a matrix of weights: whether in rows, or in lanes.
+    bool features(int64_t n, int64_t which, const double* where, T* phi, double* log_scale, uint8_t* bad) {
         const int64_t d = p.features.inputs;
         if (in_rows(n, phi)) {
             std::fill(bad, bad + n, 0);
@@ -91,7 +93,6 @@ template <class T> class Steps {
         if (p.features.count == 0) return false;
         T* lanes = x + (map.quadratic() ? C : 0);
         to_lanes(rows, d, n, C, d, lanes, C);
-        const int64_t which = first % heads * p.features.weight_heads / heads;
         map.phi(map.quadratic() ? x : lanes, C, which, where, phi, log_scale);
         return false;
     }

@@ -40,6 +40,9 @@ def learned(kind, heads, d, seed=0, make=np.asarray):
         "hedgehog each": (each, None),
         "hedgehog exp": (one, None),
         "hedgehog exp each": (each, None),
+        "hedgehog exp keys": (None, None),
+        "hedgehog separate": (one, None),
+        "hedgehog separate keys": (each, None),
         "t2r": (one, None),
         "t2r bias": (one, bias),
         "t2r each": (each, bias),
@@ -48,11 +51,18 @@ def learned(kind, heads, d, seed=0, make=np.asarray):
     }[kind]
     if kind.startswith("t2r"):
         return maps.T2R(weight=make(weight), bias=None if offset is None else make(offset))
-    return maps.Hedgehog(make(weight), activation="exp" if "exp" in kind else "softmax")
+    keys = {"hedgehog exp keys": rng.standard_normal((heads, d, d)) / 2, "hedgehog separate keys": one}
+    return maps.Hedgehog(
+        None if weight is None else make(weight),
+        "exp" if "exp" in kind else "softmax",
+        make(keys[kind]) if kind in keys else None,
+        "separate" in kind,
+    )
 
 
-LEARNED = ["hedgehog", "hedgehog each", "hedgehog exp", "hedgehog exp each", "t2r", "t2r bias",
-           "t2r each", "t2r each bias", "t2r bias each"]  # fmt: skip
+LEARNED = ["hedgehog", "hedgehog each", "hedgehog exp", "hedgehog exp each", "hedgehog exp keys",
+           "hedgehog separate", "hedgehog separate keys", "t2r", "t2r bias", "t2r each",
+           "t2r each bias", "t2r bias each"]  # fmt: skip
 EVERY = [*MAPS, *(f"learned {kind}" for kind in LEARNED), "subclass", "function"]
 
 

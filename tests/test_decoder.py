@@ -74,12 +74,13 @@ def weighted(text, heads):
     weight, bias = rng.standard_normal((heads, D, 7)), rng.random(7)
     return {
         "hedgehog per head": maps.Hedgehog(weight),
+        "hedgehog keys": maps.Hedgehog(weight[0], "softmax", weight, True),
         "t2r per head": maps.T2R(weight=weight, bias=bias),
         "function": lambda x: x * x + 0.25,
     }.get(text, text)
 
 
-EVERY = [*MAPS, "hedgehog per head", "t2r per head", "function"]
+EVERY = [*MAPS, "hedgehog per head", "hedgehog keys", "t2r per head", "function"]
 
 
 @pytest.mark.parametrize("kind", [0, 1, "m"])

@@ -11,7 +11,7 @@ namespace {
 
 const char* name_of(Map map) {
     const char* names[] = {"given", "elu", "relu", "relu2", "exp", "square", "cosformer",
-                           "hedgehog_softmax", "hedgehog_exp", "t2r", "favor_positive",
+                           "hedgehog_softmax", "hedgehog_exp", "hedgehog_separate", "t2r", "favor_positive",
                            "favor_hyperbolic", "favor_trig", "quadratic"};
     return names[int(map)];
 }
@@ -164,6 +164,7 @@ Case make_case(Random& random, int64_t number) {
         }
         case Map::hedgehog_softmax:
         case Map::hedgehog_exp:
+        case Map::hedgehog_separate:
         case Map::favor_hyperbolic:
         case Map::favor_trig:
         case Map::t2r:

@@ -158,6 +158,17 @@ void compute_phi(const Case& c, const Dense& x, const Real* token, int64_t which
             out.log_scale = 0;
             break;
         }
+        case Map::hedgehog_separate: {
+            mirrored();
+            for (int64_t first : {int64_t(0), p}) {
+                Real top = NONE, total = 0;
+                for (int64_t r = first; r < first + p; ++r) top = std::max(top, y[std::size_t(r)]);
+                for (int64_t r = first; r < first + p; ++r)
+                    total += y[std::size_t(r)] = std::exp(y[std::size_t(r)] - top);
+                for (int64_t r = first; r < first + p; ++r) y[std::size_t(r)] /= total;
+            }
+            break;
+        }
         case Map::t2r:
             for (Real& e : y) e = e > 0 ? e : 0;
             break;

@@ -37,11 +37,12 @@ Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # core.h
-INTERFACE = 0xC9700FC2  # core.h: a core that has another means other things by its fields
+INTERFACE = 0xD596F10F  # core.h: a core that has another means other things by its fields
 
 NAMES = (
     "given", "elu", "relu", "relu2", "exp", "square", "cosformer", "hedgehog_softmax",
-    "hedgehog_exp", "t2r", "favor_positive", "favor_hyperbolic", "favor_trig", "quadratic",
+    "hedgehog_exp", "hedgehog_separate", "t2r", "favor_positive", "favor_hyperbolic", "favor_trig",
+    "quadratic",
 )  # fmt: skip
 KIND = {name: number for number, name in enumerate(NAMES)}  # core.h, enum Map
 
@@ -52,6 +53,7 @@ class Fused(NamedTuple):
     text: str
     weight: Array | None = None  # (d, p) or (heads, d, p)
     bias: Array | None = None  # (p,) or (heads, 1, p)
+    key_weight: Array | None = None  # of keys, where they have their own
 
 
 class Arguments(NamedTuple):
@@ -73,6 +75,7 @@ class Arguments(NamedTuple):
     bad: Array | None
     weight: Array | None
     bias: Array | None
+    key_weight: Array | None
     near_k: Array | None
     near_v: Array | None
     near_positions: Array | None
@@ -215,9 +218,9 @@ def fused(feature_map: maps.FeatureMap) -> Fused:
     if isinstance(feature_map, maps.Taylor) and kind is maps.Taylor and feature_map.order == 2:
         return Fused(str(feature_map))
     if isinstance(feature_map, maps.Hedgehog) and kind is maps.Hedgehog:
-        own = feature_map.key_weight is not None or feature_map.separate
-        text = f"hedgehog:activation={feature_map.activation}"
-        return BY_STRETCHES if own else Fused(text, feature_map.weight)
+        apart = str(feature_map.separate).lower()
+        text = f"hedgehog:activation={feature_map.activation},separate={apart}"
+        return Fused(text, feature_map.weight, None, feature_map.key_weight)
     if isinstance(feature_map, maps.T2R) and kind is maps.T2R:
         text = f"t2r:features={feature_map.features},seed={feature_map.seed}"
         return Fused(text, feature_map.weight, feature_map.bias)
@@ -243,7 +246,8 @@ def recipe(text: str, d: int, width: int) -> tuple[Call, NumpyArray | None]:
     if isinstance(chosen, maps.Favor):
         kind, columns, weight = f"favor_{chosen.kind}", chosen.draws, chosen.projection(d).T
     elif isinstance(chosen, maps.Hedgehog):
-        kind, columns = f"hedgehog_{chosen.activation}", width or d
+        apart = chosen.separate and chosen.activation == "softmax"
+        kind, columns = f"hedgehog_{'separate' if apart else chosen.activation}", width or d
         m = 2 * columns
     elif isinstance(chosen, maps.T2R):
         kind, weight = "t2r", None if width else chosen.weights(d)
@@ -313,8 +317,7 @@ def arguments(
     carry = data.carry
     near = (None,) * 5 if carry.near is None else carry.near
     tensors = (
-        *data[:9], *scales, carry.sums.hi, carry.log_scale, carry.bad, how.weight, how.bias, *near,
-        data.gain,
+        *data[:9], *scales, carry.sums.hi, carry.log_scale, carry.bad, *how[1:], *near, data.gain,
     )  # fmt: skip
     return Arguments._make(
         (
@@ -432,7 +435,7 @@ def along(x: Array, index: Array) -> Array:
 
 def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers:
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
-    q, k, v, weight = given.q, given.k, given.v, given.weight
+    q, k, v, weight, own = given.q, given.k, given.v, given.weight, given.key_weight
     heads, d = k.shape[-3], q.shape[-1]
     compute = np.float64 if kind == TYPES["float64"] else np.float32
     width = 0
@@ -440,7 +443,8 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers
         width = given.log_decay.shape[-1]
     elif given.restart is not None:
         width = 1
-    numbers, drawn = recipe(given.feature_map, d, 0 if weight is None else weight.shape[-1])
+    columns = next((x.shape[-1] for x in (weight, own) if x is not None), 0)
+    numbers, drawn = recipe(given.feature_map, d, columns)
     buffers = Buffers(
         **numbers,
         type=kind,
@@ -459,15 +463,23 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers
         decay_width=width,
     )
     weight = drawn if weight is None else weight
+    if own is not None:
+        weight = np.eye(d) if weight is None else weight
     if weight is not None:
-        weight = np.ascontiguousarray(weight, dtype=np.float64 if wide_weights else compute)
+        dtype = np.float64 if wide_weights else compute
+        weight = np.ascontiguousarray(weight, dtype=dtype)
         count = weight.shape[0] if weight.ndim == 3 else 1
         if given.bias is not None:
             bias = given.bias.astype(compute)
             bias = bias.reshape(-1, bias.shape[-1])
             count = max(count, len(bias))  # one weight for all heads, and a bias for each, or so
             buffers.array("bias", np.broadcast_to(bias, (count, bias.shape[-1])))
-        buffers.array("weight", np.broadcast_to(weight, (count, *weight.shape[-2:])))
+        weight = np.broadcast_to(weight, (count, *weight.shape[-2:]))
+        if own is not None:  # behind those of queries
+            own = own.reshape(-1, *own.shape[-2:]).astype(dtype)
+            weight = np.concatenate([weight, own])
+            buffers.call["key_weight_heads"] = len(own)
+        buffers.array("weight", weight)
         buffers.call["weight_heads"] = count
     lead, lead_q = k.shape[:-2], q.shape[:-2]
     buffers.view("q", q, lead_q)

@@ -43,6 +43,7 @@ class Gradients(NamedTuple):
     sums: Tensor
     weight: Tensor
     bias: Tensor
+    key_weight: Tensor
     near_k: Tensor
     near_v: Tensor
     gain: Tensor
@@ -81,7 +82,7 @@ def _reaches_the_core(x: Tensor) -> bool:
 def needs_gradient(data: Data, how: Fused) -> bool:
     if not torch.is_grad_enabled():
         return False
-    found = (*_native.arrays_of(data), how.weight, how.bias)
+    found = (*_native.arrays_of(data), *how[1:])
     return any(getattr(x, "requires_grad", False) for x in found)
 
 
@@ -102,7 +103,7 @@ def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result
     def tensor(x: Any) -> Tensor | None:
         return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
 
-    how = Fused(how.text, tensor(how.weight), tensor(how.bias))
+    how = Fused(how.text, *map(tensor, how[1:]))
     gradient = torch.is_grad_enabled() and (traced(data) or needs_gradient(data, how))
     given = _native.arguments(plan, data, how, scales, gradient)
     made = Made._make(_apply(_Attend, given))
@@ -231,7 +232,7 @@ def _attend_backward(
     if d_sums is not None:
         d_state.copy_(d_sums)
     buffers.array("d_sums", d_state.numpy())
-    d_decay, d_weight, d_bias, d_near_k, d_near_v, d_gain = map(_none, (torch.float64,) * 6)
+    d_decay, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain = map(_none, (torch.float64,) * 7)
     if given.near_k is not None and given.near_v is not None:
         d_near_k, d_near_v = (torch.zeros_like(x) for x in (asked.near_k, asked.near_v))
         buffers.view("d_near_k", to_numpy(d_near_k), lead)
@@ -240,9 +241,11 @@ def _attend_backward(
         d_gain = zeros("d_gain", lead_q)
     if asked.log_decay is not None:
         d_decay = zeros("d_log_decay", asked.log_decay.shape)
-    weight, bias, heads = asked.weight, asked.bias, call.get("weight_heads", 1)
-    if weight is not None or bias is not None:
-        d_weight = zeros("d_weight", (heads, call["inputs"], call["columns"]))
+    weight, bias, own = asked.weight, asked.bias, asked.key_weight
+    heads, more = call.get("weight_heads", 1), call.get("key_weight_heads", 0)
+    if not (weight is None and bias is None and own is None):
+        d_weight = zeros("d_weight", (heads + more, call["inputs"], call["columns"]))
+        d_weight, d_own = d_weight[:heads], d_weight[heads:]
     if bias is not None:
         d_bias = zeros("d_bias", (heads, call["columns"]))
     _native.core().backward(call)
@@ -251,6 +254,10 @@ def _attend_backward(
         d_weight = d_weight.reshape(weight.shape).to(weight.dtype)
     else:
         d_weight = _none(torch.float64)
+    if own is not None:
+        d_own = d_own.reshape(own.shape).to(own.dtype).clone()
+    else:
+        d_own = _none(torch.float64)
     if bias is not None:
         count = math.prod(bias.shape[:-1])
         d_bias = d_bias if d_bias.shape[0] == count else d_bias.sum(0, keepdim=True)
@@ -260,7 +267,7 @@ def _attend_backward(
     if asked.gain is not None and not given.all_far:
         gain = asked.gain
         d_gain = d_gain.reshape(-1, gain.shape[0]).sum(0).reshape(gain.shape).to(gain.dtype)
-    return (*made, d_decay, d_state, d_weight, d_bias, d_near_k, d_near_v, d_gain)
+    return (*made, d_decay, d_state, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain)
 
 
 def _attend_backward_shapes(
@@ -375,8 +382,9 @@ def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
 def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
     """Output and sums by the chunked engine, which the host library differentiates."""
     chosen = maps.get(given.feature_map)
-    if given.weight is not None or given.bias is not None:
-        parts = {"weight": given.weight, "bias": given.bias}
+    names = ("weight", "bias", "key_weight")
+    parts = {name: getattr(given, name) for name in names}
+    if any(x is not None for x in parts.values()):
         fields = {field.name for field in dataclasses.fields(chosen)}
         chosen = dataclasses.replace(chosen, **{k: x for k, x in parts.items() if k in fields})
     plan = Plan(
@@ -396,7 +404,7 @@ def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
 
 
 # Arguments without leading axes, which a batch cannot have one each of.
-SHARED = tuple(Arguments._fields.index(name) for name in ("weight", "bias", "gain"))
+SHARED = tuple(Arguments._fields.index(name) for name in ("weight", "bias", "key_weight", "gain"))
 # Those with one entry for all heads or for each: the others have all leading axes.
 BROADCAST = tuple(
     Arguments._fields.index(name)
