@@ -37,6 +37,7 @@ FUSED = (
     "favor:features=256,kind=hyperbolic", "favor:features=256,kind=trig", "taylor:order=2",
     "poly:degree=2",
 )  # fmt: skip
+WINDOWS = (f"elu@window={WINDOW},sinks=4", f"hedgehog@window={WINDOW}", "softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,24 +358,28 @@ def break_even(run: Bench, softmax: Callable[..., Any]) -> Row:
 
 
 def thread_rows(run: Bench) -> Iterator[Row]:
-    call = forward(inputs(run.sizes.long, heads=1))
+    data = inputs(run.sizes.long, heads=1)
     one, all_ = functools.partial(set_threads, 1), set_threads
-    (a, b, c, d), alone = run.race((call, one), (call, all_), (run.gemm, one), (run.gemm, all_))
-    share = (a / b) / (c / d)
-    yield Row(
-        f"H = 1, causal ELU forward, n = {run.sizes.long}: speed-up by {THREADS} threads",
-        f"{share:.2f} of sgemm's ({a / b:.2f}×, {ms(b)}, against {c / d:.2f}×)",
-        "≥ 0.85 of sgemm's own",
-        share >= 0.85,
-        alone,
-    )
+    for name, call in (
+        ("forward", forward(data)),
+        ("forward+backward", with_gradients(ours, data)),
+    ):
+        (a, b, c, d), alone = run.race((call, one), (call, all_), (run.gemm, one), (run.gemm, all_))
+        share = (a / b) / (c / d)
+        yield Row(
+            f"H = 1, causal ELU {name}, n = {run.sizes.long}: speed-up by {THREADS} threads",
+            f"{share:.2f} of sgemm's ({a / b:.2f}×, {ms(b)}, against {c / d:.2f}×)",
+            "≥ 0.85 of sgemm's own",
+            share >= 0.85,
+            alone,
+        )
 
 
 def memory_rows(sizes: Sizes) -> Iterator[Row]:
     """Each map in its own process. Before anything large is imported here: a process is born with
     the peak of its parent.
     """
-    cases = [(name, "numpy") for name in FUSED] + [("elu", "torch")]
+    cases = [(name, "numpy") for name in (*FUSED, *WINDOWS)] + [("elu", "torch")]
     for name, library in cases:
         d = 16 if name.startswith("taylor") else WIDTH
         command = [sys.executable, __file__, "--extra", json.dumps([name, d, sizes.long, library])]

@@ -44,6 +44,30 @@ template <class T> class RowGradient {
         G.write(s, g.d_sums + r * s.m * (s.M + 1));
     }
 
+    // The same for threads that share a row (kernels.cpp), a block of n tokens from t on at a time: what
+    // the block adds to the sums, and its queries by the sums before it …
+    void add_keys(int64_t r, int64_t t, int64_t n, Stop<T>& stop) {
+        row.load_keys(r, t, n, -INF);
+        row.absorb(sums, r, stop);
+    }
+    void queries(int64_t r, int64_t t, int64_t n, Stop<T>& stop) {
+        row.load_keys(r, t, n, -INF);
+        sums.lent(stop, [&] { query_side(r, 0, t, n, true, nullptr); });
+    }
+    // … what it adds to G, and its keys by the G of all that follows.
+    void add_queries(int64_t r, int64_t t, int64_t n, Stop<T>& stop) {
+        row.load_queries(r, r, t, n, p.mask);
+        load_output(r, t, n);
+        std::fill(G.Z, G.Z + s.m, 0.0);
+        gather(n, 1, stop.u.data());
+        std::copy(G.z, G.z + s.m, stop.z.begin());
+    }
+    void keys(int64_t r, int64_t t, int64_t n, Stop<T>& stop) {
+        row.load_keys(r, t, n, -INF);
+        alone = true;
+        G.lent(stop, [&] { key_side(r, true, nullptr); });
+    }
+
     // The far part of a row in which some keys are near (window.h). What is written is added to.
     void run(int64_t r, const Line& line, Control& control) {
         adds = true;
@@ -466,8 +490,8 @@ template <class T> class RowGradient {
         write_token(view, p.type, at, t, width, one);
     }
 
-    // G += factor · φ(q)ᵀ dN~ of the n queries at hand.
-    void gather(int64_t n, double factor) {
+    // G += factor · φ(q)ᵀ dN~ of the n queries at hand; with `alone`, puts there what they add to it.
+    void gather(int64_t n, double factor, T* alone = nullptr) {
         for (int64_t r0 = 0; r0 < s.m; r0 += s.panel) {
             const int64_t size = std::min(s.panel, s.m - r0);
             if (s.quadratic) row.map.panel(row.x_q, row.columns, r0, size, row.phi_q);
@@ -486,7 +510,9 @@ template <class T> class RowGradient {
                         row.template each<R, N>([&](int a, int e) {
                             const int64_t o = (r0 + r + a) * s.Mp + c + e * LANES<T>;
                             const double f = share(r0 + r + a);
-                            if (s.pairs)
+                            if (alone)
+                                store(alone + o, tile.acc[a][e]);
+                            else if (s.pairs)
                                 accumulate_pair<T>(G.u + o, G.rest + o, tile.acc[a][e]);
                             else
                                 accumulate<T>(G.U + o, G.u + o, tile.acc[a][e], f != 1, 1, f);
@@ -592,7 +618,7 @@ template <class T> class RowGradient {
                             store(d_v + (j + a) * s.Mp + c + e * LANES<T>, tile.acc[a][e]);
                 });
             });
-            gather(n, row.ea);
+            if (!alone) gather(n, row.ea);
         }
         if (!s.quadratic) {
             for (int64_t f = 0; f < s.m; ++f) {
@@ -628,7 +654,8 @@ template <class T> class RowGradient {
     double *d_weight, *d_bias;
     T *dn, *dn_lanes, *v_lanes, *d_den, *pairs, *weights, *d_phi, *dx, *d_v, *line, *token_rows;
     std::vector<double> key_terms;
-    bool adds = false;  // to what the gradients hold
+    bool adds = false;   // to what the gradients hold
+    bool alone = false;  // others add up G
     double* terms;  // φ·dφ of each token, for maps whose φ is not formed
 };
 

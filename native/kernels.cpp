@@ -68,75 +68,49 @@ template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Contr
     fence();
 }
 
-// What one chunk of a row adds to the state, and then the state before that chunk.
-template <class T> struct Stop {
-    std::vector<T> u, z;
-    std::vector<uint8_t> bad;
-};
-
-// One row by all threads: the sums of a group of chunks at once, their running total in order, then
-// the outputs at once. The additions are those of `run_row`, so the results are the same bits; but φ
-// of keys is computed twice, and sums are stored.
-constexpr double WIDE_EXTRA = 0.25;
-
-template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+// Blocks of a row: first token, count. Where nothing but the position ends a block.
+template <class T> std::vector<std::pair<int64_t, int64_t>> blocks_of(const Sizes<T>& s) {
     const Problem& p = s.p;
-    Arena arena;
-    Sums<T> total(s, arena);
-    total.begin(s, r);
-
-    std::vector<std::pair<int64_t, int64_t>> chunks;  // first token, count
+    std::vector<std::pair<int64_t, int64_t>> blocks;
     for (int64_t t = 0; t < p.keys;) {
         const int64_t n = std::min(p.keys - t, s.C - (p.start + t) % s.C);
-        chunks.emplace_back(t, n);
+        blocks.emplace_back(t, n);
         t += n;
     }
+    return blocks;
+}
+
+// Whether rows can be shared by threads, and how many of them one thread does by itself.
+template <class T> int64_t rows_alone(const Sizes<T>& s, int threads) {
+    const Problem& p = s.p;
+    const bool plain = !s.has_scale && !s.decays && !p.restart.data;
+    const bool shared = plain && threads > 1 && (p.keys + s.C - 1) / s.C >= 4 * threads;
+    return shared ? p.rows / threads * threads : p.rows;
+}
+
+// A sweep over `count` blocks of one row by all threads: what a group of blocks adds to the sums at
+// once, `add(thread, block, stop)`; their running total in order; then what needs the sums before each
+// block at once, `use(thread, block, stop)`. The additions are those of one thread after another, so the
+// results are the same bits; but sums are stored, and tokens are mapped twice.
+constexpr double WIDE_EXTRA = 0.25;
+
+template <class T, class Add, class Use>
+void sweep(const Sizes<T>& s, Sums<T>& total, int64_t count, Control& control, Add add, bool uses, Use use) {
     const int64_t state = s.m * s.Mp;
     const int64_t room = std::max<int64_t>(1, (int64_t(4) << 20) / int64_t(sizeof(T)) / (state + s.m));
     const int64_t group = std::min<int64_t>(room, 64);
     const int64_t tasks = control.threads;
-    struct Worker {
-        Row<T> row;
-        Sums<T> own;
-        Worker(const Sizes<T>& s) : row(s, false), own(s, row.arena) {}
-    };
-    std::vector<std::unique_ptr<Worker>> workers;
-    for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker>(s));
     std::vector<Stop<T>> stops[2];
-    for (auto& half : stops) half.resize(std::size_t(std::min<int64_t>(group, int64_t(chunks.size()))));
+    for (auto& half : stops) half.resize(std::size_t(std::min(group, count)));
     for (auto& half : stops)
         for (auto& stop : half) {
             stop.u.resize(std::size_t(state));
             stop.z.resize(std::size_t(s.m));
             stop.bad.assign(std::size_t(s.M + 1), 0);
         }
-    const int64_t groups = (int64_t(chunks.size()) + group - 1) / group;
-    auto span = [&](int64_t g) {
-        return std::make_pair(g * group, std::min<int64_t>((g + 1) * group, int64_t(chunks.size())));
-    };
-    auto sum_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
-        w.row.load_keys(r, chunks[std::size_t(c)].first, chunks[std::size_t(c)].second, -INF);
-        std::fill(w.own.Z, w.own.Z + s.m, 0.0);
-        w.own.set_bad(nullptr);
-        w.row.absorb(w.own, r, stop.u.data());
-        std::copy(w.own.z, w.own.z + s.m, stop.z.begin());
-        std::copy(w.own.bad.begin(), w.own.bad.end(), stop.bad.begin());
-    };
-    auto read_chunk = [&](Worker& w, int64_t c, Stop<T>& stop) {
-        const int64_t t = chunks[std::size_t(c)].first, n = chunks[std::size_t(c)].second;
-        w.row.load_keys(r, t, n, -INF);
-        T *u = w.own.u, *z = w.own.z;
-        w.own.u = stop.u.data();
-        w.own.z = stop.z.data();
-        w.own.set_bad(stop.bad.data());
-        for (int64_t g = 0; g < p.groups; ++g) {
-            w.row.load_queries(r * p.groups + g, r, t, n, p.mask);
-            w.row.read_out(w.own, r * p.groups + g, t, n, true, stream);
-        }
-        w.own.u = u;
-        w.own.z = z;
-    };
-    // total += chunk, and the chunk's place keeps what the total was before; by columns of memory.
+    const int64_t groups = (count + group - 1) / group;
+    auto span = [&](int64_t g) { return std::make_pair(g * group, std::min((g + 1) * group, count)); };
+    // total += block, and the block's place keeps what the total was before; by columns of memory.
     auto prefix = [&](int64_t g, int64_t from, int64_t to) {
         const auto [low, high] = span(g);
         for (int64_t c = low; c < high; ++c) {
@@ -152,21 +126,19 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
         }
     };
     for (int64_t g = 0; g <= groups; ++g) {
-        // The outputs of the group before, and the sums of this one.
+        // The uses of the group before, and the sums of this one.
         std::atomic<int64_t> next{0};
         const auto [low, high] = span(g);
         const auto [low_before, high_before] = span(g - 1);
-        const int64_t reads = p.causal && g > 0 ? high_before - low_before : 0;
+        const int64_t reads = uses && g > 0 ? high_before - low_before : 0;
         const int64_t sums = g < groups ? high - low : 0;
-        parallel(tasks, control.threads, [&](int64_t w) {
+        parallel(tasks, control.threads, [&, low = low, low_before = low_before](int64_t w) {
             for (int64_t i = next.fetch_add(1); i < reads + sums && !control.stopped();
                  i = next.fetch_add(1)) {
                 if (i < reads)
-                    read_chunk(*workers[std::size_t(w)], low_before + i,
-                               stops[(g + 1) % 2][std::size_t(i)]);
+                    use(w, low_before + i, stops[(g + 1) % 2][std::size_t(i)]);
                 else
-                    sum_chunk(*workers[std::size_t(w)], low + i - reads,
-                              stops[g % 2][std::size_t(i - reads)]);
+                    add(w, low + i - reads, stops[g % 2][std::size_t(i - reads)]);
             }
             fence();
         }, {}, WIDE_EXTRA);
@@ -191,6 +163,41 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
             }
         }
     }
+}
+
+// One row by all threads.
+template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+    const Problem& p = s.p;
+    Arena arena;
+    Sums<T> total(s, arena);
+    total.begin(s, r);
+    struct Worker {
+        Row<T> row;
+        Sums<T> own;
+        Worker(const Sizes<T>& s) : row(s, false), own(s, row.arena) {}
+    };
+    const int64_t tasks = control.threads;
+    std::vector<std::unique_ptr<Worker>> workers;
+    for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker>(s));
+    const auto blocks = blocks_of(s);
+    auto add = [&](int64_t w, int64_t c, Stop<T>& stop) {
+        Worker& worker = *workers[std::size_t(w)];
+        worker.row.load_keys(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, -INF);
+        worker.row.absorb(worker.own, r, stop);
+    };
+    auto use = [&](int64_t w, int64_t c, Stop<T>& stop) {
+        Worker& worker = *workers[std::size_t(w)];
+        const auto [t, n] = blocks[std::size_t(c)];
+        worker.row.load_keys(r, t, n, -INF);
+        worker.own.lent(stop, [&, t = t, n = n] {
+            for (int64_t g = 0; g < p.groups; ++g) {
+                worker.row.load_queries(r * p.groups + g, r, t, n, p.mask);
+                worker.row.read_out(worker.own, r * p.groups + g, t, n, true, stream);
+            }
+        });
+    };
+    sweep(s, total, int64_t(blocks.size()), control, add, p.causal, use);
+    if (control.stopped()) return;
     if (!p.causal) {
         total.any_bad = std::any_of(total.bad.begin(), total.bad.end(), [](uint8_t b) { return b; });
         const int64_t part = round_up((p.queries + tasks - 1) / tasks, s.C);
@@ -201,6 +208,43 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
         });
     }
     total.end(s, r);
+}
+
+// The gradient of one causal row by all threads: two sweeps, forward and backward, as `RowGradient` has them.
+template <class T> void run_wide_backward(const Sizes<T>& s, const Gradient& g, int64_t r, Control& control) {
+    Arena arena;
+    Sums<T> sums(s, arena), G(s, arena);
+    sums.begin(s, r);
+    double* d_state = g.d_sums + r * s.m * (s.M + 1);
+    G.read(s, d_state);
+    G.narrow(s);
+    std::vector<std::unique_ptr<RowGradient<T>>> workers;
+    for (int64_t i = 0; i < control.threads; ++i)
+        workers.push_back(std::make_unique<RowGradient<T>>(s, g, nullptr, nullptr));
+    const auto blocks = blocks_of(s);
+    const int64_t count = int64_t(blocks.size());
+    sweep(
+        s, sums, count, control,
+        [&](int64_t w, int64_t c, Stop<T>& stop) {
+            workers[std::size_t(w)]->add_keys(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, stop);
+        },
+        true,
+        [&](int64_t w, int64_t c, Stop<T>& stop) {
+            workers[std::size_t(w)]->queries(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, stop);
+        });
+    if (control.stopped()) return;
+    sweep(
+        s, G, count, control,
+        [&](int64_t w, int64_t c, Stop<T>& stop) {
+            const auto [t, n] = blocks[std::size_t(count - 1 - c)];
+            workers[std::size_t(w)]->add_queries(r, t, n, stop);
+        },
+        true,
+        [&](int64_t w, int64_t c, Stop<T>& stop) {
+            const auto [t, n] = blocks[std::size_t(count - 1 - c)];
+            workers[std::size_t(w)]->keys(r, t, n, stop);
+        });
+    if (!control.stopped()) G.write(s, d_state);
 }
 
 // What a state has of a row besides its sums: the tokens that are near, and that nothing is left of
@@ -258,11 +302,7 @@ template <class T> void run(const Problem& p, Control& control) {
     if (p.window > 0 || p.sinks > 0) return run_near<T>(p, control);
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
-    const bool plain = !s.has_scale && !s.decays && !p.restart.data;
-    const int64_t chunks = (p.keys + s.C - 1) / s.C;
-    int64_t alone = p.rows;  // rows that one thread does by itself; the rest is done by all
-    if (plain && control.threads > 1 && chunks >= 4 * control.threads)
-        alone = p.rows / control.threads * control.threads;
+    const int64_t alone = rows_alone(s, control.threads);  // the rest is done by all
     parallel(
         alone, control.threads,
         [&](int64_t r) {
@@ -313,8 +353,12 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
     // The gradients of weights, row by row, so that their sum does not depend on the threads.
     std::vector<double> d_weight(std::size_t(g.d_weight ? p.rows * sides * matrix : 0), 0.0);
     std::vector<double> d_bias(std::size_t(g.d_bias ? p.rows * sides * bias : 0), 0.0);
+    // With several query heads to a key head, or weights to be learned, the order of additions would
+    // depend on the threads.
+    const bool shared = !some_near && p.causal && p.groups == 1 && !s.quadratic && !g.d_weight && !g.d_bias;
+    const int64_t alone = shared ? rows_alone(s, control.threads) : p.rows;
     parallel(
-        p.rows, control.threads,
+        alone, control.threads,
         [&](int64_t r) {
             if (control.stopped()) return;
             double* w = g.d_weight ? d_weight.data() + r * sides * matrix : nullptr;
@@ -325,6 +369,7 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
                 RowGradient<T>(s, g, w, b).run(r, control);
         },
         [&] { control.stopped(); });
+    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide_backward<T>(s, g, r, control);
     const int64_t heads = p.heads * p.groups;
     for (int64_t r = 0; r < p.rows && (g.d_weight || g.d_bias); ++r)
         for (int64_t side = 0; side < sides; ++side) {

@@ -37,12 +37,19 @@ template <class T> class NearGradient {
 
     // Adds to what the far part has written.
     void run(int64_t r, const Line& line, Control& control) {
-        const int64_t keys = line.segments.back().end, kept = p.sinks;
+        const int64_t keys = line.segments.back().end;
         Arena own;
-        d_keys = own.take<T>((keys + kept) * dp);
-        d_values = own.take<T>((keys + kept) * Mp);
-        std::fill(d_keys, d_keys + (keys + kept) * dp, T(0));
-        std::fill(d_values, d_values + (keys + kept) * Mp, T(0));
+        const bool straight = line.key.empty() && place_straight(g.d_k, r, d, dp, d_keys, key_step) &&
+                              place_straight(g.d_v, r, M, Mp, d_values, value_step);
+        if (!straight) {
+            const int64_t count = keys + p.sinks;
+            key_step = dp;
+            value_step = Mp;
+            d_keys = own.take<T>(count * dp);
+            d_values = own.take<T>(count * Mp);
+            std::fill(d_keys, d_keys + count * dp, T(0));
+            std::fill(d_values, d_values + count * Mp, T(0));
+        }
         for (int64_t h = 0; h < p.groups; ++h) {
             const int64_t q = r * p.groups + h;
             double gain = 0;
@@ -54,7 +61,7 @@ template <class T> class NearGradient {
             }
             if (g.d_gain) g.d_gain[q] = gain;
         }
-        for (int64_t a = 0; a < keys; ++a) {
+        for (int64_t a = 0; a < keys && !straight; ++a) {
             const int64_t id = line.at(a);
             add_token(id < 0 ? g.d_near_k : g.d_k, r, id < 0 ? -1 - id : id, d, d_keys + a * dp);
             add_token(id < 0 ? g.d_near_v : g.d_v, r, id < 0 ? -1 - id : id, M, d_values + a * Mp);
@@ -67,6 +74,14 @@ template <class T> class NearGradient {
     }
 
   private:
+    // Whether gradients of tokens can be added up where they are wanted.
+    bool place_straight(const View& view, int64_t r, int64_t width, int64_t padded, T*& at, int64_t& step) const {
+        if (width != padded || !direct<T>(view, p.type, r, width)) return false;
+        at = reinterpret_cast<T*>(view.at(r, 0));
+        step = view.token / int64_t(sizeof(T));
+        return true;
+    }
+
     void add_token(const View& view, int64_t row, int64_t t, int64_t width, const T* more) {
         read_token<T>(view, p.type, row, t, width, T(1), line_);
         for (int64_t i = 0; i < width; ++i) line_[i] += more[i];
@@ -140,7 +155,7 @@ template <class T> class NearGradient {
         const T by = T(term[std::size_t(i)]);
         for (int64_t f = 0; f < d; ++f) {
             dq[i * dp + f] += by * line_[f];
-            d_keys[at * dp + f] += by * head.q.x[i * dp + f];
+            d_keys[at * key_step + f] += by * head.q.x[i * dp + f];
         }
     }
 
@@ -256,13 +271,13 @@ template <class T> class NearGradient {
     template <int R> void keys_from(int64_t j, int64_t at, int64_t from, int64_t to) {
         by_cols<T>(dp, [&](auto cols, int64_t c) {
             constexpr int C = decltype(cols)::value;
-            accumulate<R, C>(d_keys + at * dp + c, dp, [&](Tile<T, R, C>& tile) {
+            accumulate<R, C>(d_keys + at * key_step + c, key_step, [&](Tile<T, R, C>& tile) {
                 tile.add(dS + from * Kp + j, 1, Kp, head.q.x + from * dp + c, dp, to - from);
             });
         });
         by_cols<T>(Mp, [&](auto cols, int64_t c) {
             constexpr int C = decltype(cols)::value;
-            accumulate<R, C>(d_values + at * Mp + c, Mp, [&](Tile<T, R, C>& tile) {
+            accumulate<R, C>(d_values + at * value_step + c, value_step, [&](Tile<T, R, C>& tile) {
                 tile.add(P + from * Kp + j, 1, Kp, d_out + from * Mp + c, Mp, to - from);
             });
         });
@@ -275,7 +290,8 @@ template <class T> class NearGradient {
     const int64_t d, M, Mp, dp, Kp;
     const bool far;
     T *d_out, *line_, *delta, *level, *share, *v_lanes, *P, *dS, *dq;
-    T *d_keys = nullptr, *d_values = nullptr;
+    T *d_keys = nullptr, *d_values = nullptr;  // by key in order, then of sinks that the state has kept
+    int64_t key_step = 0, value_step = 0;
     std::vector<double> term;
     std::vector<T> top;
     std::vector<int64_t> best;

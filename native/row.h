@@ -47,6 +47,12 @@ template <class T> struct Sizes {
     }
 };
 
+// What one block of a row adds to the sums, and then the sums before that block.
+template <class T> struct Stop {
+    std::vector<T> u, z;
+    std::vector<uint8_t> bad;
+};
+
 // U and Z of a row: in float64, and in the type of arithmetic to multiply with. Where sums are only
 // ever added to (Sizes::pairs), U is not kept up: it is u + rest, two floats that add faster.
 template <class T> struct Sums {
@@ -116,6 +122,17 @@ template <class T> struct Sums {
         narrow(s);
         ref = -INF;
         set_bad(nullptr);
+    }
+
+    // f() with the sums that a stop has, to be read.
+    template <class F> void lent(Stop<T>& stop, F&& f) {
+        T* const own[] = {u, z};
+        u = stop.u.data();
+        z = stop.z.data();
+        set_bad(stop.bad.data());
+        f();
+        u = own[0];
+        z = own[1];
     }
 
     void set_bad(const uint8_t* flags) {
@@ -869,6 +886,15 @@ template <class T> class Row {
         if (k.any_bad && k.bad[std::size_t(j)]) std::fill(flags.begin(), flags.end(), 1);
         if (v.any_bad)
             for (int64_t c = 0; c < s.M; ++c) flags[std::size_t(c)] |= v.bad[std::size_t(j * s.M + c)];
+    }
+
+    // What the block's keys add to the sums; `own` is for the doing of it.
+    void absorb(Sums<T>& own, int64_t row, Stop<T>& stop) {
+        std::fill(own.Z, own.Z + s.m, 0.0);
+        own.set_bad(nullptr);
+        absorb(own, row, stop.u.data());
+        std::copy(own.z, own.z + s.m, stop.z.begin());
+        std::copy(own.bad.begin(), own.bad.end(), stop.bad.begin());
     }
 
     // Adds the block's keys to the sums; with `alone`, puts there what they add to them.

@@ -51,7 +51,10 @@ def learned(kind, heads, d, seed=0, make=np.asarray):
     }[kind]
     if kind.startswith("t2r"):
         return maps.T2R(weight=make(weight), bias=None if offset is None else make(offset))
-    keys = {"hedgehog exp keys": rng.standard_normal((heads, d, d)) / 2, "hedgehog separate keys": one}
+    keys = {
+        "hedgehog exp keys": rng.standard_normal((heads, d, d)) / 2,
+        "hedgehog separate keys": one,
+    }
     return maps.Hedgehog(
         None if weight is None else make(weight),
         "exp" if "exp" in kind else "softmax",

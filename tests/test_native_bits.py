@@ -101,6 +101,25 @@ def test_gradients_are_bit_equal_by_threads_batches_and_repetition(isa):
             assert same_bits(one.grad.numpy(), all_.grad[b : b + 1].numpy())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("text", ["elu", "square", "cosformer:horizon=4000", "hedgehog"])
+def test_the_gradient_of_a_shared_row_is_that_by_one_thread(text, dtype, isa):
+    """At the edges of groups of blocks, after a state, with pads; of the state too."""
+    for n, heads in ((383, 1), (1030, 1), (3080, 1), (400, 3)):
+        arrays = inputs(n, 5, 7, (heads, heads), dtype=dtype)
+        options = {
+            "causal": True, "mask": np.arange(n) % 5 > 0, "dtype": dtype,
+            "before": inputs(13, 5, 7, (heads, heads), seed=2, dtype=dtype),
+        }  # fmt: skip
+        kt.set_num_threads(1)
+        one = gradients(arrays, text, heads, **options)
+        for threads in (2, 3):
+            kt.set_num_threads(threads)
+            shared = gradients(arrays, text, heads, **options)
+            for x, y in zip(one, shared, strict=True):
+                assert same_bits(x.numpy(), y.numpy()), (n, threads)
+
+
 @pytest.mark.parametrize("text", ["elu", "favor:features=16"])
 def test_250_repetitions_are_bit_equal(text, isa):
     kt.set_num_threads(3)
