@@ -37,7 +37,7 @@ FUSED = (
     "favor:features=256,kind=hyperbolic", "favor:features=256,kind=trig", "taylor:order=2",
     "poly:degree=2",
 )  # fmt: skip
-WINDOWS = (f"elu@window={WINDOW},sinks=4", f"hedgehog@window={WINDOW}", "softmax")
+WINDOWS = tuple(f"{name}@window={WINDOW}" for name in ("elu", "hedgehog", "softmax"))
 
 
 @dataclasses.dataclass(frozen=True)
