@@ -260,8 +260,10 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     lib = library(x)
     if lib == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().cpu().resolve_neg()
-        return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
+        x = x.detach().cpu()
+        x = x.resolve_neg() if x.is_neg() else x
+        found: np.ndarray[Any, Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+        return found
     if lib == "jax":
         jnp = sys.modules["jax"].numpy
         return np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)

@@ -131,15 +131,13 @@ def whole(x: Any) -> Any:
     return x if torch is not None and isinstance(x, torch.SymInt) else int(x)
 
 
-def jit(
-    function: Callable[..., Any], plan: Any, *data: Any, like: Array, changeable: bool = False
-) -> Any:
+def jit(function: Callable[..., Any], plan: Any, *data: Any, like: Array) -> Any:
     """function(plan, *data), in JAX compiled once per plan and shapes, elsewhere as it is.
 
-    A plan that holds arrays or code is `changeable` behind our back and never kept compiled. In
-    torch, autocast is off inside: it would sum in half precision.
+    A plan whose map holds arrays or code, which can change behind our back, is never kept compiled.
+    In torch, autocast is off inside: it would sum in half precision.
     """
-    if library(like) == "jax" and not changeable:
+    if library(like) == "jax" and not plan.feature_map.weighted:
         return _jax_jit(function)(plan, *data)
     if library(like) == "torch" and like.device.type != "meta":
         torch, kind = sys.modules["torch"], like.device.type

@@ -80,10 +80,13 @@ class _Known(NamedTuple):
     plan: Plan
     raises: bool
     fingerprint: str
+    gain: Array | None
+    carry: Carry | None  # the empty one, where it is small; no engine writes into what it is given
 
 
 _KNOWN: dict[Any, _Known] = {}
 MOST_KNOWN = 256
+MOST_KEPT = 1 << 13  # numbers of an empty state that is kept
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -104,17 +107,22 @@ def check_call(
     known = None if key is None else _KNOWN.get(key)
     if known is None:
         call = _check(who, q, k, v, feature_map, options)
-        chosen = call.plan.feature_map
-        if key is not None and call.plan.all_far and not chosen.weighted and not any(call.padded):
+        if key is not None and not call.plan.feature_map.weighted and not any(call.padded):
             if len(_KNOWN) >= MOST_KNOWN:
                 _KNOWN.clear()
-            _KNOWN[key] = _Known(call.inputs.xp, call.plan, call.raises, call.fingerprint)
+            data = call.data
+            small = math.prod(data.carry.sums.hi.shape) <= MOST_KEPT
+            _KNOWN[key] = _Known(
+                call.inputs.xp, call.plan, call.raises, call.fingerprint, data.gain,
+                data.carry if small else None,
+            )  # fmt: skip
         return call
     headless = q.ndim == 2
     if headless:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
     none = (None,) * 6
-    data = Data(q, k, v, *none, 0, empty_carry(known.plan, k, v), None)
+    carry = empty_carry(known.plan, k, v) if known.carry is None else known.carry
+    data = Data(q, k, v, *none, 0, carry, known.gain)
     inputs = Inputs(known.xp, q, k, v, headless)
     return Call(
         inputs, known.plan, data, known.raises, options.on_zero, known.fingerprint, (False, False)
@@ -204,7 +212,9 @@ def _check(
     decay = _decay(options.log_decay, inputs, probe.sums.hi.shape[-2])
     width = decay.shape[-1] if decay is not None else int(restart is not None)
     carry = empty_carry(plan, inputs.k, inputs.v, width) if width else probe
-    print_ = fingerprint(plan, d, carry)
+    print_ = ""
+    if state is not None or options.return_state:  # of learned weights it takes a while
+        print_ = fingerprint(plan, d, carry)
     if state is not None:
         carry = carry_of(state, carry, print_, inputs.headless)
     _check_horizon(chosen, state, options.positions, inputs, restart)
@@ -380,9 +390,10 @@ def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
             'on_zero="raise" needs values that can be looked at; in traced or device code use '
             '"nan" or "zero"'
         )
-    flags = as_numpy(zero)[..., 0]
+    flags = as_numpy(zero)
     if not flags.any():
         return
+    flags = flags[..., 0]
     where = [int(x) for x in np.argwhere(flags)[0]]
     if rows is not None:
         where[-1] = int(rows[where[-1]])

@@ -179,8 +179,7 @@ def attend(
     if engine == "auto":
         how = supports(call.plan, call.data)
         engine, more = (otherwise, ()) if how is None else ("native", (how,))
-    run, weighted = ENGINES[engine], call.plan.feature_map.weighted
-    result = jit(run, call.plan, call.data, *more, like=call.inputs.q, changeable=weighted)
+    result = jit(ENGINES[engine], call.plan, call.data, *more, like=call.inputs.q)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = astype(call.inputs.restore(output), v.dtype)

@@ -201,17 +201,20 @@ def check_isa() -> None:
 
 BY_STRETCHES = Fused("")  # features of a map that the core does not know, never whole
 AT_ONCE = Fused("")  # the same for all tokens, as gradients need them
-_ELEMENTWISE = {
-    maps.Identity: "given", maps.Elu: "elu", maps.Relu: "relu", maps.Relu2: "relu2",
-    maps.Exp: "exp", maps.Square: "square",
+_PLAIN = {
+    kind: Fused(kind.name)
+    for kind in (
+        maps.Identity, maps.Elu, maps.Relu, maps.Relu2, maps.Exp, maps.Square, maps.Softmax,
+    )
 }  # fmt: skip
-_WITHOUT_WEIGHTS = (*_ELEMENTWISE, maps.Softmax, maps.Cosformer, maps.Favor)
 
 
 def fused(feature_map: maps.FeatureMap) -> Fused:
     """How the core computes a map, without text if it does not: subclasses may do anything."""
     kind = type(feature_map)
-    if kind in _WITHOUT_WEIGHTS:
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind in (maps.Cosformer, maps.Favor):
         return Fused(str(feature_map))
     if isinstance(feature_map, maps.Poly) and kind is maps.Poly and feature_map.degree == 2:
         return Fused(str(feature_map))
@@ -258,8 +261,8 @@ def recipe(text: str, d: int, width: int) -> tuple[Call, NumpyArray | None]:
         kind, more = "quadratic", {"c0": c * c, "c1": 2 * c, "c2": 1.0}
     elif isinstance(chosen, maps.Taylor):
         kind, more = "quadratic", {"c0": 1.0, "c1": 1.0, "c2": 0.5}
-    else:
-        kind = _ELEMENTWISE.get(type(chosen), "given")
+    elif chosen.name in KIND:
+        kind = chosen.name
     return {"map": KIND[kind], "inputs": d, "count": m, "columns": columns or m, **more}, weight
 
 
@@ -341,13 +344,15 @@ def attend(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) ->
     near = None
     if made.near_after is not None:
         near = kept(data, made.near_after, made.seen_after)
-    bad = made.bad if made.bad.any() else None
+    bad = made.bad if plan.wants_state and made.bad.any() else None
     after = Carry(Wide(made.sums, None), made.log_scale, total, bad, near)
     return Result(made.output, made.zero, after)
 
 
 def plain(how: Fused) -> Fused:
     """A map whose weights are NumPy's, whatever library they come from."""
+    if how.weight is None and how.bias is None:
+        return how
     return Fused(how.text, *(None if x is None else as_numpy(x) for x in how[1:]))
 
 

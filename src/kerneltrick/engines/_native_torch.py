@@ -104,23 +104,21 @@ def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result
         return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
 
     how = Fused(how.text, *map(tensor, how[1:]))
-    gradient = torch.is_grad_enabled() and (traced(data) or needs_gradient(data, how))
-    given = _native.arguments(plan, data, how, scales, gradient)
+    given = _native.arguments(plan, data, how, scales)
+    if torch.is_grad_enabled() and (traced(data) or torch._C._any_requires_grad(*given)):
+        given = given._replace(gradient=True)
     made = Made._make(_apply(_Attend, given))
-    carry, near, bad = data.carry, None, made.bad
-    if plan.wants_state and carry.near is not None:
-        near = _native.kept(data, made.near_after, made.seen_after)
-    return Result(
-        made.output.to(data.v.dtype),
-        made.zero if plan.normalize else None,
-        Carry(
-            Wide(made.sums, None),
-            None if carry.log_scale is None else made.log_scale,
-            _decay_after(data) if plan.wants_state else carry.log_decay,
-            None if is_concrete(bad) and not bool(bad.any()) else bad,
-            near,
-        ),
-    )
+    log_scale = None if data.carry.log_scale is None else made.log_scale
+    after = Carry(Wide(made.sums, None), log_scale, data.carry.log_decay, made.bad)
+    if plan.wants_state:
+        near = None
+        if data.carry.near is not None:
+            near = _native.kept(data, made.near_after, made.seen_after)
+        good = is_concrete(made.bad) and not as_numpy(made.bad).any()
+        bad = None if good else made.bad
+        after = after._replace(log_decay=_decay_after(data), bad=bad, near=near)
+    output = made.output if made.output.dtype == data.v.dtype else made.output.to(data.v.dtype)
+    return Result(output, made.zero if plan.normalize else None, after)
 
 
 def _decay_after(data: Data) -> Wide | None:
@@ -143,10 +141,8 @@ def _compute(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def to_numpy(x: Tensor | None) -> Any:
+def to_numpy(x: Tensor) -> Any:
     """The memory of a tensor; bfloat16, which NumPy lacks, as the bits it is."""
-    if x is None:
-        return None
     x = x.detach()
     if x.is_neg():
         x = x.resolve_neg()
@@ -170,7 +166,8 @@ def _none(dtype: torch.dtype) -> Tensor:
 
 def _plain(given: tuple[Any, ...]) -> Arguments:
     """The same arguments as NumPy arrays that share the tensors' memory."""
-    return Arguments(*map(to_numpy, given[:TENSORS]), *given[TENSORS:])
+    arrays = [None if x is None else to_numpy(x) for x in given[:TENSORS]]
+    return Arguments._make((*arrays, *given[TENSORS:]))
 
 
 def _attend(*arguments: Any) -> tuple[Tensor, ...]:
@@ -449,7 +446,10 @@ def _apply(function: Any, arguments: tuple[Any, ...]) -> Any:
     """The operator of a function; torch.func sees only functions that say how to be batched."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
-    return OPERATORS[function](*arguments)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        return OPERATORS[function](*arguments)
+    with torch._C._AutoDispatchBelowAutograd():  # which would only pass it on
+        return OPERATORS[function](*arguments)
 
 
 def _register(name: str, function: Any, inputs: str, outputs: int, run: Any, shapes: Any) -> Any:

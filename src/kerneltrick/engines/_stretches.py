@@ -97,7 +97,7 @@ def _stretch(plan: Plan, data: Data, q_first: int, k_first: int) -> Result:
         q=phi_q, k=phi_k, v=astype(data.v, phi_k.dtype), q_positions=None, k_positions=None,
         start=data.start + k_first,
     )  # fmt: skip
-    given = dataclasses.replace(plan, feature_map=maps.Identity(), scale=1.0)
+    given = dataclasses.replace(plan, feature_map=maps.Identity(), scale=1.0, wants_state=True)
     q_scale, k_scale = (
         None if x is None else wide(x).hi for x in (by_head(queries.log_scale), keys.log_scale)
     )
