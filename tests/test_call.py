@@ -42,6 +42,33 @@ def test_an_ordinary_call_is_checked_once(checked):
     assert len(checked) == 2
 
 
+def test_one_with_exact_weights_too(checked):
+    data = arrays()
+    for attend in (kt.softmax_attention, lambda *x: kt.linear_attention(*x, "elu@window=3")):
+        first = attend(*data)
+        for _ in range(3):
+            assert same_bits(attend(*data), first)
+    assert len(checked) == 2
+
+
+def test_the_empty_state_that_is_remembered_stays_empty():
+    data = arrays()
+    for _ in range(3):
+        _, state = kt.linear_attention(*data, "elu", causal=True, return_state=True)
+        kt.linear_attention(*data, "elu", causal=True, state=state)
+    assert [(known.carry.sums.hi == 0).all() for known in _call._KNOWN.values()] == [True]
+
+
+def test_weights_are_hashed_only_for_a_state(monkeypatch):
+    seen = []
+    monkeypatch.setattr(maps._base, "digest", lambda x: seen.append(x) or "hash")
+    learned, data = maps.Hedgehog(np.eye(4)), arrays()
+    kt.linear_attention(*data, learned, causal=True)
+    assert not seen
+    kt.linear_attention(*data, learned, causal=True, return_state=True)
+    assert seen
+
+
 def test_tensors_too(checked):
     torch = pytest.importorskip("torch")
     data = [torch.from_numpy(x) for x in arrays()]
