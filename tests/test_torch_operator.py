@@ -262,6 +262,16 @@ class TestDerivatives:
         torch.testing.assert_close(got, expected)
 
 
+    @pytest.mark.parametrize("options", [{}, {"window": 3}], ids=["far", "near"])
+    def test_training_takes_over_nothing_of_a_call_in_inference_mode(self, options):
+        q, k, v = torch.randn(3, 2, 9, 5, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            kt.linear_attention(q, k, v, causal=True, **options)
+        q.requires_grad_()
+        kt.linear_attention(q, k, v, causal=True, **options).sum().backward()
+        assert q.grad is not None
+
+
 class TestAutocast:
     """Rotary embeddings leave q and k in float32 where projections make v bfloat16."""
 

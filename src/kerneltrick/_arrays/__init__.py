@@ -30,6 +30,7 @@ from kerneltrick._arrays._library import (
     namespace,
     space,
     stop_gradient,
+    surroundings,
     swap_axes,
     zeros,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "space",
     "static_start",
     "stop_gradient",
+    "surroundings",
     "swap_axes",
     "tree",
     "untranslated",

@@ -115,6 +115,13 @@ def is_plain(x: Any) -> bool:
     return type(x) is np.ndarray or (library(x) == "torch" and is_concrete(x))
 
 
+def surroundings(x: Any) -> Any:
+    """What arrays made beside a plain x depend on: its device, and PyTorch's inference mode."""
+    if type(x) is np.ndarray:
+        return None
+    return x.device, sys.modules["torch"].is_inference_mode_enabled()
+
+
 def all_finite(x: Array) -> bool:
     """Whether no value of a concrete x is NaN or inf: in one pass, as either spoils the sum."""
     xp = space(x)

@@ -20,6 +20,7 @@ from kerneltrick._arrays import (
     is_plain,
     namespace,
     static_start,
+    surroundings,
     zeros,
 )
 from kerneltrick.attention._arguments import (
@@ -150,6 +151,7 @@ def _key(
     name = feature_map if isinstance(feature_map, str) else id(feature_map)
     return (
         who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape, q.dtype,
+        *map(surroundings, (q, k, v)),
     )  # fmt: skip
 
 
