@@ -261,7 +261,6 @@ class TestDerivatives:
             got = torch.autograd.grad(out.sum(), leaves)
         torch.testing.assert_close(got, expected)
 
-
     @pytest.mark.parametrize("options", [{}, {"window": 3}], ids=["far", "near"])
     def test_training_takes_over_nothing_of_a_call_in_inference_mode(self, options):
         q, k, v = torch.randn(3, 2, 9, 5, generator=torch.Generator().manual_seed(0))
