@@ -33,7 +33,7 @@ MIB = 1 << 20
 WINDOW = 64
 FUSED = (
     "identity", "elu", "relu", "relu2", "exp", "square", "cosformer:horizon=65536",
-    "hedgehog", "hedgehog:activation=exp", "t2r", "favor:features=256",
+    "hedgehog", "hedgehog:separate=true", "hedgehog:activation=exp", "t2r", "favor:features=256",
     "favor:features=256,kind=hyperbolic", "favor:features=256,kind=trig", "taylor:order=2",
     "poly:degree=2",
 )  # fmt: skip
