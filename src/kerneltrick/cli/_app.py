@@ -33,6 +33,7 @@ from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
+from kerneltrick.cli._options import Axes, Causal, Heads, Layers, Quiet, Scale
 from kerneltrick.cli._output import (
     check_outputs,
     check_writable,
@@ -168,20 +169,9 @@ def _compare(
             "map too. Default: a spread of fourteen.",
         ),
     ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option("--heads", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
-    ] = None,
-    axes: Annotated[
-        str,
-        typer.Option(
-            "--axes", metavar="AXES", help="How arrays of a file lie: heads,n,d or n,heads,d."
-        ),
-    ] = "heads,n,d",
+    layers: Layers = None,
+    heads: Heads = None,
+    axes: Axes = "heads,n,d",
     synthetic: Annotated[
         str | None,
         typer.Option(
@@ -192,18 +182,8 @@ def _compare(
             "gaussian:n=1024,d=64,scale=1.",
         ),
     ] = None,
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--full",
-            show_default=False,
-            help="Token i sees j ≤ i, or every token. Default: as the data says, else full.",
-        ),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option("--scale", help="Of softmax. Default: as the data says, else 1/√d."),
-    ] = None,
+    causal: Causal = None,
+    scale: Scale = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
     html_path: Annotated[
         Path | None,
@@ -215,7 +195,7 @@ def _compare(
         Path | None,
         typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which feature map can replace softmax here, what is lost, what is gained on this machine?
 
@@ -268,10 +248,7 @@ def _capture(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Cut the text to so many tokens.")
     ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
-    ] = None,
+    layers: Layers = None,
 ) -> None:
     """Record q, k and v of every layer and head of a Hugging Face model (extra: hf)."""
     if out.suffix != ".safetensors" and regular_file(out) is not None:

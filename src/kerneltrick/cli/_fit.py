@@ -13,6 +13,7 @@ from kerneltrick._files import is_standard_output, regular_file
 from kerneltrick.attention import Dial
 from kerneltrick.attention._dial import combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_data, read_numbers
+from kerneltrick.cli._options import Axes, Causal, Features, Heads, KeyWeight, Layers, Quiet, Scale
 from kerneltrick.cli._output import (
     check_writable,
     console,
@@ -50,44 +51,19 @@ def fit_command(
     sinks: Annotated[
         int, typer.Option("--sinks", min=0, help="First tokens that are exact too.")
     ] = 0,
-    features: Annotated[
-        int | None, typer.Option("--features", min=1, help="m. Default: 2·d for hedgehog.")
-    ] = None,
-    key_weight: Annotated[
-        bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
-    ] = False,
+    features: Features = None,
+    key_weight: KeyWeight = False,
     loss: Annotated[
         str, typer.Option("--loss", metavar="LOSS", help="outputs, weights or both.")
     ] = "both",
-    layers: Annotated[
-        str | None,
-        typer.Option("--layers", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option("--heads", metavar="NUMBERS", help="Such as 0,2 or 0-3. Default: all."),
-    ] = None,
-    axes: Annotated[
-        str,
-        typer.Option(
-            "--axes", metavar="AXES", help="How arrays of a file lie: heads,n,d or n,heads,d."
-        ),
-    ] = "heads,n,d",
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--full",
-            show_default=False,
-            help="Token i sees j ≤ i, or every token. Default: as the data says, else full.",
-        ),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option("--scale", help="Of softmax. Default: as the data says, else 1/√d."),
-    ] = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    axes: Axes = "heads,n,d",
+    causal: Causal = None,
+    scale: Scale = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="At most so many steps.")] = 600,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Fit a map to every head, to imitate its softmax attention (extra: torch).
 

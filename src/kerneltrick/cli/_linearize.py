@@ -16,6 +16,7 @@ from kerneltrick._text import to_json
 from kerneltrick.attention import Dial
 from kerneltrick.attention._dial import combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers
+from kerneltrick.cli._options import Features, KeyWeight, Quiet
 from kerneltrick.cli._output import (
     check_outputs,
     console,
@@ -39,12 +40,8 @@ def linearize_command(
     ] = "hedgehog:activation=exp",
     window: Annotated[int, typer.Option("--window", min=0, help="Tokens that are exact.")] = 64,
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="First tokens, exact too.")] = 4,
-    features: Annotated[
-        int | None, typer.Option("--features", min=1, help="m. Default: 2·d for hedgehog.")
-    ] = None,
-    key_weight: Annotated[
-        bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
-    ] = False,
+    features: Features = None,
+    key_weight: KeyWeight = False,
     keep: Annotated[
         str,
         typer.Option(
@@ -74,7 +71,7 @@ def linearize_command(
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Put fitted maps in place of the softmax of a pretrained model (extra: hf).
 
@@ -138,7 +135,7 @@ def evaluate_command(
     json: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Write the figures; - is stdout.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
     outputs = {} if json is None else {"--json": json}

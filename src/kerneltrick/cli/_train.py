@@ -12,6 +12,7 @@ import typer
 from kerneltrick._text import printable
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError
+from kerneltrick.cli._options import Quiet
 from kerneltrick.cli._output import progress_bar
 
 
@@ -57,7 +58,7 @@ def train_command(
     heads: Annotated[int, typer.Option("--heads", help="Heads of each.")] = 4,
     rate: Annotated[float, typer.Option("--rate", help="The largest learning rate.")] = 2e-3,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a small language model on a text, in minutes (extra: torch).
 
