@@ -15,7 +15,7 @@ CASES ?= 50000
 # pip says nothing while it compiles, so this does: what happens, that it goes on, how long it took.
 define INSTALL
 @echo "Installing kerneltrick$(1) into $(VENV). Its core is compiled on all $$(getconf _NPROCESSORS_ONLN) processors:"
-@echo "the first time one minute on a quiet machine of two, up to three on a busy one."
+@echo "the first time two to five minutes on a quiet machine of two."
 @start=$$(date +%s); \
 ( while sleep 15; do \
     echo "  $$(( $$(date +%s) - start )) s: $$(find build/editable -name '*.o' 2> /dev/null | wc -l) files are compiled"; \
