@@ -765,9 +765,9 @@ MUTANTS = [
     ),
     Mutant(
         "fit: moments lost by a stop",
-        "torch/_transfer.py",
-        'found[f"{part}.{name}"] for part',
-        '0 * found[f"{part}.{name}"] for part',
+        "torch/_snapshot.py",
+        "dict(zip(MOMENTS, moments, strict=True))",
+        "{part: 0 * x for part, x in zip(MOMENTS, moments, strict=True)}",
         "test_fit.py::test_a_run_that_was_stopped_ends_as_if_it_had_not_been[list]",
     ),
     Mutant(

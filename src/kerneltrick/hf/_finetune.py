@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._files import read_tensors, write
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis._store import run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._linearized import Linearized
+from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
 LOOKS = 8  # at held-out windows, spread over the steps
 WARM_UP = 5  # steps over which the learning rate rises
@@ -160,35 +160,15 @@ class _Run:
         return self.model(input_ids=batch).last_hidden_state[0].float()
 
     def _keep(self, path: Path, key: str) -> None:
-        import safetensors.numpy  # it would slow every import
-
-        tensors = {"losses": np.array([self.before, self.best_loss])}
-        for name, x in self.parameters.items():
-            state = self.optimizer.state[x]
-            parts = {"now": x.detach(), "best": self.best[name], "exp_avg": state["exp_avg"],
-                     "exp_avg_sq": state["exp_avg_sq"]}  # fmt: skip
-            tensors |= {f"{part}.{name}": value.cpu().numpy() for part, value in parts.items()}
-        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
         about = {"format": FORMAT, "key": key, "step": str(self.step)}
-        write(path, safetensors.numpy.save(tensors, about))
+        losses = {"losses": np.array([self.before, self.best_loss])}
+        save_snapshot(path, about, self.optimizer, self.parameters, self.best, losses)
 
     def restore(self, path: Path, key: str) -> None:
         """Go on where the run in that file was, if it was this one."""
-        try:
-            about, tensors = read_tensors(path, "unfinished run")
-        except (FileNotFoundError, ValueError):
+        about = {"format": FORMAT, "key": key}
+        found = load_snapshot(path, about, self.optimizer, self.parameters, self.best)
+        if found is None:
             return
-        if about.get("format") != FORMAT or about.get("key") != key:
-            return
-        self.step = int(about["step"])
-        self.before, self.best_loss = tensors["losses"].tolist()
-        with torch.no_grad():
-            for name, x in self.parameters.items():
-                found = {
-                    part: torch.from_numpy(tensors[f"{part}.{name}"]).to(x.device)
-                    for part in ("now", "best", "exp_avg", "exp_avg_sq")
-                }
-                x.copy_(found["now"])
-                self.best[name] = found["best"]
-                moments = {part: found[part] for part in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[x] = {"step": torch.tensor(float(self.step)), **moments}
+        self.step = int(found[0]["step"])
+        self.before, self.best_loss = found[1]["losses"].tolist()

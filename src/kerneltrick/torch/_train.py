@@ -20,6 +20,7 @@ from kerneltrick._files import read_tensors, write
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention._arguments import check_count, check_scale
 from kerneltrick.torch._language_model import LanguageModel
+from kerneltrick.torch._snapshot import MOMENTS
 from kerneltrick.torch._vocabulary import Vocabulary
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
@@ -113,9 +114,6 @@ class TrainedModel:
         """A text of `length` tokens that goes on from `prompt`; options as in `generate`."""
         made = self.model.generate(self.vocabulary.encode(prompt)[None], length, **options)
         return self.vocabulary.decode(made[0])
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam remembers of each weight
 
 
 def _load(path: Path) -> tuple[TrainedModel, dict[str, Tensor]]:

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from kerneltrick._files import read_tensors, write
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.analysis import AttentionData, FittedMaps
 from kerneltrick.analysis._fitted import hashes, kept
@@ -20,6 +19,7 @@ from kerneltrick.attention import Dial, Far, attention_weights, linear_attention
 from kerneltrick.attention._arguments import check_scale
 from kerneltrick.maps._base import seeded
 from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Loss: TypeAlias = Literal["outputs", "weights", "both"]
@@ -227,45 +227,27 @@ class Transfer:
         )
 
     def _keep(self, path: Path, key: str) -> None:
-        import safetensors.numpy  # it would slow every import
-
-        tensors = {
+        about = {"format": FORMAT, "key": key, "step": str(self.step), "stale": str(self.stale)}
+        more = {
             "before": self.before.numpy(),
             "best_error": self.best_error.numpy(),
             "history": np.array(self.history, dtype=np.float64).reshape(-1, 2),
         }
-        for name, x in self.parameters.items():
-            state = self.optimizer.state[x]
-            tensors |= {
-                f"now.{name}": x.detach().numpy(),
-                f"best.{name}": self.best[name].numpy(),
-                f"exp_avg.{name}": state["exp_avg"].numpy(),
-                f"exp_avg_sq.{name}": state["exp_avg_sq"].numpy(),
-            }
-        tensors |= {f"seen.{i}": x for i, x in enumerate(self.seen)}
-        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
-        about = {"format": FORMAT, "key": key, "step": str(self.step), "stale": str(self.stale)}
-        write(path, safetensors.numpy.save(tensors, about))
+        more |= {f"seen.{i}": x for i, x in enumerate(self.seen)}
+        save_snapshot(path, about, self.optimizer, self.parameters, self.best, more)
 
     def restore(self, path: Path, key: str) -> None:
         """Go on where the run in that file was, if it was this one."""
-        try:
-            about, tensors = read_tensors(path, "unfinished fit")
-        except (FileNotFoundError, ValueError):
+        known = {"format": FORMAT, "key": key}
+        found = load_snapshot(path, known, self.optimizer, self.parameters, self.best)
+        if found is None:
             return
-        if about.get("format") != FORMAT or about.get("key") != key:
-            return
-        found = {name: torch.from_numpy(x) for name, x in tensors.items() if name[:4] != "seen"}
+        about, tensors = found
         self.step, self.stale = int(about["step"]), int(about["stale"])
-        self.before, self.best_error = found["before"], found["best_error"]
+        self.before = torch.from_numpy(tensors["before"])
+        self.best_error = torch.from_numpy(tensors["best_error"])
         self.history = [(int(step), error) for step, error in tensors["history"].tolist()]
         self.seen = [tensors[f"seen.{i}"] for i in range(len(self.seen))]
-        with torch.no_grad():
-            for name, x in self.parameters.items():
-                x.copy_(found[f"now.{name}"])
-                self.best[name] = found[f"best.{name}"]
-                moments = {part: found[f"{part}.{name}"] for part in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[x] = {"step": torch.tensor(float(self.step)), **moments}
 
 
 def _tensors(data: AttentionData) -> tuple[Tensor, Tensor, Tensor]:
