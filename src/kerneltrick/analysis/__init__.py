@@ -1,6 +1,8 @@
 """What a map loses against softmax on given data, and what it costs: measured, never guessed."""
 
-from kerneltrick.analysis._compare import ProgressReport, compare
+from kerneltrick._executor import Processes
+from kerneltrick._progress import ProgressReport
+from kerneltrick.analysis._compare import compare
 from kerneltrick.analysis._data import AttentionData, sample
 from kerneltrick.analysis._files import load_attention
 from kerneltrick.analysis._files import save as save_attention
@@ -20,6 +22,7 @@ __all__ = [
     "Limit",
     "MapQuality",
     "MapReport",
+    "Processes",
     "ProgressReport",
     "WeightComparison",
     "analyze_map",

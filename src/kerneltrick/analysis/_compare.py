@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kerneltrick import maps
+from kerneltrick._executor import Piece, Team, Work
+from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis import _curves as curves
 from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
-from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting, scale_of
-from kerneltrick.analysis._limit import Limit, weight_limit
-from kerneltrick.analysis._quality import analyze_map, state_bytes
+from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting
+from kerneltrick.analysis._limit import Limit
+from kerneltrick.analysis._pieces import (
+    Problem,
+    curve_piece,
+    limit_piece,
+    map_piece,
+    window_piece,
+)
+from kerneltrick.analysis._quality import state_bytes
 from kerneltrick.analysis._sampled import SAMPLED_ROWS
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._timing import (
@@ -49,15 +58,11 @@ from kerneltrick.analysis._types import (
 from kerneltrick.analysis._verdict import verdict
 from kerneltrick.analysis._windows import (
     BEST,
-    chosen_settings,
-    head_errors,
-    is_window_alone,
+    best_settings,
     setting_at,
     window_lengths,
 )
 from kerneltrick.attention import Dial
-
-ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces done, pieces in all)
 
 
 def compare(
@@ -70,6 +75,7 @@ def compare(
     measure: bool = True,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
+    executor: concurrent.futures.Executor | None = None,
 ) -> Comparison:
     """Every map on every head of `data`, against softmax(s·QKᵀ)V.
 
@@ -79,7 +85,8 @@ def compare(
 
     `causal` and `scale` are those of the data unless given; without either, full and 1/√d.
     `measure=False` leaves out what depends on the machine. With a path `resume`, finished pieces
-    are kept there until the end, and a run that was stopped goes on.
+    are kept there until the end, and a run that was stopped goes on. With an `executor`, such as
+    `Processes(4)` or that of a Dask client, its workers do the pieces, except those that are timed.
 
     >>> from kerneltrick.analysis import sample
     >>> data = sample().select(layers=[0], heads=[3])
@@ -88,16 +95,7 @@ def compare(
     (['elu', 'taylor:order=2'], 128)
     """
     chosen = [read_setting(text) for text in feature_maps]
-    return _Run(data, chosen, causal, scale, seed, measure, progress, resume).result()
-
-
-@dataclasses.dataclass
-class _Head:
-    layer: int  # its place, not its number
-    head: int
-    q: Floats  # (1, n, d)
-    k: Floats
-    v: Floats
+    return _Run(data, chosen, causal, scale, seed, measure, progress, resume, executor).result()
 
 
 class _Run:
@@ -113,6 +111,7 @@ class _Run:
         measure: bool,
         progress: ProgressReport | None,
         resume: Path | None,
+        executor: concurrent.futures.Executor | None,
     ) -> None:
         self.data, self.notes = data.sanitized()
         self.maps = chosen
@@ -124,9 +123,12 @@ class _Run:
             if isinstance(setting, FittedMaps):
                 setting.check_serves(self.data)
                 self.notes += setting.notes(self.causal, self.scale, data.q.shape[-1])
-        self.heads = [self._head(i, j) for i, j in self._usable()]
+        self.heads = self._usable()
         if not self.heads:
             raise ValueError("no head is left to compare: " + "; ".join(self.notes))
+        settings = [*chosen, Dial(maps.get(_uniform)), Dial.get("softmax")]
+        self.problem = Problem(self.data, settings, self.heads, self.causal, self.scale, seed)
+        self.team = Team(self.problem, executor)
         self.families = curves.families(data.q.shape[-1])
         parts = (__version__, self.causal, self.scale, seed, measure, *map(_text, chosen))
         key = run_key(*parts, self.data.q, self.data.k, self.data.v) if resume else ""
@@ -150,28 +152,29 @@ class _Run:
             if (layer, head) not in excluded
         ]
 
-    def _head(self, i: int, j: int) -> _Head:
-        shared = j // self.data.groups
-        q, k, v = self.data.q[i, j], self.data.k[i, shared], self.data.v[i, shared]
-        return _Head(i, j, *(x[None].astype(np.float64) for x in (q, k, v)))
+    def _results(self, work: Work, pieces: Sequence[Piece], here: bool = False) -> dict[str, Any]:
+        """What each piece of work gives, by its key: from the store, or done now."""
+        left = {piece.key: piece for piece in pieces if self.store.get(piece.key) is None}
+        self.done += len(pieces) - len(left)
+        self._tell(left)
+        team = Team(self.problem) if here else self.team
+        for piece, value in team.results(work, list(left.values())):
+            self.store.put(piece.key, value)
+            del left[piece.key]
+            self.done += 1
+            self._tell(left)
+        return {piece.key: self.store.get(piece.key) for piece in pieces}
 
-    def _piece(self, what: str, key: str, work: Callable[[], Any]) -> Any:
-        """The result of a piece of work: from the store, or done now."""
-        if self.progress is not None:
-            self.progress(what, self.done, self.pieces)
-        value = self.store.get(key)
-        if value is None:
-            value = work()
-            self.store.put(key, value)
-        self.done += 1
-        return value
+    def _tell(self, left: Mapping[str, Piece]) -> None:
+        if self.progress is not None and left:
+            self.progress(next(iter(left.values())).what, self.done, self.pieces)
 
     def result(self) -> Comparison:
-        limits, softmax_heads = self._limits()
-        uniform = self._map(Dial(maps.get(_uniform)), "uniform", limits)
-        reports = [self._map(setting, str(setting), limits) for setting in self.maps]
-        found_curves = self._curves(limits)
-        windows = self._windows(reports)
+        with self.team:
+            limits, softmax_heads = self._limits()
+            found_curves = self._curves(limits)
+            *reports, uniform = self._maps(limits)
+            windows = self._windows(reports)
         softmax_ms, timings, noisy = self._timings()
         reports = [
             dataclasses.replace(
@@ -208,53 +211,49 @@ class _Run:
         rows: list[list[SoftmaxHead | None]] = [
             [None] * len(self.data.heads) for _ in self.data.layers
         ]
-        for head in self.heads:
-            name = self._name(head)
-
-            def work(head: _Head = head) -> Any:
-                limit = weight_limit(head.q[0], head.k[0], self.scale, self.causal, self.seed)
-                look = analyze_softmax(head.q[0], head.k[0], self.scale, self.causal)
-                return {
-                    "tails": [t.tolist() for t in limit.tails],
-                    "entries": limit.entries,
-                    "kind": limit.kind,
-                    "rank": None if math.isnan(limit.effective_rank) else limit.effective_rank,
-                    "entropy": look[0],
-                    "top1": look[1],
-                }
-
-            found = self._piece(f"limit of head {name}", f"limit {name}", work)
+        names = [self._name(place) for place in self.heads]
+        pieces = [
+            Piece(f"limit {name}", f"limit of head {name}", (place,))
+            for name, place in zip(names, self.heads, strict=True)
+        ]
+        everything = self._results(limit_piece, pieces)
+        for (i, j), piece in zip(self.heads, pieces, strict=True):
+            found = everything[piece.key]
             tails = tuple(np.array(t) for t in found["tails"])
             rank = number(found["rank"])
             limits.append(Limit(tails, found["entries"], found["kind"], rank))
-            rows[head.layer][head.head] = SoftmaxHead(found["entropy"], rank, found["top1"])
+            rows[i][j] = SoftmaxHead(found["entropy"], rank, found["top1"])
         return limits, tuple(tuple(row) for row in rows)
 
-    def _map(self, setting: Setting, text: str, limits: Sequence[Limit]) -> MapReport:
+    def _maps(self, limits: Sequence[Limit]) -> list[MapReport]:
+        """The report of each map, and last that of uniform weights."""
+        texts = [*map(str, self.maps), "uniform"]
+        pieces = [
+            [
+                Piece(f"{text} {name}", f"{text} on head {name}", (which, place, limit))
+                for place, limit in zip(self.heads, limits, strict=True)
+                for name in [self._name(place)]
+            ]
+            for which, text in enumerate(texts)
+        ]
+        found = self._results(map_piece, [piece for row in pieces for piece in row])
+        return [
+            self._report(text, self.problem.settings[which], [found[p.key] for p in row])
+            for which, (text, row) in enumerate(zip(texts, pieces, strict=True))
+        ]
+
+    def _report(self, text: str, setting: Setting, found: Sequence[Any]) -> MapReport:
         d, n = self.data.q.shape[-1], self.data.k.shape[2]
         layer = self._layer(setting, self.data.groups)
-        m = layer.feature_map.dim(d)
         rows: list[list[HeadMetrics | None]] = [
             [None] * len(self.data.heads) for _ in self.data.layers
         ]
-        for head, limit in zip(self.heads, limits, strict=True):
-
-            def work(head: _Head = head, limit: Limit = limit) -> Any:
-                dial = of_heads(setting, [self._numbers(head)])
-                quality = analyze_map(
-                    head.q, head.k, head.v, dial, causal=self.causal,
-                    scale=scale_of(setting), softmax_scale=self.scale, seed=self.seed,
-                )  # fmt: skip
-                near = setting.window or setting.sinks or is_window_alone(setting)
-                return HeadMetrics.of(quality, None if near else limit, m).to_dict()
-
-            name = self._name(head)
-            found = self._piece(f"{text} on head {name}", f"{text} {name}", work)
-            rows[head.layer][head.head] = HeadMetrics.from_dict(found)
-        kept = [metrics for row in rows for metrics in row if metrics is not None]
+        kept = [HeadMetrics.from_dict(values) for values in found]
+        for (i, j), metrics in zip(self.heads, kept, strict=True):
+            rows[i][j] = metrics
         return MapReport(
             map=text,
-            features=m,
+            features=layer.feature_map.dim(d),
             sign=layer.feature_map.sign,
             state_bytes=state_bytes(layer, self.data.k[0], self.data.v[0], n),
             ms_per_1000_tokens=math.nan,
@@ -264,51 +263,48 @@ class _Run:
         )
 
     def _curves(self, limits: Sequence[Limit]) -> tuple[Curve, ...]:
-        q, k, v = (np.concatenate([getattr(head, side) for head in self.heads]) for side in "qkv")
+        texts = [text for family in self.families.values() for text in family]
+        pieces = [Piece(f"curve {text}", f"curve: {text}", (text,)) for text in texts]
+        everything = self._results(curve_piece, pieces)
         found = []
-        for family, texts in self.families.items():
+        for family, members in self.families.items():
             points = []
-            for text in texts:
-
-                def work(text: str = text) -> Any:
-                    mse, error = curves.errors(q, k, v, text, self.causal, self.scale, self.seed)
-                    return [_plain(mse), _plain(error)]
-
-                mse, error = self._piece(f"curve: {text}", f"curve {text}", work)
-                m = maps.get(text).dim(q.shape[-1])
+            for text in members:
+                mse, error = everything[f"curve {text}"]
+                m = maps.get(text).dim(self.data.q.shape[-1])
                 bound = curves.mean_bound(limits, m)
                 points.append(CurvePoint(text, m, number(error), number(mse), bound))
             found.append(Curve(family, tuple(points)))
         return tuple(found)
 
     def _windows(self, reports: Sequence[MapReport]) -> tuple[WindowCurve, ...]:
-        q, k, v = (np.concatenate([getattr(head, side) for head in self.heads]) for side in "qkv")
         errors = [r.summary.output_error for r in reports]
+        chosen = best_settings(list(zip(errors, self.maps, strict=True)))
+        chosen += [len(self.problem.settings) - 1]  # the window alone
+        texts = {
+            (which, window): str(setting_at(self.problem.settings[which], window))
+            for which in chosen
+            for window in self.windows
+        }
+        pieces = [
+            Piece(f"window {text}", f"window: {text}", place) for place, text in texts.items()
+        ]
+        everything = self._results(window_piece, pieces)
         found = []
-        numbers = [self._numbers(head) for head in self.heads]
-        for chosen in chosen_settings(list(zip(errors, self.maps, strict=True))):
+        for which in chosen:
             points = []
             for window in self.windows:
-                setting = setting_at(chosen, window)
-
-                def work(setting: Setting = setting) -> Any:
-                    sums = head_errors(
-                        q, k, v, of_heads(setting, numbers), self.causal, self.scale, self.seed,
-                        scale_of(setting),
-                    )  # fmt: skip
-                    return [x.tolist() for x in sums]
-
-                lost, size = self._piece(f"window: {setting}", f"window {setting}", work)
-                points.append(self._window_point(window, str(setting), lost, size))
-            found.append(WindowCurve(str(chosen), tuple(points)))
+                text = texts[which, window]
+                points.append(self._window_point(window, text, *everything[f"window {text}"]))
+            found.append(WindowCurve(str(self.problem.settings[which]), tuple(points)))
         return tuple(found)
 
     def _window_point(
         self, window: int, text: str, lost: Sequence[float], size: Sequence[float]
     ) -> WindowPoint:
         grid = [[math.nan] * len(self.data.heads) for _ in self.data.layers]
-        for head, wrong, right in zip(self.heads, lost, size, strict=True):
-            grid[head.layer][head.head] = math.sqrt(wrong / right) if right > 0 else math.nan
+        for (i, j), wrong, right in zip(self.heads, lost, size, strict=True):
+            grid[i][j] = math.sqrt(wrong / right) if right > 0 else math.nan
         total = sum(size)
         return WindowPoint(
             window=window,
@@ -324,9 +320,9 @@ class _Run:
             return None, [None] * len(self.maps), False
         heads, d, width = self.data.q.shape[1], self.data.q.shape[-1], self.data.v.shape[-1]
         others, start = other_work(), time.perf_counter()
-        work = functools.partial(measure_softmax, heads, d, width, self.causal)
         longest = timing_lengths(heads)[-1]  # depends on the core, as the baseline does
-        softmax = self._piece("time of softmax", f"time {baseline()}", work)
+        arguments = (heads, d, width, self.causal)
+        softmax = self._timed(f"time {baseline()}", "softmax", measure_softmax, *arguments)
         found: list[Timing | None] = []
         for setting in self.maps:
             timed = dial = self._layer(setting)
@@ -334,23 +330,26 @@ class _Run:
                 # of the same cost, able to serve these lengths
                 longer = maps.Cosformer(max(dial.feature_map.horizon, longest))
                 timed = dataclasses.replace(dial, feature_map=longer)
-            work = functools.partial(measure_linear, timed, heads, d, width, self.causal)
-            linear = self._piece(f"time of {setting}", f"time {setting} up to {longest}", work)
+            key = f"time {setting} up to {longest}"
+            linear = self._timed(key, str(setting), measure_linear, timed, *arguments)
             found.append(timing(str(setting), heads, linear, softmax))
         noisy = other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1
         if noisy:
             self.notes.append("other processes were at work during the timing: it means little")
         return softmax, found, noisy
 
+    def _timed(self, key: str, text: str, measure: Work, *arguments: Any) -> Any:
+        """Times of this machine, which nobody else is to work on meanwhile."""
+        piece = Piece(key, f"time of {text}", arguments)
+        work: Work = lambda problem, *given: measure(*given)  # noqa: E731
+        return self._results(work, [piece], here=True)[key]
+
     def _layer(self, setting: Setting, step: int = 1) -> Dial:
         """The dial of the first layer, for its query heads, or for each `step`th of them."""
         return of_heads(setting, [(self.data.layers[0], j) for j in self.data.heads[::step]])
 
-    def _numbers(self, head: _Head) -> tuple[int, int]:
-        return self.data.layers[head.layer], self.data.heads[head.head]
-
-    def _name(self, head: _Head) -> str:
-        return f"{self.data.layers[head.layer]}.{self.data.heads[head.head]}"
+    def _name(self, place: tuple[int, int]) -> str:
+        return "{}.{}".format(*self.problem.numbers(place))
 
     def _grid(self) -> list[list[str]]:
         return [[f"{layer}.{head}" for head in self.data.heads] for layer in self.data.layers]
@@ -383,24 +382,6 @@ class _Run:
         )
 
 
-def analyze_softmax(q: Floats, k: Floats, scale: float, causal: bool) -> tuple[float, float]:
-    """Mean entropy of the softmax rows of one head, and the mean of their largest weight."""
-    entropy = top = 0.0
-    rows = max(1, (1 << 19) // len(k))
-    for first in range(0, len(q), rows):
-        chosen = np.arange(first, min(first + rows, len(q)))
-        scores = scale * q[chosen] @ k.T
-        if causal:
-            scores = np.where(np.arange(len(k)) <= chosen[:, None], scores, -math.inf)
-        scores -= scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores)
-        total = weights.sum(axis=-1)
-        scores[weights == 0] = 0.0
-        entropy += float(np.sum(np.log(total) - np.sum(weights * scores, axis=-1) / total))
-        top += float(np.sum(1 / total))
-    return entropy / len(q), top / len(q)
-
-
 def _text(setting: Setting) -> str:
     """What tells a setting from others, weights included."""
     return str(setting) if isinstance(setting, Dial) else f"{setting} {setting.digest}"
@@ -420,9 +401,3 @@ def _shown_timing(reports: Sequence[MapReport], timings: Sequence[Timing | None]
 def _per_1000(lengths: Sequence[int], times: Sequence[float]) -> float:
     """Milliseconds per 1000 tokens at the longest length measured."""
     return times[-1] * 1000 / lengths[-1]
-
-
-def _plain(x: float) -> float | str | None:
-    if math.isnan(x):
-        return None
-    return "inf" if math.isinf(x) else x

@@ -36,15 +36,14 @@ def is_window_alone(setting: Setting) -> bool:
     return isinstance(setting, Dial) and isinstance(setting.feature_map, maps.Softmax)
 
 
-def chosen_settings(errors: Sequence[tuple[float, Setting]]) -> list[Setting]:
-    """The window alone, and the best of the maps that were compared without one."""
+def best_settings(errors: Sequence[tuple[float, Setting]]) -> list[int]:
+    """The places of the best of the maps that were compared without a window."""
     alone = [
-        (error, setting)
-        for error, setting in errors
+        (error, place)
+        for place, (error, setting) in enumerate(errors)
         if not (setting.window or setting.sinks or math.isnan(error) or is_window_alone(setting))
     ]
-    alone.sort(key=lambda pair: pair[0])
-    return [*(setting for _, setting in alone[:BEST]), Dial.get("softmax")]
+    return [place for _, place in sorted(alone)[:BEST]]
 
 
 def head_errors(

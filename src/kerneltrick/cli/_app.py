@@ -33,7 +33,16 @@ from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
-from kerneltrick.cli._options import Axes, Causal, Heads, Layers, Quiet, Scale
+from kerneltrick.cli._options import (
+    Axes,
+    Causal,
+    DaskAddress,
+    Heads,
+    Jobs,
+    Layers,
+    Quiet,
+    Scale,
+)
 from kerneltrick.cli._output import (
     check_outputs,
     check_writable,
@@ -45,6 +54,7 @@ from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
 from kerneltrick.cli._train import generate_command, train_command
+from kerneltrick.cli._workers import workers
 
 # click's UsageError, wherever this version of typer keeps click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
@@ -195,6 +205,8 @@ def _compare(
         Path | None,
         typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
     ] = None,
+    jobs: Jobs = None,
+    dask: DaskAddress = None,
     quiet: Quiet = False,
 ) -> None:
     """Which feature map can replace softmax here, what is lost, what is gained on this machine?
@@ -214,9 +226,9 @@ def _compare(
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
     try:
-        with progress_bar(quiet) as progress:
+        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
             result = compare(data, chosen, causal=causal, scale=scale, seed=seed,
-                             progress=progress, resume=resume)  # fmt: skip
+                             progress=progress, resume=resume, executor=executor)  # fmt: skip
     except KeyboardInterrupt:
         would = "would go on where it was" if resume is None else "goes on where this one was"
         condition = "with --html or --json " if resume is None else ""

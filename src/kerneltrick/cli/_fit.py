@@ -13,7 +13,18 @@ from kerneltrick._files import is_standard_output, regular_file
 from kerneltrick.attention import Dial
 from kerneltrick.attention._dial import combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_data, read_numbers
-from kerneltrick.cli._options import Axes, Causal, Features, Heads, KeyWeight, Layers, Quiet, Scale
+from kerneltrick.cli._options import (
+    Axes,
+    Causal,
+    DaskAddress,
+    Features,
+    Heads,
+    Jobs,
+    KeyWeight,
+    Layers,
+    Quiet,
+    Scale,
+)
 from kerneltrick.cli._output import (
     check_writable,
     console,
@@ -22,6 +33,7 @@ from kerneltrick.cli._output import (
     unfinished,
     words_stream,
 )
+from kerneltrick.cli._workers import workers
 
 
 def fit_command(
@@ -63,12 +75,14 @@ def fit_command(
     scale: Scale = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="At most so many steps.")] = 600,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
+    jobs: Jobs = None,
+    dask: DaskAddress = None,
     quiet: Quiet = False,
 ) -> None:
     """Fit a map to every head, to imitate its softmax attention (extra: torch).
 
     Judge it on other text: kerneltrick compare OTHER --map maps.safetensors. A run that was stopped
-    goes on where it was.
+    goes on where it was. With --jobs or --dask each layer is fitted by itself.
     """
     if out.suffix != ".safetensors" and regular_file(out) is not None:
         raise UsageError(f"--out must name a .safetensors file, not {out}")
@@ -86,11 +100,12 @@ def fit_command(
     data = [read_data(file, None, seed, chosen_layers, chosen_heads, axes) for file in files]
     try:
         from kerneltrick.torch import fit  # torch only when asked for
+        from kerneltrick.torch._fit import layer_file
     except ImportError as error:
         raise DataError(str(error)) from None
     resume = unfinished({"--out": out})
     try:
-        with progress_bar(quiet) as progress:
+        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
             found = fit(
                 data if len(data) > 1 else data[0],
                 chosen,
@@ -103,12 +118,14 @@ def fit_command(
                 seed=seed,
                 progress=progress,
                 resume=resume,
+                executor=executor,
             )
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on where this one was") from None
     found.maps.save(out)
     if resume is not None:
-        resume.unlink(missing_ok=True)
+        for path in (resume, *(layer_file(resume, layer) for layer in found.maps.dials)):
+            path.unlink(missing_ok=True)
     if not quiet:
         _show(found, out)
 

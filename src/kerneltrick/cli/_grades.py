@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,13 +32,6 @@ class Graded:
     reports: dict[str, grader.Report]
     stopped: bool = False
     missing_walls: tuple[str, ...] = ()
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def grade_all(found: Sequence[grader.Submission], limits: grader.Limits, jobs: int) -> Graded:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markdown import Markdown
 
+from kerneltrick._executor import cores
 from kerneltrick._text import to_json
 from kerneltrick.cli._arguments import DataError, NothingError, Stopped, UsageError
 from kerneltrick.cli._output import console
@@ -151,7 +152,6 @@ def _check(
     from kerneltrick.cli._grades import (
         as_csv,
         as_json,
-        cores,
         grade_all,
         show_one,
         show_students,

@@ -35,3 +35,20 @@ KeyWeight = Annotated[
     bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        min=1,
+        show_default=False,
+        help="Worker processes to share the work, one thread each. Default: none, this process.",
+    ),
+]
+DaskAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--dask",
+        metavar="ADDRESS",
+        help="Share the work among the workers of a Dask cluster, such as tcp://host:8786.",
+    ),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 
 from kerneltrick import maps
 from kerneltrick._arrays import Array, is_array
+from kerneltrick._executor import Piece, Team
 from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis import AttentionData, FittedMaps
@@ -61,6 +63,7 @@ def fit(
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
+    executor: concurrent.futures.Executor | None = None,
 ) -> Fit:
     """Fit a map to each head of each layer of `data`, so that it gives what softmax gives.
 
@@ -88,6 +91,10 @@ def fit(
     resume
         A file where the run is kept every second: a run that was stopped goes on from there,
         to the same result.
+    executor
+        Its workers fit the layers, each by itself: a layer stops when it gains nothing more, and
+        what it finds depends on nobody else. Not for a stream. Each keeps its run in a file of its
+        own beside `resume`, with its number at the end of the name.
 
     >>> from kerneltrick.analysis import sample
     >>> found = fit(sample().select([5], [3]), "hedgehog@window=4,sinks=1", steps=20)
@@ -99,33 +106,111 @@ def fit(
     seed = check_count("fit", "seed", seed)
     learning_rate = check_scale("fit", learning_rate, "learning_rate")
     sequences, stream, apart = _split(data, held_out)
-    shape = Shape.of(apart[0], causal, scale)
-    for sequence in apart:
-        shape.check(sequence)
+    if executor is not None and stream is not None:
+        raise ValueError("fit over an executor needs data that can be sent, not a stream: a list")
     chosen, window, sinks, far = combined("fit", feature_map, window, sinks, far)
+    job = _Job(
+        sequences, apart, Dial(chosen, window, sinks, far), features, key_weight, loss, causal,
+        scale, steps, learning_rate, seed, resume,
+    )  # fmt: skip
+    if executor is None:
+        return _fitted(job, stream, progress)
+    pieces = [Piece(str(i), f"layer {i}", (i,)) for i in apart[0].layers]
+    found: dict[str, Fit] = {}
+    with Team(job, executor) as team:
+        for piece, value in team.results(_fit_layer, pieces):
+            found[piece.key] = value
+            if progress is not None:
+                progress(piece.what, len(found), len(pieces))
+    return _joined([found[piece.key] for piece in pieces])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A fit, as it is sent to workers."""
+
+    sequences: list[AttentionData]
+    apart: list[AttentionData]  # held out
+    dial: Dial
+    features: int | None
+    key_weight: bool
+    loss: Loss
+    causal: bool | None
+    scale: float | None
+    steps: int
+    learning_rate: float
+    seed: int
+    resume: Path | None
+
+
+def _fit_layer(job: _Job, layer: int) -> Fit:
+    sequences, apart = ([x.select([layer]) for x in each] for each in (job.sequences, job.apart))
+    resume = job.resume
+    if resume is not None:  # a worker of another machine may not have that folder
+        resume = layer_file(resume, layer) if resume.parent.is_dir() else None
+    own = dataclasses.replace(job, sequences=sequences, apart=apart, resume=resume)
+    return _fitted(own, None, None)
+
+
+def layer_file(resume: Path, layer: int) -> Path:
+    """Where the run of one layer is kept."""
+    return resume.with_name(f"{resume.name}.{layer}")
+
+
+def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport | None) -> Fit:
+    """All layers of the job side by side."""
+    shape = Shape.of(job.apart[0], job.causal, job.scale)
+    for sequence in job.apart:
+        shape.check(sequence)
     learned = LearnedMap(
-        Dial(chosen, window, sinks, far),
+        job.dial,
         num_heads=len(shape.layers) * len(shape.heads),
         num_kv_heads=len(shape.layers) * shape.kv_heads,
         head_dim=shape.width,
-        features=features,
-        key_weight=key_weight,
-        seed=seed,
+        features=job.features,
+        key_weight=job.key_weight,
+        seed=job.seed,
     )
-    run = Transfer(learned, shape, loss, steps, learning_rate, seed, apart)
-    run.see(*sequences)
+    run = Transfer(learned, shape, job.loss, job.steps, job.learning_rate, job.seed, job.apart)
+    run.see(*job.sequences)
     key = ""
-    if resume is not None:
-        given = (__version__, shape, loss, steps, learning_rate, seed, stream is None)
-        arrays = (x for s in (*sequences, *apart) for x in (s.q, s.k, s.v))
+    if job.resume is not None:
+        given = (
+            __version__, shape, job.loss, job.steps, job.learning_rate, job.seed, stream is None,
+        )  # fmt: skip
+        arrays = (x for s in (*job.sequences, *job.apart) for x in (s.q, s.k, s.v))
         key = run_key(*given, str(learned.export()), *arrays)
-        run.restore(resume, key)
-    items = _shuffled(sequences, seed, run.step) if stream is None else _streamed(stream, run)
-    stopped = run.train(items, progress, resume, key)
+        run.restore(job.resume, key)
+    if stream is None:
+        items = _shuffled(job.sequences, job.seed, run.step)
+    else:
+        items = _streamed(stream, run)
+    stopped = run.train(items, progress, job.resume, key)
     return Fit(
         run.fitted(), run.by_layer(run.before), run.by_layer(run.best_error),
         tuple(run.history), run.step, stopped,
     )  # fmt: skip
+
+
+def _joined(fits: Sequence[Fit]) -> Fit:
+    """The fits of several layers as one; of a layer that stopped early the last error stays."""
+    first = fits[0].maps
+    dials = {layer: dial for found in fits for layer, dial in found.maps.dials.items()}
+    seen = {layer: hashes for found in fits for layer, hashes in found.maps.seen.items()}
+    history = []
+    for step in sorted({step for found in fits for step, _ in found.history}):
+        errors = [[error for at, error in found.history if at <= step][-1:] for found in fits]
+        known = [error for each in errors for error in each]
+        history.append((step, sum(known) / len(known)))
+    ends = {found.stopped for found in fits}
+    return Fit(
+        dataclasses.replace(first, dials=dials, seen=seen),
+        {layer: errors for found in fits for layer, errors in found.before.items()},
+        {layer: errors for found in fits for layer, errors in found.after.items()},
+        tuple(history),
+        max(found.steps for found in fits),
+        ends.pop() if len(ends) == 1 else "steps",
+    )
 
 
 def _split(

@@ -131,6 +131,8 @@ class Transfer:
         if self.step % every and self.step < self.steps:
             self._look()
         meter.close(self.step)
+        if resume is not None:  # others may still be at work when this layer is done
+            self._keep(resume, key)
         if self.stale >= PATIENCE:
             return "no better"
         return "steps" if self.step == self.steps else "data"

@@ -1,0 +1,246 @@
+"""Pieces of work on workers: processes that are killed, threads, and a Dask cluster."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kerneltrick import analysis
+from kerneltrick._executor import ONE_THREAD, Piece, Processes, Team, WorkerDied
+
+DATA = analysis.synthetic_attention("clustered:n=24,d=4,heads=2")
+MAPS = ["elu", "hedgehog@window=4,sinks=1"]
+
+
+class Counted:
+    """Shared data that counts in a folder how often it is unpacked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        (self.folder / f"unpacked {os.getpid()} {time.monotonic_ns()}").touch()
+
+
+def square(shared, x):
+    return x * x, os.getpid(), {name: os.environ.get(name) for name in ONE_THREAD}
+
+
+def die_once(shared, x):
+    if x == 3 and not (shared.folder / "died").exists():
+        (shared.folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (shared.folder / f"done {x} {time.monotonic_ns()}").touch()
+    return x * x
+
+
+def die(shared):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def results(work, shared, pieces, executor):
+    with Team(shared, executor) as team:
+        yield from team.results(work, pieces)
+
+
+def numbered(count):
+    return [Piece(str(x), f"piece {x}", (x,)) for x in range(count)]
+
+
+def text_of(result):
+    return result.to_json()
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Processes(2) as executor:
+        yield executor
+
+
+def test_work_is_shared_and_what_it_shares_is_sent_once_to_each_worker(two, tmp_path):
+    found = {
+        piece.key: value for piece, value in results(square, Counted(tmp_path), numbered(40), two)
+    }
+    assert {key: value[0] for key, value in found.items()} == {str(x): x * x for x in range(40)}
+    pids = {value[1] for value in found.values()}
+    assert os.getpid() not in pids
+    assert len(list(tmp_path.glob("unpacked*"))) == len(pids) <= 2
+    assert all(set(value[2].values()) == {"1"} for value in found.values())
+
+
+def test_a_team_sends_what_is_shared_once_for_all_its_work(two, tmp_path):
+    with Team(Counted(tmp_path), two) as team:
+        for _ in range(3):
+            assert len(list(team.results(square, numbered(9)))) == 9
+    assert len(list(tmp_path.glob("unpacked*"))) <= 2
+
+
+def test_a_worker_that_is_killed_costs_its_piece_only(two, tmp_path):
+    found = dict(results(die_once, Counted(tmp_path), numbered(8), two))
+    assert sorted(found.values()) == [x * x for x in range(8)]
+    assert (tmp_path / "died").exists()
+    assert len(list(tmp_path.glob("done *"))) == 8  # none was done twice
+
+
+def test_a_piece_that_kills_every_worker_is_an_error(two):
+    with pytest.raises(WorkerDied, match="3 times"):
+        list(results(die, None, [Piece("a", "a", ())], two))
+    assert len(list(results(square, None, numbered(2), two))) == 2
+
+
+def test_an_error_of_a_piece_is_raised_here(two):
+    with pytest.raises(TypeError, match="can't multiply"):
+        list(results(square, None, [Piece("a", "a", ("text",))], two))
+
+
+def test_what_cannot_be_sent_is_said(two):
+    with pytest.raises(ValueError, match="function must be one of a module"):
+        list(results(square, lambda: 1, numbered(1), two))
+
+
+def test_processes_need_a_number():
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="whole number of workers"):
+            Processes(wrong)
+
+
+def test_a_comparison_does_not_depend_on_who_does_it_to_the_bit(two, tmp_path):
+    options = {"measure": False, "seed": 3}
+    told = []
+    kept = tmp_path / "kept"
+    by_two = analysis.compare(
+        DATA, MAPS, **options, executor=two, resume=kept, progress=lambda *x: told.append(x)
+    )
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        by_threads = analysis.compare(DATA, MAPS, **options, executor=threads)
+    alone = analysis.compare(DATA, MAPS, **options)
+    assert text_of(by_two) == text_of(by_threads) == text_of(alone)
+    assert [done for _, done, _ in told] == list(range(len(told)))
+    # A run that goes on does the pieces that are missing, and no others.
+    lines = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(lines[:20]))
+    again = analysis.compare(DATA, MAPS, **options, executor=two, resume=kept)
+    assert text_of(again) == text_of(by_two)
+    assert kept.read_text().splitlines(keepends=True)[:20] == lines[:20]
+    assert sorted(kept.read_text().splitlines()) == sorted("".join(lines).splitlines())
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    script = (
+        "import os, sys, time\n"
+        "from kerneltrick._executor import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    with Processes(1) as executor:\n"
+        "        print(executor.submit(os.getpid).result(), flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    path = tmp_path / "parent.py"
+    path.write_text(script)
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        os.kill(worker, 0)
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{worker}/stat").read_text().split(") ")[1][0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        host="127.0.0.1", silence_logs=50,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_gives_the_same_numbers_with_a_worker_killed_in_the_middle(
+    cluster, run, tmp_path
+):
+    arguments = ["compare", "--synthetic", "clustered:n=24,d=4,heads=2", "--maps", "elu"]
+    address = cluster.scheduler_address
+    client = cluster.get_client()
+    with client:
+        (tmp_path / "shared").mkdir()
+        found = dict(
+            results(die_once, Counted(tmp_path / "shared"), numbered(8), client.get_executor())
+        )
+        assert sorted(found.values()) == [x * x for x in range(8)]
+        assert (tmp_path / "shared" / "died").exists()
+    code, _, err = run(*arguments, "--dask", address, "--json", tmp_path / "dask.json")
+    assert (code, err) == (0, "")
+    code, *_ = run(*arguments, "--jobs", "1", "--json", tmp_path / "jobs.json")
+    assert code == 0
+    ours, theirs = (
+        json.loads((tmp_path / name).read_text()) for name in ("jobs.json", "dask.json")
+    )
+    for found in (ours, theirs):  # what was timed
+        for row in found["maps"]:
+            row["ms_per_1000_tokens"] = row["crossover"] = None
+        found["softmax"]["ms_per_1000_tokens"] = found["timing"] = found["verdict"] = None
+        found["data"]["notes"] = None
+    assert ours == theirs
+
+
+def test_a_cluster_that_is_not_there_is_one_line(run):
+    code, _, err = run("compare", "--dask", "tcp://127.0.0.1:9", "--maps", "elu")
+    assert code == 1
+    assert "there is no Dask scheduler at tcp://127.0.0.1:9" in err
+    assert err.count("\n") == 1
+    code, _, err = run("compare", "--dask", "tcp://127.0.0.1:9", "--jobs", "2")
+    assert code == 2
+
+
+def test_arrays_reach_the_workers_as_they_are(two):
+    given = np.random.default_rng(0).standard_normal((3, 5))
+    (_, back), *_ = results(_same, given, [Piece("x", "x", ())], two)
+    assert back.tobytes() == given.tobytes()
+
+
+def _same(shared):
+    return shared
+
+
+def test_a_fit_by_workers_is_that_of_each_layer_alone(run, two, tmp_path):
+    pytest.importorskip("torch")
+    from kerneltrick.torch import fit
+
+    data = analysis.sample().select([0, 5], [3, 4])
+    resume = tmp_path / "kept"
+    told = []
+    options = {"window": 4, "sinks": 1, "steps": 8, "seed": 2}
+    found = fit(data, **options, executor=two, resume=resume, progress=lambda *x: told.append(x))
+    assert [x[1:] for x in told] == [(1, 2), (2, 2)]
+    for layer in (0, 5):
+        alone = fit(data.select([layer]), **options)
+        assert found.after[layer] == pytest.approx(alone.after[layer], rel=1e-5)
+    assert found.steps == found.history[-1][0] == 8
+    # The runs that were kept are over: nothing is done again.
+    again = fit(data, **options, executor=two, resume=resume)
+    assert again.maps.digest == found.maps.digest
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        pytest.raises(ValueError, match="not a stream"),
+    ):
+        fit(iter([data]), executor=threads)
+    save = tmp_path / "qkv.safetensors"
+    analysis.save_attention(data, save)
+    out = tmp_path / "one.safetensors"
+    arguments = ("--window", 4, "--sinks", 1, "--steps", 8, "--seed", 2, "--jobs", 1)
+    assert run("fit", save, "--out", out, *arguments)[0] == 0
+    assert analysis.FittedMaps.load(out).digest == found.maps.digest
+    assert sorted(x.name for x in tmp_path.iterdir() if x.name.startswith(".")) == []
