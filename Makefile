@@ -10,7 +10,7 @@ PIP := $(if $(CONFIGURED),KERNELTRICK_REQUIRE_NATIVE=1,rm -rf build/editable;) \
        $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 MISSING = $(foreach tool,cmake ninja,$(if $(shell command -v $(tool) 2> /dev/null),,$(tool)))
-CASES ?= 50000
+CASES ?= 100000
 
 # pip says nothing while it compiles, so this does: what happens, that it goes on, how long it took.
 define INSTALL

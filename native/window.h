@@ -44,6 +44,7 @@ struct Turn {
     int64_t key, keys;  // the first in order
     int64_t segment;
     bool fresh;  // the sums begin anew
+    int64_t place;  // of the first query: its rank in the segment, or in full attention its token
     int64_t block;  // queries, from its first on, that look at the keys near by at once; 0: done before
 };
 
@@ -61,14 +62,16 @@ inline int64_t far_from(const Problem& p, const Line::Segment& segment) {
     return std::max(segment.first, Line::sinks_end(p, segment));
 }
 
-// Turns whose queries follow each other look at the keys near by together, at most `rows` of them.
+// Turns whose queries follow each other look at the keys near by together, at most `rows` of them, in
+// blocks that end at fixed places: where a block begins decides the order of its sums, and must not
+// depend on how many tokens follow.
 inline void join(std::vector<Turn>& all, int64_t rows) {
     for (std::size_t i = 0; i < all.size();) {
         Turn& first = all[i];
         for (++i; i < all.size(); ++i) {
             if (all[i].queries == 0) continue;
             if (all[i].segment != first.segment || all[i].token != first.token + first.block ||
-                first.block + all[i].queries > rows)
+                all[i].place / rows != first.place / rows || first.block + all[i].queries > rows)
                 break;
             first.block += std::exchange(all[i].block, 0);
         }
@@ -86,21 +89,21 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
         int64_t next = p.reversed ? s.first : far_from(p, s);
         const int64_t end = p.reversed ? s.end - (far_from(p, s) - s.first) : s.end;
         bool fresh = !s.continues;
-        auto push = [&](int64_t token, int64_t queries, int64_t key, int64_t keys) {
+        auto push = [&](int64_t token, int64_t queries, int64_t key, int64_t keys, int64_t place) {
             all.push_back(
-                {token, queries, key, keys, int64_t(number), std::exchange(fresh, false), queries});
+                {token, queries, key, keys, int64_t(number), std::exchange(fresh, false), place, queries});
         };
         // Queries that are keys a … of the line.
         auto queries_at = [&](int64_t a, int64_t n) {
-            const int64_t behind = a - late;
+            const int64_t behind = a - late, place = p.causal ? s.rank + a - s.first : line.at(a);
             if (far && behind >= next && behind < end) {
                 n = stretch(line, behind, std::min(n, end - behind));
-                push(line.at(a), n, behind, n);
+                push(line.at(a), n, behind, n, place);
                 next += n;
                 return n;
             }
             if (far && behind < next) n = std::min(n, next - behind);
-            push(line.at(a), n, -1, 0);
+            push(line.at(a), n, -1, 0, place);
             return n;
         };
         for (int64_t a = s.first; a < s.end && p.causal;) {
@@ -110,10 +113,10 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
         if (!both_ways(p) && !p.causal) {  // every query sees all far keys: these come first
             for (int64_t a = next; a < end && far;) {
                 const int64_t n = stretch(line, a, std::min(end - a, C - a % C));
-                push(0, 0, a, n);
+                push(0, 0, a, n, 0);
                 a += n;
             }
-            for (int64_t t = 0; t < p.queries; t += C) push(t, std::min(C, p.queries - t), -1, 0);
+            for (int64_t t = 0; t < p.queries; t += C) push(t, std::min(C, p.queries - t), -1, 0, t);
         }
         for (int64_t t = 0; t < p.queries && both_ways(p);) {
             const int64_t a = line.before(t);
@@ -123,16 +126,16 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
             }
             // Queries whose own key is hidden: of the rank that it would have.
             const int64_t rank = p.reversed ? a - 1 : a;
-            if (far && rank - late >= next && next < end) push(0, 0, std::exchange(next, next + 1), 1);
+            if (far && rank - late >= next && next < end) push(0, 0, std::exchange(next, next + 1), 1, 0);
             const int64_t key = a < s.end && line.at(a) > t ? line.at(a) : p.queries;
             const int64_t n = std::min({C - t % C, key - t, p.queries - t});
-            push(t, n, -1, 0);
+            push(t, n, -1, 0, t);
             t += n;
         }
-        if (fresh) push(0, 0, -1, 0);
+        if (fresh) push(0, 0, -1, 0, 0);
         // One more key has left the window of whatever follows the last token.
         const bool last = number + 1 == line.segments.size() && far && !p.reversed && p.window > 0;
-        if (last && next <= s.end - p.window) push(0, 0, next, 1);
+        if (last && next <= s.end - p.window) push(0, 0, next, 1, 0);
     }
     return all;
 }

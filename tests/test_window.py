@@ -208,6 +208,23 @@ def test_past_is_bit_identical_when_the_sequence_grows(window):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_past_is_bit_identical_when_a_sequence_that_goes_on_grows(engine):
+    # In the middle of a block: how long the next ones are must not decide where one begins.
+    rng = np.random.default_rng(5)
+    q, k, v = rng.normal(size=(3, 2, 160, 8))
+    options = {"causal": True, "engine": engine, "window": 1, "sinks": 4}
+    for start in (10, 30):
+        _, state = kt.linear_attention(
+            q[:, :start], k[:, :start], v[:, :start], "elu", return_state=True, **options
+        )
+        rest = q[:, start:], k[:, start:], v[:, start:]
+        whole = kt.linear_attention(*rest, "elu", state=state, **options)
+        for n in (40, 90, 96, 100, 130):
+            part = kt.linear_attention(*(x[:, :n] for x in rest), "elu", state=state, **options)
+            assert same_bits(part, whole[:, :n]), (start, n)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_padding_changes_nothing(engine):
     """Masked tokens, whatever they hold, are as though they were not there."""
     n = 40
