@@ -433,3 +433,21 @@ def test_what_multihead_attention_has_more_is_refused(source, words):
         )
     with pytest.raises(TypeError, match="bias"):
         Attention.from_multihead_attention(nn.MultiheadAttention(16, 4), bias=False)
+
+
+@pytest.mark.parametrize("near", [{}, {"window": 4, "sinks": 1}])
+def test_a_layer_is_exported_with_its_state(near, tmp_path):
+    layer = Attention(16, 2, feature_map="elu", causal=True, **near).eval()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    program = torch.export.export(
+        layer, (torch.randn(2, 10, 16),), dynamic_shapes=({0: batch, 1: length},)
+    )
+    torch.export.save(program, tmp_path / "layer.pt2")
+    whole = torch.export.load(tmp_path / "layer.pt2").module()
+    x, more = torch.randn(3, 17, 16), torch.randn(3, 2, 16)
+    y, state = whole(x)
+    expected, after = layer(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(layer(more, state)[0], layer(more, after)[0])
+    goes_on = torch.export.export(layer, (more, state.detach())).module()
+    torch.testing.assert_close(goes_on(more, after)[0], layer(more, after)[0])

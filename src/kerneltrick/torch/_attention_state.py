@@ -7,11 +7,13 @@ import os
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils import _pytree
 
-from kerneltrick._arrays import as_numpy
+from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors, write
 from kerneltrick.attention import Decoder, State
 from kerneltrick.attention._state_file import encoded, fields, parts
+from kerneltrick.engines._problem import Near
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Memory: TypeAlias = State | Decoder
@@ -99,3 +101,40 @@ class AttentionState:
                 raise ValueError(f"{os.fspath(path)} is no state: {name} is {x.dtype} {x.shape}")
         moved = [None if x is None else torch.tensor(x, device=like.device) for x in own.values()]
         return AttentionState(metadata["owner"], memory, *moved)
+
+
+def _register(cls: type, kept: tuple[str, ...], rows: dict[str, type]) -> None:
+    """States are trees of tensors to PyTorch, so that torch.export takes and gives them: all fields
+    are branches but those `kept`, and those in `rows` are tuples of that type."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    branches = [name for name in names if name not in kept]
+
+    def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        found = (getattr(state, name) for name in branches)
+        plain = [tuple(x) if isinstance(x, tuple) else x for x in found]
+        return plain, tuple(getattr(state, name) for name in kept)
+
+    def flatten_with_keys(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        values, context = flatten(state)
+        keys = map(_pytree.GetAttrKey, branches)
+        return list(zip(keys, values, strict=True)), context
+
+    def unflatten(values: Any, context: Any) -> Any:
+        given = dict(zip(branches, values, strict=True)) | dict(zip(kept, context, strict=True))
+        for name, row in rows.items():
+            given[name] = None if given[name] is None else row(*given[name])
+        return cls(**given)
+
+    _pytree.register_pytree_node(
+        cls, flatten, unflatten, serialized_type_name=f"kerneltrick.{cls.__name__}",
+        to_dumpable_context=list, from_dumpable_context=tuple,
+        flatten_with_keys_fn=flatten_with_keys,
+    )  # fmt: skip
+
+
+_register(
+    State,
+    ("fingerprint", "window", "sinks"),
+    {"sums": Wide, "decay_log": Wide, "near": Near},
+)
+_register(AttentionState, ("owner",), {})
