@@ -333,6 +333,34 @@ def near_rows(run: Bench) -> Iterator[Row]:
     )
 
 
+def decay_rows(run: Bench) -> Iterator[Row]:
+    """What a decay costs beside none: one per token, and one per token and feature.
+
+    Log-decays are uniform between 0 and −0.1, as gates of published models have them, and down to −2,
+    where blocks are cut short.
+    """
+    import torch
+
+    import kerneltrick as kt
+
+    n = run.sizes.lengths[0]
+    data = inputs(n)
+
+    def attend(q: Any, k: Any, v: Any, *decay: Any) -> Any:
+        log_decay = decay[0] if decay else None
+        return kt.linear_attention(q, k, v, "elu", causal=True, log_decay=log_decay)
+
+    for name, shape, most in (("token", (1, HEADS, n), 1.3), ("feature", (1, HEADS, n, WIDTH), 4)):
+        for strongest in (0.1, 2.0):
+            decay = -strongest * torch.rand(*shape, generator=torch.Generator().manual_seed(n))
+            for kind, timed in (("forward", by_hand), ("forward+backward", with_gradients)):
+                entries = timed(attend, [*data, decay]), timed(attend, data)
+                (ours, none), alone = run.race(*entries)
+                case = f"a decay per {name} of 0 … −{strongest:g} beside none, {kind}, n = {n}"
+                measured = f"{ours / none:.2f}× ({ms(ours)} against {ms(none)})"
+                yield Row(case, measured, f"≤ {most:g}×", ours / none <= most, alone)
+
+
 def break_even(run: Bench, softmax: Callable[..., Any]) -> Row:
     """The smallest n of the scan from which on linear attention is never slower than SDPA."""
     scan, found, quiet_all = run.sizes.scan, 0, True
@@ -541,7 +569,7 @@ def measure(sizes: Sizes, patience: float) -> str:
     memory, rows = rows, []
     run = Bench(sizes, patience)
     set_threads()
-    for part in (rates, near_rows, thread_rows):
+    for part in (rates, near_rows, decay_rows, thread_rows):
         note(part(run))
     rows += memory
     for part in (decode_rows, install_rows):
