@@ -235,6 +235,72 @@ def test_maps_trained_end_to_end_bring_the_model_nearer_to_its_teacher(folders, 
     assert loss(after) < loss(before)
 
 
+@pytest.mark.parametrize("trained", ["lora", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_attention_are_trained_towards_the_original(folders, tmp_path, kind, trained):
+    windows, others = cut(folders(kind)), cut(folders(kind), seed=1)[:4]
+    setting = "softmax@window=4,sinks=1"  # nothing to fit: the weights alone can help
+    found = kt.hf.linearize(folders(kind), windows, setting, finetune=trained)
+    assert found.fit is None
+    assert found.tuned.after < found.tuned.before
+    original = getattr(transformers, KINDS[kind]).from_pretrained(folders(kind))
+    changed = {
+        name
+        for name, x in original.state_dict().items()
+        if not torch.equal(x, found.model.model.state_dict()[name])
+    }
+    assert changed
+    assert all("attention" in name or "attn" in name for name in changed)
+    with pytest.raises(ValueError, match="it is not its own teacher: give the original"):
+        kt.hf.evaluate(found.model, others)
+    judged = kt.hf.evaluate(found.model, others, teacher=folders(kind))
+
+    found.save(tmp_path / "out", judged)
+    again = getattr(transformers, KINDS[kind]).from_pretrained(tmp_path / "out")
+    assert again.state_dict().keys() == found.model.state_dict().keys()
+    for name, x in found.model.state_dict().items():
+        assert torch.equal(x, again.state_dict()[name])
+    assert again.config.finetune == trained
+    assert "weights of attention were trained" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_windows_are_as_long_as_half_of_the_output_or_a_budget_asks(folders):
+    windows = cut(folders("Llama"), count=1600, length=100)[:4]
+    free = kt.hf.linearize(folders("Llama"), windows, "elu@sinks=1", window="auto")
+    assert "output error of the window alone by its length is 8: " in free.window
+    assert free.model.settings[0].dial.window == 16  # the longest of those below a quarter
+    size = {
+        w: 2 * kt.hf._choose.state_bytes(kt.Dial.get(f"elu@window={w},sinks=1"), recorded(folders))
+        for w in (8, 16)
+    }
+    assert size[8] < size[16]
+    tight = kt.hf.linearize(
+        folders("Llama"), windows, "elu@sinks=1", window="auto", budget=size[16] - 1
+    )
+    assert tight.model.settings[0].dial.window == 8
+    with pytest.raises(ValueError, match="more than the budget of 10;"):
+        kt.hf.linearize(folders("Llama"), windows, "elu@sinks=1", window="auto", budget=10)
+
+
+def recorded(folders):
+    return kt.hf.capture(folders("Llama"), text(100))
+
+
+def test_layers_keep_softmax_as_far_as_a_budget_allows(folders):
+    windows, sizes = cut(folders("Llama"))[:4], []
+    for dial in ("elu@window=4", "softmax"):
+        sizes.append(kt.hf._choose.state_bytes(kt.Dial.get(dial), kt.hf.capture(
+            folders("Llama"), token_ids=windows[0])))  # fmt: skip
+
+    def kept(budget):
+        how = {"keep": "auto", "budget": budget}
+        return len(kt.hf.linearize(folders("Llama"), windows, "elu@window=4", **how).kept)
+
+    assert (kept(sum(sizes)), kept(sum(sizes) - 1)) == (1, 0)
+    with pytest.raises(ValueError, match=r"of 2 layers need .* bytes, more than the budget of 10;"):
+        kept(10)
+
+
 def test_training_that_makes_it_worse_changes_nothing(folders):
     from kerneltrick.hf._finetune import finetune
 
@@ -246,12 +312,16 @@ def test_training_that_makes_it_worse_changes_nothing(folders):
     assert all(torch.equal(x, start[name]) for name, x in model.state_dict().items())
 
 
-def test_training_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monkeypatch):
+@pytest.mark.parametrize("trained", ["maps", "lora", "all"])
+def test_training_that_was_stopped_goes_on_to_the_same_weights(
+    folders, tmp_path, monkeypatch, trained
+):
     from kerneltrick.hf import _finetune
 
-    monkeypatch.setattr(_finetune, "PAUSE", 0.0)  # kept after every step
+    for name in ("PAUSE", "PACE"):
+        monkeypatch.setattr(_finetune, name, 0.0)  # kept after every step
     windows, resume = cut(folders("Bert"))[:6], tmp_path / "unfinished"
-    whole = kt.hf.linearize(folders("Bert"), windows, SETTING, finetune="maps")
+    whole = kt.hf.linearize(folders("Bert"), windows, SETTING, finetune=trained)
     take_step, taken = _finetune._Run._take_step, []
 
     def stop(run, ids):
@@ -264,7 +334,7 @@ def test_training_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, m
         take_step(run, ids)
 
     def start():
-        return kt.hf.linearize(folders("Bert"), windows, SETTING, finetune="maps", resume=resume)
+        return kt.hf.linearize(folders("Bert"), windows, SETTING, finetune=trained, resume=resume)
 
     with monkeypatch.context() as patch:
         patch.setattr(_finetune._Run, "_take_step", stop)
@@ -274,8 +344,8 @@ def test_training_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, m
     again = start()
     assert taken == [3, 4]
     assert again.tuned == whole.tuned
-    for name, x in whole.model.maps.state_dict().items():
-        assert torch.equal(x, again.model.maps.state_dict()[name])
+    for name, x in whole.model.state_dict().items():
+        assert torch.equal(x, again.model.state_dict()[name])
 
 
 def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
@@ -296,7 +366,10 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         (("linearize", tmp_path / "none", "--text", long, *out), "there is no folder"),
         (("evaluate", llama, "--text", long, "--length", 32), "holds no linearised model, but a"),
         (("linearize", llama, "--text", tmp_path / "none", *out), "cannot read"),
-        (("linearize", llama, "--text", long, *out, "--finetune", "lora"), "must be none or maps"),
+        (("linearize", llama, "--text", long, *out, "--finetune", "some"), "must be none, maps,"),
+        (("linearize", llama, "--text", long, *out, "--window", "long"), "--window must be"),
+        (("linearize", llama, "--text", long, *out, "--map", "softmax", "--window", 0,
+          "--sinks", 0), "or a window beside softmax"),
     ]:  # fmt: skip
         code, _, complaint = run(*arguments)
         assert code in (1, 2), arguments

@@ -38,7 +38,14 @@ def linearize_command(
     feature_map: Annotated[
         str, typer.Option("--map", metavar="MAP", help="hedgehog or t2r, or any map with a window.")
     ] = "hedgehog:activation=exp",
-    window: Annotated[int, typer.Option("--window", min=0, help="Tokens that are exact.")] = 64,
+    window: Annotated[
+        str,
+        typer.Option(
+            "--window",
+            metavar="COUNT",
+            help="Tokens that are exact, or auto: as many as give half of the output.",
+        ),
+    ] = "64",
     sinks: Annotated[int, typer.Option("--sinks", min=0, help="First tokens, exact too.")] = 4,
     features: Features = None,
     key_weight: KeyWeight = False,
@@ -53,12 +60,20 @@ def linearize_command(
     share: Annotated[
         float, typer.Option("--share", min=0, max=1, help="Of layers that --keep auto may keep.")
     ] = 0.25,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="BYTES",
+            help="That a stream may hold after --length tokens, such as 2M, for what is auto.",
+        ),
+    ] = None,
     finetune: Annotated[
         str,
         typer.Option(
             "--finetune",
             metavar="WHAT",
-            help="none, or maps: train them end to end too, in a second pass over the text.",
+            help="Train end to end too: maps, lora (weights of attention by peft), all or none.",
         ),
     ] = "none",
     held_out: Annotated[
@@ -75,16 +90,18 @@ def linearize_command(
 ) -> None:
     """Put fitted maps in place of the softmax of a pretrained model (extra: hf).
 
-    One pass over the text: every window is one step of all layers. The weights of the model stay.
-    A run that was stopped goes on where it was.
+    One pass over the text: every window is one step of all layers; --finetune makes a second. A run
+    that was stopped goes on where it was.
     """
+    exact = 0 if window == "auto" else _count("--window", window, 0)
     try:
-        setting = Dial(*combined("linearize", feature_map, window, sinks))
+        setting = Dial(*combined("linearize", feature_map, exact, sinks))
     except ValueError as error:
         raise UsageError(str(error)) from None
     kept: Any = () if keep == "none" else keep if keep == "auto" else read_numbers("--keep", keep)
-    if finetune not in ("none", "maps"):
-        raise UsageError(f"--finetune must be none or maps, not {finetune!r}")
+    if finetune not in ("none", "maps", "lora", "all"):
+        raise UsageError(f"--finetune must be none, maps, lora or all, not {finetune!r}")
+    most = None if budget is None else _count("--budget", budget)
     words, count = _read(text), _count("--tokens", tokens)
     hf = _models()
     try:
@@ -102,9 +119,11 @@ def linearize_command(
         with progress_bar(quiet) as progress:
             found = hf.linearize(
                 model, fitted, setting, features=features, key_weight=key_weight, keep=kept,
-                share=share, finetune=finetune, seed=seed, progress=progress, resume=resume,
+                share=share, budget=most, finetune=finetune, seed=seed, progress=progress,
+                window="auto" if window == "auto" else None, resume=resume,
             )  # fmt: skip
-            result = hf.evaluate(found.model, judged, progress=progress)
+            teacher = model if found.changed else None
+            result = hf.evaluate(found.model, judged, teacher=teacher, progress=progress)
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on where this one was") from None
     found.save(out, result, force=force)
@@ -112,6 +131,8 @@ def linearize_command(
         kept_run.unlink(missing_ok=True)
     if not quiet:
         _show(result, {})
+        if found.window is not None:
+            console().print(plain(f"Window: {found.window}."))
         for layer, why in found.kept.items():
             console().print(plain(f"Layer {layer} keeps softmax: {why}."))
         console().print(plain(f"wrote {out}"))
@@ -166,9 +187,9 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error}") from None
 
 
-def _count(option: str, text: str) -> int:
+def _count(option: str, text: str, least: int = 1) -> int:
     match = re.fullmatch(r"(\d{1,12})([kM]?)", text.strip())
-    if match is None or int(match[1]) == 0:
+    if match is None or int(match[1]) < least:
         raise UsageError(f"{option} must be a number such as 5000, 200k or 1M, not {text!r}")
     return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
 

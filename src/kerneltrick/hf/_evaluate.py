@@ -62,13 +62,19 @@ def evaluate(
     model:   itself, or its folder.
     windows: token numbers that it was not fitted to, all windows of one length.
     teacher: a model of the same tokens, or its folder. Not given: the model itself with softmax in
-             all its layers, which is the teacher as long as its weights were not trained.
+             all its layers, which is the teacher as long as its weights were not trained; else
+             ValueError.
     """
     if len({len(ids) for ids in windows}) != 1:
         raise ValueError("evaluate needs windows of tokens, all of one length")
     model = _judged(model)
     if isinstance(teacher, (str, os.PathLike)):
         teacher = _loaded(teacher)
+    if teacher is None and model.config.finetune in ("lora", "all"):
+        raise ValueError(
+            "the weights of this model were trained, so it is not its own teacher: give the "
+            "original as teacher (--teacher MODEL)"
+        )
     ways = _ways(model, teacher)
     run = _Decoder(len(windows[0])) if model.config.language else _Encoder()
     meter = Progress("judging", len(windows) * len(ways), progress)

@@ -1,12 +1,13 @@
-"""Training the maps of a linearised model end to end, towards what its teacher gives."""
+"""Training a linearised model end to end, towards what its teacher gives."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,20 +17,37 @@ from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis._store import run_key
 from kerneltrick.attention import Dial
-from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._linearized import Linearized, attention_blocks
 from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
+Trained: TypeAlias = Literal["maps", "lora", "all"]
+
 LOOKS = 8  # at held-out windows, spread over the steps
-WARM_UP = 5  # steps over which the learning rate rises
-PAUSE = 5.0  # seconds between snapshots
-FORMAT = "kerneltrick.Finetune/1"
+WARM_UP = 10  # steps over which the learning rate rises
+PAUSE = 5.0  # seconds between snapshots …
+PACE = 20.0  # … or so many times as long as the last took to write
+MAP_RATE = 0.01  # learning rates: of maps and gains, …
+WEIGHT_RATE = {"lora": 1e-3, "all": 3e-4}  # … and of the weights that are trained with them
+RANK = 8  # of the matrices that `lora` adds
+MOST = 1.0  # norm of a gradient, to which larger ones are cut
+FORMAT = "kerneltrick.Finetune/2"
 
 
 class Tuned(NamedTuple):
-    """The loss on held-out windows, before and after."""
+    """What was trained, and the loss on held-out windows as it went: (step, loss)."""
 
-    before: float
-    after: float
+    trained: Trained
+    history: tuple[tuple[int, float], ...]
+    tokens: int
+
+    @property
+    def before(self) -> float:
+        return self.history[0][1]
+
+    @property
+    def after(self) -> float:
+        """The loss of the weights that were kept: the least of all."""
+        return min(loss for _, loss in self.history)
 
 
 def finetune(
@@ -37,59 +55,126 @@ def finetune(
     windows: Sequence[Sequence[int]],
     held_out: Sequence[Sequence[int]],
     *,
-    learning_rate: float = 0.01,
+    trained: Trained = "maps",
+    learning_rate: float | None = None,
+    seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
 ) -> Tuned:
-    """Train maps and gains, nothing else, so that the whole model gives what its teacher gives.
+    """Train the model so that the whole of it gives what its teacher gives.
 
-    The teacher is the model with softmax in every layer. Each window is one step of Adam. Language
-    models: the Kullback–Leibler divergence of the teacher's next tokens from the model's, mean over
-    tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of the last hidden states. The weights that were
-    best on held-out windows are kept, before the first step too.
+    The teacher is the model as it comes, with softmax in every layer. Each window is one step of
+    Adam. Language models: the Kullback–Leibler divergence of the teacher's next tokens from the
+    model's, mean over tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of the hidden states, mean
+    over layers, and the same of their mean over tokens, which embeddings are made of. The weights
+    that were best on held-out windows are kept, before the first step too.
 
-    resume: a file where the run is kept: a run that was stopped goes on to the same result.
+    trained:       "maps": maps and gains, nothing else. "all": the weights of attention too.
+                   "lora": matrices of rank 8 beside these weights (peft), which they take in at the
+                   end.
+    learning_rate: of maps, or of the weights if they are trained.
+    resume:        a file where the run is kept: a run that was stopped goes on to the same result.
     """
-    run = _Run(model, held_out, len(windows), learning_rate)
-    key = ""
-    if resume is not None:
-        key = run_key(
-            __version__, learning_rate, np.array(windows), np.array(held_out), run.start_text()
-        )
-        run.restore(resume, key)
     wanted = {name: x.requires_grad for name, x in model.named_parameters()}
     training = model.training
-    model.eval().requires_grad_(False)
-    model.maps.requires_grad_(True)
+    model.eval()
     try:
-        run.train(windows, progress, resume, key)
+        with _trainable(model, trained, seed) as weights:
+            run = _Run(model, weights, held_out, len(windows), trained, learning_rate)
+            key = ""
+            if resume is not None:
+                start = (x.detach().cpu().numpy() for x in run.parameters.values())
+                given = (np.array(windows), np.array(held_out))
+                key = run_key(__version__, trained, learning_rate, seed, *given, *start)
+                run.restore(resume, key)
+            run.train(windows, progress, resume, key)
     finally:
         for name, x in model.named_parameters():
-            x.requires_grad_(wanted[name])
+            x.requires_grad_(wanted.get(name, True))
             x.grad = None
         model.train(training)
-    return Tuned(run.before, run.best_loss)
+    return Tuned(trained, tuple(run.history), sum(map(len, windows)))
+
+
+@contextmanager
+def _trainable(model: Linearized, trained: Trained, seed: int) -> Iterator[dict[str, Any]]:
+    """The weights beside maps that are trained, by name, as long as they are."""
+    model.requires_grad_(False)
+    model.maps.requires_grad_(True)
+    if trained == "lora":
+        with _adapted(model, seed):
+            yield {name: x for name, x in model.named_parameters() if "lora_" in name}
+        return
+    own = {id(x) for block in attention_blocks(model.model) for x in block.parameters()}
+    weights = {name: x for name, x in model.named_parameters() if id(x) in own}
+    yield weights if trained == "all" else {}
+
+
+@contextmanager
+def _adapted(model: Linearized, seed: int) -> Iterator[None]:
+    """Matrices of low rank beside the weights of attention; at the end they are added to them."""
+    peft = peft_package()
+    places = {id(x) for block in attention_blocks(model.model) for x in block.modules()}
+    names = [
+        name
+        for name, x in model.model.named_modules()
+        if id(x) in places and type(x).__name__ in ("Linear", "Conv1D")
+    ]
+    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules=names)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        wrapped = peft.get_peft_model(model.model, config)
+    model.maps.requires_grad_(True)
+    try:
+        yield
+    except BaseException:
+        wrapped.unload()
+        raise
+    wrapped.merge_and_unload()
+
+
+def peft_package() -> Any:
+    """peft, or ImportError that says how to get it."""
+    try:
+        import peft
+    except ImportError:
+        raise ImportError(
+            "training by LoRA needs peft: pip install 'kerneltrick[linearize]'"
+        ) from None
+    return peft
 
 
 class _Run:
     """Steps, looks at held-out windows, and the file that keeps them."""
 
     def __init__(
-        self, model: Linearized, held_out: Sequence[Sequence[int]], steps: int, rate: float
+        self,
+        model: Linearized,
+        weights: dict[str, Any],
+        held_out: Sequence[Sequence[int]],
+        steps: int,
+        trained: Trained,
+        rate: float | None,
     ) -> None:
-        self.model, self.held_out, self.steps, self.rate = model, held_out, steps, rate
-        self.parameters: dict[str, Any] = dict(model.maps.named_parameters())
+        self.model, self.held_out, self.steps = model, held_out, steps
+        own = {f"maps.{name}": x for name, x in model.maps.named_parameters()}
+        self.parameters: dict[str, Any] = {**own, **weights}
         if not self.parameters:
             raise ValueError("finetune needs a map with weights or gains; this model has none")
-        self.optimizer = torch.optim.Adam(self.parameters.values(), betas=(0.9, 0.99))
+        for x in weights.values():
+            x.requires_grad_(True)
+        self.rates = [MAP_RATE, WEIGHT_RATE.get(trained, 0.0)]
+        if rate is not None:
+            self.rates[bool(weights)] = rate
+        groups = [{"params": list(own.values())}, {"params": list(weights.values())}]
+        self.optimizer = torch.optim.Adam([x for x in groups if x["params"]], betas=(0.9, 0.99))
+        self.rates = [r for r, x in zip(self.rates, groups, strict=True) if x["params"]]
+        # What the teacher has in place of weights that change: LoRA's begin at nothing.
+        self.teacher = {name: x.detach().clone() for name, x in weights.items()}
         self.softmax = [Dial(maps.Softmax())] * len(model.settings)
         self.step = 0
-        self.before = self.best_loss = math.nan  # known after the first look
+        self.history: list[tuple[int, float]] = []
         self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
-
-    def start_text(self) -> str:
-        """What tells the maps that a run starts from apart from others."""
-        return " ".join(str(setting.dial) for setting in self.model.maps.values())
 
     def train(
         self,
@@ -98,9 +183,9 @@ class _Run:
         resume: Path | None,
         key: str,
     ) -> None:
-        if math.isnan(self.before):
-            self.before = self.best_loss = self._held_out_loss()
-        every, kept_at = max(1, self.steps // LOOKS), time.monotonic()
+        if not self.history:
+            self.history.append((0, self._held_out_loss()))
+        every, pause, kept_at = max(1, self.steps // LOOKS), PAUSE, time.monotonic()
         meter = Progress(self._told(), self.steps, progress)
         while self.step < self.steps:
             meter(self.step)
@@ -108,36 +193,39 @@ class _Run:
             if self.step % every == 0 or self.step == self.steps:
                 self._look()
                 meter.what = self._told()
-            if resume is not None and time.monotonic() - kept_at >= PAUSE:
+            if resume is not None and time.monotonic() - kept_at >= pause:
+                start = time.monotonic()
                 self._keep(resume, key)
                 kept_at = time.monotonic()
+                pause = max(PAUSE, PACE * (kept_at - start))
         meter.close(self.step)
         with torch.no_grad():
             for name, x in self.parameters.items():
                 x.copy_(self.best[name])
 
     def _told(self) -> str:
-        return f"distilling, held-out loss {self.before:.3g} → {self.best_loss:.3g}"
+        losses = [loss for _, loss in self.history]
+        return f"distilling, held-out loss {losses[0]:.3g} → {min(losses):.3g}"
 
     def _take_step(self, ids: Sequence[int]) -> None:
         self.optimizer.zero_grad()
         self._loss(ids).backward()
-        gradients = [x.grad for x in self.parameters.values()]
-        if not all(bool(torch.isfinite(x).all()) for x in gradients):
-            for x in gradients:  # it has run away: what was best is kept, and is finite
-                x.zero_()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), MOST)
+        if not bool(torch.isfinite(norm)):
+            for x in self.parameters.values():  # run away: what was best is kept, and is finite
+                x.grad.zero_()
         warm = min(1.0, (self.step + 1) / WARM_UP)
         cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * warm * cosine
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            group["lr"] = rate * warm * cosine
         self.optimizer.step()
         self.step += 1
 
     def _look(self) -> None:
         loss = self._held_out_loss()
-        if loss < self.best_loss:
-            self.best_loss = loss
+        if loss < min(known for _, known in self.history):
             self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
+        self.history.append((self.step, loss))
 
     def _held_out_loss(self) -> float:
         with torch.no_grad():
@@ -146,23 +234,28 @@ class _Run:
     def _loss(self, ids: Sequence[int]) -> Any:
         batch = torch.tensor([list(ids)], device=self.model.device)
         with torch.no_grad(), self.model.attending_by(self.softmax):
-            wanted = self._outcome(batch)
-        found = self._outcome(batch)
+            wanted = self._outcome(batch, self.teacher)
+        found = self._outcome(batch, {})
         if self.model.config.language:
             logs = (x.log_softmax(-1) for x in (found, wanted))
             return torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean")
-        return (found - wanted).square().sum() / wanted.square().sum()
+        # The first hidden states are embeddings, which are the teacher's own.
+        every = [_distance(a, b) for a, b in zip(found[1:], wanted[1:], strict=True)]
+        return sum(every) / len(every) + _distance(found[-1].mean(0), wanted[-1].mean(0))
 
-    def _outcome(self, batch: Any) -> Any:
-        """Logits (n, V) of a language model, else the last hidden states (n, F)."""
+    def _outcome(self, batch: Any, weights: dict[str, Any]) -> Any:
+        """Logits (n, V) of a language model, else the hidden states (n, F) of every layer."""
+        how = {"use_cache": False} if self.model.config.language else {"output_hidden_states": True}
+        given = {"input_ids": batch, **how}
+        out = torch.func.functional_call(self.model, weights, (), given)
         if self.model.config.language:
-            return self.model(input_ids=batch, use_cache=False).logits[0].float()
-        return self.model(input_ids=batch).last_hidden_state[0].float()
+            return out.logits[0].float()
+        return [x[0].float() for x in out.hidden_states]
 
     def _keep(self, path: Path, key: str) -> None:
         about = {"format": FORMAT, "key": key, "step": str(self.step)}
-        losses = {"losses": np.array([self.before, self.best_loss])}
-        save_snapshot(path, about, self.optimizer, self.parameters, self.best, losses)
+        history = {"history": np.array(self.history, dtype=np.float64)}
+        save_snapshot(path, about, self.optimizer, self.parameters, self.best, history)
 
     def restore(self, path: Path, key: str) -> None:
         """Go on where the run in that file was, if it was this one."""
@@ -171,4 +264,8 @@ class _Run:
         if found is None:
             return
         self.step = int(found[0]["step"])
-        self.before, self.best_loss = found[1]["losses"].tolist()
+        self.history = [(int(step), loss) for step, loss in found[1]["history"].tolist()]
+
+
+def _distance(found: Any, wanted: Any) -> Any:
+    return (found - wanted).square().sum() / wanted.square().sum()

@@ -20,8 +20,9 @@ def save_folder(
     model: Linearized,
     teacher: str,
     judged: Evaluation,
-    errors: Sequence[float],
+    errors: Mapping[int, float],
     kept: Mapping[int, str],
+    told: Sequence[str],
     *,
     force: bool = False,
 ) -> None:
@@ -29,23 +30,24 @@ def save_folder(
     with _whole(out, force) as folder, quiet():
         model.save_pretrained(folder)
         load_tokenizer(teacher).save_pretrained(folder)
-        write(folder / "README.md", _card(model, Path(teacher).name, judged, errors, kept))
+        write(folder / "README.md", _card(model, Path(teacher).name, judged, errors, kept, told))
 
 
 def _card(
     model: Linearized,
     teacher: str,
     judged: Evaluation,
-    errors: Sequence[float],
+    errors: Mapping[int, float],
     kept: Mapping[int, str],
+    told: Sequence[str],
 ) -> str:
     """The model card: what it is, its figures, and how to load it."""
     names = list(judged.rows[1].figures)
     lines = [
         f"# {teacher}, linearised",
         "",
-        f"Made by kerneltrick {__version__} from {teacher}: its weights are unchanged, and its "
-        "attention goes through fitted maps.",
+        f"Made by kerneltrick {__version__} from {teacher}: {_weights(model)}, and its attention "
+        "goes through fitted maps.",
         "",
         f"**{judged.verdict}** On {judged.windows} windows of {judged.length} tokens that were "
         "not fitted to:",
@@ -64,10 +66,13 @@ def _card(
             f"values of the original take {judged.cache_bytes:,}.",
             "",
         ]
+    for words in told:
+        lines += [words, ""]
     lines += ["| layer | attends by | error |", "|---|---|---|"]
-    for number, (layer, error) in enumerate(zip(model.config.layers, errors, strict=True)):
+    for number, layer in enumerate(model.config.layers):
         why = f" ({kept[number]})" if number in kept else ""
-        lines.append(f"| {number} | `{layer['dial']}`{why} | {error:.3f} |")
+        error = f"{errors[number]:.3f}" if number in errors else ""
+        lines.append(f"| {number} | `{layer['dial']}`{why} | {error} |")
     kind = "AutoModelForCausalLM" if model.config.language else "AutoModel"
     lines += [
         "",
@@ -82,6 +87,14 @@ def _card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _weights(model: Linearized) -> str:
+    """What became of the weights of the original."""
+    return {
+        "lora": "its weights of attention were trained by LoRA",
+        "all": "its weights of attention were trained",
+    }.get(model.config.finetune, "its weights are unchanged")
 
 
 @contextlib.contextmanager

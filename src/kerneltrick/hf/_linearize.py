@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +15,9 @@ from kerneltrick._progress import ProgressReport
 from kerneltrick.analysis import AttentionData
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import load_network, place_of, quiet, record
+from kerneltrick.hf._choose import choose_window, is_softmax, keep_layers, state_bytes
 from kerneltrick.hf._evaluate import Evaluation
-from kerneltrick.hf._finetune import Tuned
+from kerneltrick.hf._finetune import Tuned, peft_package
 from kerneltrick.hf._finetune import finetune as tune
 from kerneltrick.hf._folder import save_folder
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules
@@ -31,21 +31,35 @@ APART = 4  # windows to stop by, at most; a sixteenth of a short text
 
 @dataclasses.dataclass(frozen=True)
 class Linearization:
-    """A linearised model, the fit of its maps, and the layers that keep softmax, and why."""
+    """A linearised model, the fit of its maps, and what was chosen for it, and why."""
 
     model: Linearized
-    fit: Fit
-    kept: dict[int, str]
+    fit: Fit | None  # None: there was nothing to fit
+    kept: dict[int, str]  # layers that keep softmax
     teacher: str  # the folder or name that it was made of
     tuned: Tuned | None = None  # what training end to end brought
+    window: str | None = None  # why it was chosen, if it was
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weights of the original were trained too."""
+        return self.tuned is not None and self.tuned.trained != "maps"
 
     def save(self, folder: Path, judged: Evaluation, *, force: bool = False) -> None:
         """Write model, tokenizer and a card with the figures, whole or not at all.
 
         A folder that exists stays, unless `force` replaces it.
         """
-        errors = [sum(each) / len(each) for _, each in sorted(self.fit.after.items())]
-        save_folder(folder, self.model, self.teacher, judged, errors, self.kept, force=force)
+        errors: dict[int, float] = {} if self.fit is None else _means(self.fit)
+        told = [] if self.window is None else [f"Window: {self.window}."]
+        if self.tuned is not None:
+            told.append(
+                f"Trained end to end (`{self.tuned.trained}`, {self.tuned.tokens:,} tokens): "
+                f"held-out loss {self.tuned.before:.3g} → {self.tuned.after:.3g}."
+            )
+        save_folder(
+            folder, self.model, self.teacher, judged, errors, self.kept, told, force=force
+        )  # fmt: skip
 
 
 def linearize(
@@ -53,29 +67,39 @@ def linearize(
     windows: Sequence[Sequence[int]],
     setting: maps.MapLike | Dial = "hedgehog@window=64,sinks=4",
     *,
+    window: int | Literal["auto"] | None = None,
     features: int | None = None,
     key_weight: bool = False,
     keep: Sequence[int] | Literal["auto"] = (),
     share: float = 0.25,
-    finetune: Literal["none", "maps"] = "none",
+    budget: int | None = None,
+    finetune: Literal["none", "maps", "lora", "all"] = "none",
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
 ) -> Linearization:
     """Fit a map to every layer of a pretrained model, and put the maps in place of its softmax.
 
-    model:    a folder, or a name on the hub. Its weights are not changed.
+    model:    a folder, or a name on the hub.
     windows:  token numbers, all windows of one length. Each is run through the model once, its
               queries, keys and values serve one step of all layers, and are let go.
-    setting:  what is fitted; see `kerneltrick.torch.fit`, also for features and key_weight.
+    setting:  what is fitted; see `kerneltrick.torch.fit`, also for features and key_weight. The map
+              `softmax` beside a window has nothing to fit: the window alone, to compare with.
+    window:   another than that of `setting`. "auto": the shortest that gives half of the output by
+              itself, measured on a few windows.
     keep:     numbers of layers that keep softmax. "auto": those whose error after the fit is
-              largest, as long as it is above the mean, at most `share` of all layers.
-    finetune: "maps": train the maps end to end afterwards, in a second pass over the windows, so
-              that the whole model gives what the original gives; its weights still stay.
+              largest, as long as it is above the mean, at most `share` of all layers; or as many as
+              `budget` allows.
+    budget:   bytes that a stream may hold after one window, for what is chosen.
+    finetune: train end to end afterwards, in a second pass over the windows, so that the whole
+              model gives what the original gives. "maps": the maps; weights of the original stay.
+              "all": the weights of attention too. "lora": matrices of low rank beside them (peft).
     resume:   a file where the fit is kept, and beside it (`.tuning`) what comes after: a run that
               was stopped goes on from there.
     """
-    one_of("linearize", "finetune", finetune, ("none", "maps"))
+    one_of("linearize", "finetune", finetune, ("none", "maps", "lora", "all"))
+    if finetune == "lora":
+        peft_package()  # missing: said now, not after the fit
     where = place_of(model)
     if len({len(ids) for ids in windows}) != 1 or len(windows) < 2:
         raise ValueError("linearize needs at least two windows of tokens, all of one length")
@@ -98,32 +122,36 @@ def linearize(
             yield captured(ids)
 
     held_out = [captured(ids) for ids in windows[:apart]]
-    found = fit(
-        stream(), setting, features=features, key_weight=key_weight, held_out=held_out,
-        steps=len(windows) - apart, seed=seed, progress=progress, resume=resume,
-    )  # fmt: skip
-    kept = _kept(found, layers, keep, share)
-    dials = {layer: dial for layer, dial in found.maps.dials.items() if layer not in kept}
-    made, tuned = assemble(network, dials, causal=found.maps.causal), None
-    if finetune == "maps":
+    dial, why = Dial.get(setting), None
+    if window == "auto":
+        window, why = choose_window(dial, held_out, budget)
+    if window is not None:
+        dial = dataclasses.replace(dial, window=window)
+    found, kept = None, {}
+    dials = {layer: dial for layer in range(layers) if keep == "auto" or layer not in keep}
+    if is_softmax(dial):
+        if not (dial.window or dial.sinks):
+            raise ValueError("linearize needs a map, or a window beside softmax; this is the model")
+        kept = {layer: "as asked" for layer in range(layers) if layer not in dials}
+    else:
+        found = fit(
+            stream(), dial, features=features, key_weight=key_weight, held_out=held_out,
+            steps=len(windows) - apart, seed=seed, progress=progress, resume=resume,
+        )  # fmt: skip
+        sizes = [state_bytes(x, held_out[0]) for x in (found.maps.dials[0], Dial(maps.Softmax()))]
+        kept = keep_layers(_means(found), keep, share, budget, (sizes[0], sizes[1]))
+        dials = {layer: x for layer, x in found.maps.dials.items() if layer not in kept}
+    made, tuned = assemble(network, dials, causal=bool(held_out[0].causal)), None
+    if finetune != "none":
         beside = None if resume is None else resume.with_name(f"{resume.name}.tuning")
-        tuned = tune(made, windows[apart:], windows[:apart], progress=progress, resume=beside)
-    return Linearization(made, found, kept, where, tuned)
+        tuned = tune(
+            made, windows[apart:], windows[:apart], trained=finetune, seed=seed,
+            progress=progress, resume=beside,
+        )  # fmt: skip
+    made.config.finetune = finetune
+    return Linearization(made, found, kept, where, tuned, why)
 
 
-def _kept(
-    found: Fit, layers: int, keep: Sequence[int] | Literal["auto"], share: float
-) -> dict[int, str]:
-    """The layers that keep softmax, and why."""
-    errors = {layer: sum(each) / len(each) for layer, each in found.after.items()}
-    if keep != "auto":
-        return {layer: f"as asked (error {errors[layer]:.2f})" for layer in sorted(keep)}
-    if not 0 <= share <= 1:
-        raise ValueError(f"linearize needs a share of layers between 0 and 1, not {share}")
-    mean = sum(errors.values()) / len(errors)
-    worst = sorted(errors, key=lambda layer: -errors[layer])[: math.floor(share * layers)]
-    return {
-        layer: f"error {errors[layer]:.2f} after the fit, the mean is {mean:.2f}"
-        for layer in sorted(worst)
-        if errors[layer] > mean
-    }
+def _means(found: Fit) -> dict[int, float]:
+    """The error of each layer after the fit, mean over heads."""
+    return {layer: sum(each) / len(each) for layer, each in found.after.items()}

@@ -31,7 +31,8 @@ class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # n
     """The configuration of a linearised model: that of the original, and the dials of its layers.
 
     text_config: of the original. layers: for each layer the text of its dial and what else a
-    `LearnedMap` takes. language: whether there is a head that predicts tokens.
+    `LearnedMap` takes. language: whether there is a head that predicts tokens. finetune: what was
+    trained end to end; after "lora" and "all" the weights are no longer those of the original.
     """
 
     model_type = NAME
@@ -42,6 +43,7 @@ class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # n
         layers: Sequence[Mapping[str, Any]] = (),
         causal: bool = False,
         language: bool = False,
+        finetune: str = "none",
         format: int = FORMAT,
         **keywords: Any,
     ) -> None:
@@ -55,6 +57,7 @@ class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # n
         self.text_config = text_config
         self.layers = [dict(layer) for layer in layers]
         self.causal, self.language, self.format = causal, language, format
+        self.finetune = finetune
         super().__init__(**keywords)
 
 
@@ -220,7 +223,7 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
     every = [dials.get(number, Dial(maps.Softmax())) for number in range(len(modules))]
     layers = [_description(dial, heads, width) for dial in every]
     language = model.can_generate() and model.get_output_embeddings() is not None
-    config = LinearizedConfig(model.config, layers, causal, language)
+    config = LinearizedConfig(model.config, layers, causal=causal, language=language)
     made: Linearized = (LinearizedForCausalLM if language else LinearizedModel)(config, model)
     for number, dial in enumerate(every):
         if str(number) in made.maps:
@@ -245,6 +248,15 @@ def attention_modules(model: Any) -> list[Any]:
             f"{type(model).__name__} has {layers} layers but {len(found)} modules that attend, so "
             "it is not known which belongs to which"
         )
+    return found
+
+
+def attention_blocks(model: Any) -> list[Any]:
+    """The modules that attend with all around them that has the name: their projections too."""
+    found: list[Any] = []
+    for module in model.modules():  # each before what it holds
+        if _is_attention(module) and not any(module in _below(block) for block in found):
+            found.append(module)
     return found
 
 
