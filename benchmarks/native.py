@@ -336,8 +336,8 @@ def near_rows(run: Bench) -> Iterator[Row]:
 def decay_rows(run: Bench) -> Iterator[Row]:
     """What a decay costs beside none: one per token, and one per token and feature.
 
-    Log-decays are uniform between 0 and −0.1, as gates of published models have them, and down to −2,
-    where blocks are cut short.
+    Log-decays are uniform between 0 and −0.1, as gates of published models have them, and down to
+    −2, where blocks are cut short.
     """
     import torch
 

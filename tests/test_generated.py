@@ -105,8 +105,19 @@ def test_a_stamped_picture_is_a_picture_and_says_its_version(project):
     assert generated.stamp_of_picture(PNG) is None
 
 
+def test_a_source_can_be_one_method_of_a_class(project):
+    def of(text):
+        (project / "src" / "c.py").write_text(text)
+        generated.fingerprint.cache_clear()
+        return generated.fingerprint(("src/c.py:C.f",))
+
+    before = of("class C:\n    def f(self): return 1\n    def g(self): return 2\n")
+    assert of("class C:\n    def f(self): return 1\n    def g(self): return 3\n") == before
+    assert of("class C:\n    def f(self): return 4\n    def g(self): return 2\n") != before
+
+
 def test_a_source_that_is_gone_is_named(project):
-    for source in ("src/none.py", "src/a.py:h"):
+    for source in ("src/none.py", "src/a.py:h", "src/a.py:f.h"):
         with pytest.raises(ValueError, match="there is no "):
             generated.fingerprint((source,))
 

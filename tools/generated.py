@@ -38,7 +38,7 @@ _STAMP = re.compile(r"<!-- made by (kerneltrick [^>]*) -->\n")
 class Product:
     """A picture or table: how to make it again, and the sources of what it shows.
 
-    A source is a file, a pattern of files, or `file:name`, one function or class of a file.
+    A source is a file, a pattern of files, or `file:name`, one function, class or method of a file.
     """
 
     target: str  # of make
@@ -83,7 +83,9 @@ PICTURES = {
     ),
     "recall.png": Product("figures", ("tools/make_recall.py", f"{PACKAGE}/labs/based.py")),
     "fitted.png": Product(
-        "fitted", ("tools/make_fitted.py:figure", f"{PACKAGE}/torch/_transfer.py:Transfer")
+        "fitted", ("tools/make_fitted.py:figure",
+                   *(f"{PACKAGE}/torch/_transfer.py:Transfer.{name}"
+                     for name in ("_take_step", "_loss", "_errors", "_look"))),
     ),
     "kin.png": Product("kin", ("tools/make_kin.py:kin_figure", "tools/make_kin.py:weights")),
     "choose.png": Product(
@@ -121,14 +123,14 @@ def fingerprint(sources: tuple[str, ...]) -> str:
 
 
 def code(path: Path, name: str = "") -> str:
-    """What counts in a file, or in one function or class of a Python file."""
+    """What counts in a file, or in one function, class or method of a Python file."""
     if path.suffix == ".py":
         tree: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
-        if name:
+        for part in filter(None, name.split(".")):
             named = {getattr(node, "name", None): node for node in ast.iter_child_nodes(tree)}
-            if name not in named:
+            if part not in named:
                 raise ValueError(f"there is no {name} in {path}")
-            tree = named[name]
+            tree = named[part]
         for node in ast.walk(tree):
             body: list[Any] = getattr(node, "body", [])
             if isinstance(body, list) and body and _is_docstring(body[0]):
