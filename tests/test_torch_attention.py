@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 from kerneltrick import maps  # noqa: E402
-from kerneltrick.torch import Attention, AttentionState, HardAttention, LearnedMap  # noqa: E402
+from kerneltrick.torch import Attention, HardAttention, LearnedMap, MixerState  # noqa: E402
 
 SIZE, N = 16, 70  # a chunk of 64 and some more
 
@@ -157,7 +157,7 @@ def test_states_fork_and_are_saved(name, tmp_path):
     module(two, state)
     close(module(one, state)[0], first)
     state.save(tmp_path / "s.safetensors")
-    loaded = AttentionState.load(tmp_path / "s.safetensors", like=x)
+    loaded = MixerState.load(tmp_path / "s.safetensors", like=x)
     close(module(one, loaded)[0], first)
     assert loaded.nbytes == state.nbytes
     assert loaded.stop == 12
@@ -200,7 +200,7 @@ def test_a_live_state_decodes_what_values_do(dtype, tmp_path):
         assert module.live(state) is state
         frozen = state.frozen()
         state.save(tmp_path / "s")
-        loaded = AttentionState.load(tmp_path / "s", like=x)
+        loaded = MixerState.load(tmp_path / "s", like=x)
         weights = module.attention_weights(x[:, 66:], state)
         module(x[:, 66:67], state)
         for again in (frozen, loaded):
@@ -399,7 +399,7 @@ def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
         (lambda m, x: m(x, segment_ids=torch.zeros(5, 2).long()), ValueError, "one entry per"),
         (lambda m, x: m(x, cu_seqlens=torch.tensor([0, 5])), ValueError, "one packed row"),
         (lambda m, x: m(x[:1], cu_seqlens=torch.tensor([0, 3])), ValueError, "rise from 0 to n"),
-        (lambda m, x: m(x, kt.State), TypeError, "AttentionState"),
+        (lambda m, x: m(x, kt.State), TypeError, "MixerState"),
         (lambda m, x: m(x, layer(layer_idx=3)(x)[1]), ValueError, "layer_idx=3"),
         (lambda m, x: m(x, layer(feature_map="exp")(x)[1]), ValueError, "state is of"),
         (lambda m, x: m(x, m(x[:1])[1]), ValueError, "1 rows"),

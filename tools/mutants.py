@@ -808,15 +808,15 @@ MUTANTS = [
     Mutant(
         "taps of a convolution reach into the text before",
         "torch/_short_convolution.py",
-        "same = runs[:, past - t : past - t + n] == runs[:, past:]",
-        "same = runs[:, past:] == runs[:, past:]",
+        "same = runs[:, count - t : count - t + n] == runs[:, count:]",
+        "same = runs[:, count:] == runs[:, count:]",
         "test_torch_attention.py::test_packed_texts_do_not_see_each_other[elu, all options]",
     ),
     Mutant(
         "a convolution keeps padding for the next call",
         "torch/_short_convolution.py",
-        "kept = mask.sum(1, keepdim=True) + torch.arange(past, device=x.device)",
-        "kept = n + torch.arange(past, device=x.device).expand(batch, past)",
+        "kept = mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)",
+        "kept = n + torch.arange(count, device=x.device).expand(batch, count)",
         "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there"
         "[elu, all options]",
     ),
@@ -837,14 +837,14 @@ MUTANTS = [
     ),
     Mutant(
         "NaN of padding in the gradients of projections",
-        "torch/_attention.py",
+        "torch/_mixer.py",
         "if mask is not None:  # so that NaN in padding reaches nothing, backward neither",
         "if False:",
         "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there[softmax]",
     ),
     Mutant(
         "float16 projected in float16",
-        "torch/_attention.py",
+        "torch/_mixer.py",
         "if x.dtype == torch.float16:",
         "if False:",
         "test_torch_attention.py::test_float16_stays_finite_up_to_its_largest_numbers[softmax]",

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from kerneltrick._text import printable
-from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError
 from kerneltrick.cli._options import Quiet
 from kerneltrick.cli._output import progress_bar
@@ -42,9 +41,10 @@ def train_command(
         str,
         typer.Option(
             "--mixer",
-            metavar="MAP",
+            metavar="MIXER",
             help="The map of its attention: elu, favor:features=64, with a window beside it "
-            "elu@window=64, or softmax.",
+            "elu@window=64, or softmax. Or based, retention, ssd, gla, rwkv, deltanet, "
+            "gated_deltanet, hyena; a+b take turns, layer by layer.",
         ),
     ] = "elu",
     as_bytes: Annotated[
@@ -76,9 +76,8 @@ def train_command(
         raise UsageError(f"--out must name a folder, not the file {out}")
     room = _torch_room()
     try:
-        dial = Dial.get(mixer)
         settings = room.TrainingSettings(
-            mixer=str(dial), tokens="bytes" if as_bytes else "characters", hidden_size=width,
+            mixer=mixer, tokens="bytes" if as_bytes else "characters", hidden_size=width,
             num_layers=layers, num_heads=heads, length=length, batch=batch, steps=steps,
             learning_rate=rate, seed=seed,
         )  # fmt: skip

@@ -8,24 +8,24 @@ except ImportError as error:
     ) from None
 
 from kerneltrick.torch._attention import Attention
-from kerneltrick.torch._attention_state import AttentionState
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
 from kerneltrick.torch._fit import Fit, fit
 from kerneltrick.torch._hard_attention import HardAttention
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch._train import TrainedModel, TrainingSettings, train
 from kerneltrick.torch._vocabulary import Vocabulary
 
 __all__ = [
     "Attention",
-    "AttentionState",
     "DeepKernel",
     "Fit",
     "HardAttention",
     "LanguageModel",
     "LearnedMap",
+    "MixerState",
     "ShortConvolution",
     "TrainedModel",
     "TrainingRecord",

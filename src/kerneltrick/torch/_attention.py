@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kerneltrick import maps
 from kerneltrick.attention import Decoder, Dial, State, attention_weights, linear_attention
 from kerneltrick.attention._arguments import check_count, check_on_zero
 from kerneltrick.attention._call import OnZero
 from kerneltrick.attention._dial import combined, dial_text
-from kerneltrick.torch._attention_state import AttentionState, Memory
 from kerneltrick.torch._learned_map import LearnedMap
-from kerneltrick.torch._short_convolution import ShortConvolution
-from kerneltrick.torch._tokens import (
-    check_mask,
-    check_segments,
-    count_tokens,
-    frequencies,
-    rotate,
-    turns,
-    unpack,
-)
+from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens
+from kerneltrick.torch._mixer_state import Memory, MixerState
+from kerneltrick.torch._tokens import unpack
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 MOST_ROWS = 4096  # of weights that are formed without asking for rows: 64 MB for each head
 
 
-class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
+class Attention(ProjectedMixer):
     """Self-attention of x (batch, n, hidden_size) in linear time, or exact, with the same weights.
 
     y = W_o·concat_h o_h, o = attention(W_q·x, W_k·x, W_v·x): what
@@ -103,55 +94,19 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         layer_idx: int | None = None,
         on_zero: OnZero | None = None,
     ) -> None:
-        super().__init__()
-        who = type(self).__name__
-        self.hidden_size = check_count(who, "hidden_size", hidden_size, least=1)
-        self.num_heads = check_count(who, "num_heads", num_heads, least=1)
-        given = num_heads if num_kv_heads is None else num_kv_heads
-        self.num_kv_heads = check_count(who, "num_kv_heads", given, least=1)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"{num_heads} query heads cannot share {num_kv_heads} key/value heads evenly"
-            )
-        if head_dim is None and hidden_size % num_heads:
-            raise ValueError(
-                f"hidden_size {hidden_size} is not a multiple of {num_heads} heads; give head_dim"
-            )
-        width = hidden_size // num_heads if head_dim is None else head_dim
-        self.head_dim = check_count(who, "head_dim", width, least=1)
-        width = self.head_dim if value_dim is None else value_dim
-        self.value_dim = check_count(who, "value_dim", width, least=1)
-        self.causal, self.layer_idx, self.on_zero = bool(causal), layer_idx, on_zero
+        super().__init__(
+            hidden_size, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            value_dim=value_dim, rotary=rotary, bias=bias, short_convolution=short_convolution,
+            output_norm=output_norm, output_gate=output_gate, layer_idx=layer_idx,
+        )  # fmt: skip
+        self.causal, self.on_zero = bool(causal), on_zero
         check_on_zero(on_zero)
-        self.rotary = (10_000.0 if rotary else 0.0) if isinstance(rotary, bool) else float(rotary)
-        if self.rotary and (self.rotary <= 1 or self.head_dim % 2):
-            raise ValueError(
-                f"rotary positions need a base > 1 and an even head_dim, not {rotary!r} and "
-                f"{self.head_dim}"
-            )
-        self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else []
         self._set_map(feature_map, window, sinks, far)
-        wide = self.num_heads * self.value_dim
-        keys = self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden_size, self.num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, self.num_kv_heads * self.value_dim, bias=bias)
-        self.o_proj = nn.Linear(wide, hidden_size, bias=bias)
-        self.convolution = self.norm = self.gate = None
-        taps = check_count(who, "short_convolution", short_convolution)
-        if taps:
-            channels = sum(x.out_features for x in (self.q_proj, self.k_proj, self.v_proj))
-            self.convolution = ShortConvolution(channels, taps)
-        if output_norm:
-            self.norm = nn.RMSNorm(self.value_dim, eps=1e-6)
-        if output_gate:
-            self.gate = nn.Linear(hidden_size, wide, bias=False)
-        self._owner = f"{who}({self.extra_repr()})"  # of states
 
     def _set_map(
         self, feature_map: maps.MapLike | Dial | LearnedMap, window: int, sinks: int, far: Any
     ) -> None:
-        who = type(self).__name__
+        who = self._who
         self.learned = None
         if isinstance(feature_map, LearnedMap):
             self.learned = feature_map
@@ -228,13 +183,13 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
     def forward(
         self,
         x: Tensor,
-        state: AttentionState | None = None,
+        state: MixerState | None = None,
         *,
         mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, AttentionState | None]:
+    ) -> tuple[Tensor, MixerState | None]:
         """y (batch, n, hidden_size) after the tokens of `state`, and the state after x.
 
         `mask` (batch, n): True where a token takes part. `key_padding_mask`, as in
@@ -243,25 +198,19 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         number changes; `cu_seqlens` (texts + 1,) says the same of one packed row, by where texts
         begin and end. Full attention of several texts has no state: None.
         """
-        mask, runs = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
-        if runs is not None and not self.causal:
-            texts, mask, where = unpack(x, mask, runs)
-            y, _ = self(texts, mask=mask)
-            return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
-        heads = self._heads(x, state, mask, runs)
-        past = None if state is None else state.memory
-        o, memory = self._mix(heads, past, mask, runs)
-        y = self._combine(heads.x, o).to(heads.dtype)
-        if mask is not None:
-            y = torch.where(mask[..., None], y, torch.zeros_like(y))
-        if memory is None:
-            return y, None
-        return y, AttentionState(self._owner, memory, heads.tail, heads.counted)
+        tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
+        if tokens.runs is None or self.causal:
+            return self._run(tokens, state)
+        if state is not None:
+            raise ValueError("packed texts in full attention cannot go on from a state")
+        texts, mask, where = unpack(x, tokens.mask, tokens.runs)
+        y, _ = self(texts, mask=mask)
+        return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
 
     def attention_weights(
         self,
         x: Tensor,
-        state: AttentionState | None = None,
+        state: MixerState | None = None,
         *,
         rows: Any = None,
         mask: Tensor | None = None,
@@ -279,14 +228,13 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
                 f"the weights of {x.shape[1]} tokens are {x.shape[1]}² numbers for each head: ask "
                 f"for rows=[…]; all are formed up to {MOST_ROWS} tokens"
             )
-        mask, runs = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
-        if runs is not None and not self.causal:
+        tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
+        if tokens.runs is not None and not self.causal:
             raise ValueError("the weights of full attention are those of one text: unpack them")
-        heads = self._heads(x, state, mask, runs)
-        past = None if state is None else state.value()
-        return self._weights(heads, past, mask, runs, rows)
+        heads = self._heads(tokens, state)
+        return self._weights(tokens, heads, None if state is None else state.value(), rows)
 
-    def empty_state(self, batch: int, start: int = 0) -> AttentionState:
+    def empty_state(self, batch: int, start: int = 0) -> MixerState:
         """The state before token `start`: for the second half of a text, to `merge` after."""
         weight = self.k_proj.weight
         dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
@@ -298,9 +246,9 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
         if self.convolution is not None:
             shape = (batch, self.convolution.taps - 1, self.convolution.channels)
             tail = torch.zeros(shape, dtype=dtype, device=weight.device)
-        return AttentionState(self._owner, memory, tail)
+        return MixerState(self._owner, memory, tail)
 
-    def live(self, state: AttentionState) -> AttentionState:
+    def live(self, state: MixerState) -> MixerState:
         """The same state to decode with, a token at a time: calls change it in place.
 
         Much faster, without gradients, and not to be forked; `frozen()` gives a value back. Where
@@ -323,7 +271,7 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             return state
         return dataclasses.replace(state, memory=decoder)
 
-    def merge(self, left: AttentionState, right: AttentionState) -> AttentionState:
+    def merge(self, left: MixerState, right: MixerState) -> MixerState:
         """The state after both stretches; `right` began with `empty_state(batch, left.stop)`.
 
         Halves of a text can so be read apart, as far as their states go: what `right` gave as y
@@ -347,154 +295,42 @@ class Attention(nn.Module):  # type: ignore[misc] # torch is not followed by myp
             before = left.stop if left.count is None else left.count
             after = right.stop if right.count is None else right.count
             count = before + after - int(right.value().start)
-        return AttentionState(self._owner, memory, None, count)
+        return MixerState(self._owner, memory, None, count)
 
-    def _check(
-        self,
-        x: Tensor,
-        state: AttentionState | None,
-        mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        segment_ids: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Refuse what does not fit; the mask, True = takes part, and the segments' numbers."""
-        who, weight = type(self).__name__, self.q_proj.weight
-        if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
-            shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-            raise ValueError(f"{who} needs x (batch, n, {self.hidden_size}), not {shape}")
-        if x.device != weight.device:
-            raise ValueError(f"{who} is on {weight.device}, but x on {x.device}: move one of them")
-        if x.dtype != weight.dtype and not _autocast(x):
-            raise TypeError(f"{who} has weights of {weight.dtype}, but x is {x.dtype}: cast one")
-        if state is not None:
-            self._check_state(state)
-            rows, device = state.place
-            if device != x.device or rows != x.shape[0]:
-                raise ValueError(
-                    f"the state is of {rows} rows on {device}, but x has {x.shape[0]} on {x.device}"
-                )
-        runs = check_segments(x, segment_ids, cu_seqlens)
-        if runs is not None and state is not None and not self.causal:
-            raise ValueError("packed texts in full attention cannot go on from a state")
-        return check_mask(x, mask, key_padding_mask), runs
-
-    def _check_state(self, state: Any) -> None:
-        if not isinstance(state, AttentionState):
-            raise TypeError(f"state must be an AttentionState, not {type(state).__name__}")
-        if state.owner != self._owner:
-            raise ValueError(f"the state is of {state.owner}, but this is {self._owner}")
-
-    def _heads(
-        self, x: Tensor, state: AttentionState | None, mask: Tensor | None, runs: Tensor | None
-    ) -> Heads:
-        dtype = torch.get_autocast_dtype(x.device.type) if _autocast(x) else x.dtype
-        if x.dtype == torch.float16:
-            x = x.float()
-        if mask is not None:  # so that NaN in padding reaches nothing, backward neither
-            x = torch.where(mask[..., None], x, torch.zeros_like(x))
-        parts = [_linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj)]
-        tail = None
-        if self.convolution is not None:
-            before = None if state is None else state.tail
-            whole, tail = self.convolution(torch.cat(parts, -1), before, mask=mask, runs=runs)
-            parts = list(whole.split([part.shape[-1] for part in parts], dim=-1))
-        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q, k, v = (
-            part.unflatten(-1, (count, -1)).transpose(1, 2)
-            for part, count in zip(parts, counts, strict=True)
-        )
-        stop, count = (0, None) if state is None else (state.stop, state.count)
-        positions, after = count_tokens(x, mask, runs, stop, count)
-        if self.rotary:
-            cos, sin = turns(x, positions, self._frequencies)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return Heads(x, q, k, v, tail, positions, after, dtype)
-
-    def _options(self, heads: Heads, mask: Tensor | None, runs: Tensor | None) -> dict[str, Any]:
+    def _options(self, tokens: Tokens, heads: Heads) -> dict[str, Any]:
         """The keywords of attention."""
-        if runs is not None:
-            runs = runs.expand(heads.x.shape[:2])
+        mask, runs = tokens.mask, tokens.runs
         return {
             "causal": self.causal,
             "mask": mask,
             "query_mask": None if self.causal else mask,
-            "segment_ids": runs,
+            "segment_ids": None if runs is None else runs.expand(tokens.x.shape[:2]),
             # As they are counted by default, unless some tokens took no part.
             "positions": None if heads.counted is None else heads.positions,
             "on_zero": self.on_zero,
         }
 
     def _mix(
-        self, heads: Heads, past: Memory | None, mask: Tensor | None, runs: Tensor | None
+        self, tokens: Tokens, heads: Heads, past: Memory | None
     ) -> tuple[Tensor, Memory | None]:
-        """The output (batch, num_heads, n, value_dim) of all heads, and the state after."""
         if isinstance(past, Decoder):
-            if heads.q.shape[2] != 1 or mask is not None or runs is not None:
+            if heads.q.shape[2] != 1 or tokens.mask is not None or tokens.runs is not None:
                 raise ValueError("a live state takes one token at a time, without mask or segments")
             if heads.q.requires_grad:
                 raise ValueError("a live state has no gradients: decode under torch.no_grad()")
             return past.step(heads.q[:, :, 0], heads.k[:, :, 0], heads.v[:, :, 0])[:, :, None], past
+        assert past is None or isinstance(past, State)
         return linear_attention(
             heads.q, heads.k, heads.v, self.dial, state=past, return_state=True,
-            **self._options(heads, mask, runs),
+            **self._options(tokens, heads),
         )  # fmt: skip
 
-    def _weights(
-        self,
-        heads: Heads,
-        past: State | None,
-        mask: Tensor | None,
-        runs: Tensor | None,
-        rows: Any,
-    ) -> Tensor:
-        options = self._options(heads, mask, runs)
-        return attention_weights(heads.q, heads.k, self.dial, rows=rows, state=past, **options)
+    def _weights(self, tokens: Tokens, heads: Heads, past: State | None, rows: Any) -> Tensor:
+        return attention_weights(
+            heads.q, heads.k, self.dial, rows=rows, state=past, **self._options(tokens, heads)
+        )
 
-    def _combine(self, x: Tensor, o: Tensor) -> Tensor:
-        if self.norm is not None:
-            weight = self.norm.weight.to(o.dtype)
-            o = functional.rms_norm(o, (self.value_dim,), weight, self.norm.eps)
-        o = o.transpose(1, 2).flatten(-2)
-        if self.gate is not None:
-            o = o * functional.silu(_linear(self.gate, x))
-        return _linear(self.o_proj, o)
-
-    def extra_repr(self) -> str:
-        text = f"{self.hidden_size}, num_heads={self.num_heads}"
-        if self.num_kv_heads != self.num_heads:
-            text += f", num_kv_heads={self.num_kv_heads}"
-        text += f", head_dim={self.head_dim}, value_dim={self.value_dim}"
+    def _kind(self) -> str:
         dial = self._dial  # without weights, which change; the memory of a state knows them
-        text += f", feature_map={dial_text(dial.feature_map.name, dial.window, dial.sinks)!r}"
-        if not self.causal:
-            text += ", causal=False"
-        if self.rotary:
-            text += f", rotary={self.rotary:g}"
-        if self.layer_idx is not None:
-            text += f", layer_idx={self.layer_idx}"
-        return text
-
-
-class Heads(NamedTuple):
-    """What the tokens of a call are before they are mixed."""
-
-    x: Tensor  # with masked tokens 0, in the dtype that is computed in
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    tail: Tensor | None
-    positions: Tensor
-    counted: Tensor | None  # `count` of the state after
-    dtype: Any  # of y
-
-
-def _autocast(x: Tensor) -> bool:
-    kind = x.device.type
-    return bool(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer in the dtype of x, which is wider than its own for float16."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return functional.linear(x, layer.weight.to(x.dtype), bias)
+        text = f", feature_map={dial_text(dial.feature_map.name, dial.window, dial.sinks)!r}"
+        return text if self.causal else text + ", causal=False"

@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kerneltrick.attention import State, hard_attention
+from kerneltrick.attention import hard_attention
 from kerneltrick.attention._dense import Substitute
-from kerneltrick.torch._attention import Attention, Heads
-from kerneltrick.torch._attention_state import Memory
+from kerneltrick.torch._attention import Attention
+from kerneltrick.torch._mixer import Heads, Tokens
+from kerneltrick.torch._mixer_state import Memory
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -47,31 +48,22 @@ class HardAttention(Attention):
         super().__init__(hidden_size, num_heads, feature_map="softmax", **options)
         self.substitute, self.temperature, self.seed = substitute, temperature, seed
 
-    def _mix(
-        self, heads: Heads, past: Memory | None, mask: Tensor | None, runs: Tensor | None
-    ) -> tuple[Tensor, None]:
-        return self._hard(heads, mask, runs, False), None
+    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, None]:
+        return self._hard(tokens, heads, False), None
 
-    def _weights(
-        self,
-        heads: Heads,
-        past: State | None,
-        mask: Tensor | None,
-        runs: Tensor | None,
-        rows: Any,
-    ) -> Tensor:
-        weights = self._hard(heads, mask, runs, True)[1]
+    def _weights(self, tokens: Tokens, heads: Heads, past: Any, rows: Any) -> Tensor:
+        weights = self._hard(tokens, heads, True)[1]
         return weights if rows is None else weights[..., np.atleast_1d(rows), :]
 
     def _check_state(self, state: Any) -> None:
         raise ValueError("HardAttention keeps no state: give it whole texts")
 
-    def _hard(self, heads: Heads, mask: Any, runs: Any, return_weights: bool) -> Any:
-        if runs is not None:
+    def _hard(self, tokens: Tokens, heads: Heads, return_weights: bool) -> Any:
+        if tokens.runs is not None:
             raise ValueError("HardAttention knows no packed texts: give a batch with mask")
         return hard_attention(
             heads.q, heads.k, heads.v, causal=self.causal, substitute=self.substitute,
-            temperature=self.temperature, seed=self.seed, mask=mask,
-            query_mask=None if self.causal else mask, return_weights=return_weights,
+            temperature=self.temperature, seed=self.seed, mask=tokens.mask,
+            query_mask=None if self.causal else tokens.mask, return_weights=return_weights,
             on_zero=self.on_zero,
         )  # fmt: skip

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kerneltrick import maps
 from kerneltrick.attention import Dial
 from kerneltrick.attention._arguments import check_count
-from kerneltrick.torch._attention import Attention
-from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch.mixers import make
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Mixer: TypeAlias = Callable[[int], nn.Module]  # of the number of a layer
@@ -40,10 +38,12 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
     """Logits of the next token after tokens (batch, n), with any mixer of tokens.
 
     `mixer` is the map of `Attention`, such as "elu", "hedgehog@window=64" or "softmax", whose
-    weights are learned too, or a function of the number of a layer that makes a module with
+    weights are learned too, the name of one of `kerneltrick.torch.mixers`, such as "deltanet" or
+    "ssd:state_dim=16", or several with + between them, which take turns, layer by layer:
+    "based+softmax@window=64". Or it is a function of the number of a layer that makes a module with
     `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state). All else
     is the same for all of them: LayerNorm before each half of a block, an MLP four times as wide,
-    rotary positions, one matrix for embedding and logits, weights N(0, 0.02²).
+    rotary positions in `Attention`, one matrix for embedding and logits, weights N(0, 0.02²).
 
     >>> model = LanguageModel(65, mixer="elu@window=16", hidden_size=32, num_layers=2, num_heads=2)
     >>> tokens = torch.randint(65, (1, 100))
@@ -73,23 +73,20 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         for name, value in sizes.items():
             check_count("LanguageModel", name, value, least=1)
 
-        def attention(layer: int) -> nn.Module:
-            # A token that sees only weights of 0, as with relu it can, adds nothing.
-            chosen = _map(mixer, hidden_size // num_heads, num_heads)
-            return Attention(
-                hidden_size, num_heads, feature_map=chosen, rotary=True, layer_idx=layer,
-                on_zero="zero",
-            )  # fmt: skip
+        def named(layer: int) -> nn.Module:
+            turns = mixer.split("+") if isinstance(mixer, str) else [mixer]
+            chosen: Any = turns[layer % len(turns)]
+            return make(chosen, hidden_size, num_heads, layer_idx=layer, rotary=True)
 
-        make: Mixer = attention if isinstance(mixer, (str, Dial)) else mixer
+        own: Mixer = named if isinstance(mixer, (str, Dial)) else mixer
         self.embedding = nn.Embedding(vocabulary, hidden_size)
-        self.blocks = nn.ModuleList(Block(hidden_size, make(i)) for i in range(num_layers))
+        self.blocks = nn.ModuleList(Block(hidden_size, own(i)) for i in range(num_layers))
         self.norm = nn.LayerNorm(hidden_size, bias=False)
-        for name, weight in self.named_parameters():
-            if weight.ndim == 2:  # those of maps have an axis of heads, and start as they are
+        for name, part in self.named_modules():
+            if isinstance(part, (nn.Embedding, nn.Linear)):  # what else there is starts as it is
                 # Each block adds to x twice: so that the sum does not grow with their number.
-                adds = name.endswith(("down.weight", "o_proj.weight"))
-                nn.init.normal_(weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
+                adds = name.endswith((".down", ".o_proj"))
+                nn.init.normal_(part.weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
 
     def forward(
         self, tokens: Tensor, state: tuple[Any, ...] | None = None, **which: Any
@@ -160,12 +157,3 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             if len(made) < length:
                 logits, state = self(token, state)
         return torch.cat([tokens[:, :0], *made], dim=1)
-
-
-def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:
-    """A map with what there is to learn in it: matrices, and the gain beside a window."""
-    dial = Dial.get(mixer)
-    hybrid = (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax)
-    if hybrid or isinstance(dial.feature_map, (maps.Hedgehog, maps.T2R)):
-        return LearnedMap(dial, num_heads=num_heads, head_dim=head_dim)
-    return dial

@@ -12,7 +12,9 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """yᵢ = silu(Σ_{t < taps} w_t ⊙ x_{i−t}), each channel by itself; before the start x is 0.
+    """yᵢ = silu(b + Σ_{t < taps} w_t ⊙ x_{i−t}), each channel by itself; before the start x is 0.
+
+    `bias` is whether there is b; without `silu` yᵢ is the sum.
 
     A masked token is as though it were not there, and no tap reaches into another segment. What
     the next call needs of the past, the last taps − 1 tokens, is the tail (batch, taps − 1,
@@ -27,12 +29,13 @@ class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed
     True
     """
 
-    def __init__(self, channels: int, taps: int) -> None:
+    def __init__(self, channels: int, taps: int, *, bias: bool = False, silu: bool = True) -> None:
         super().__init__()
-        self.channels, self.taps = channels, taps
+        self.channels, self.taps, self.silu = channels, taps, silu
         self.weight = nn.Parameter(torch.empty(taps, channels))
         bound = 1 / math.sqrt(taps)  # as nn.Conv1d
         nn.init.uniform_(self.weight, -bound, bound)
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(
         self,
@@ -44,37 +47,54 @@ class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed
     ) -> tuple[Tensor, Tensor]:
         """x (batch, n, channels); mask (batch, n), True = takes part; runs (batch or 1, n), the
         number of the segment that each token is in, the first 0."""
-        batch, n, channels = x.shape
-        past, weight = self.taps - 1, self.weight.to(x.dtype)
-        if tail is None:
-            tail = x.new_zeros(batch, past, channels)
-        runs = None if runs is None else runs.expand(batch, n)
-        last = None if runs is None else runs[:, -1:]
-        order = None
-        if mask is not None:  # those that take part in front, in their order
-            order = torch.argsort(~mask, dim=1, stable=True)
-            x = x.gather(1, order[..., None].expand_as(x))
-            runs = None if runs is None else runs.gather(1, order)
-        x = torch.cat([tail.to(x.dtype), x], dim=1)
-        if runs is not None:  # the tail belongs to the first segment
-            runs = torch.cat([runs.new_zeros(batch, past), runs], dim=1)
-        y = weight[0] * x[:, past:]
+        weight = self.weight.to(x.dtype)
+        seen, tail = before(x, tail, self.taps - 1, mask, runs)
+        y = weight[0] * x
         for t in range(1, self.taps):
-            seen = x[:, past - t : past - t + n]
-            if runs is not None:
-                same = runs[:, past - t : past - t + n] == runs[:, past:]
-                seen = torch.where(same[..., None], seen, torch.zeros_like(seen))
-            y = y + weight[t] * seen
-        if mask is None or order is None:
-            kept = torch.arange(n, n + past, device=x.device).expand(batch, past)
-        else:
-            y = torch.empty_like(y).scatter(1, order[..., None].expand_as(y), y)
-            kept = mask.sum(1, keepdim=True) + torch.arange(past, device=x.device)
-        tail = x.gather(1, kept[..., None].expand(batch, past, channels))
-        if runs is not None:
-            same = runs.gather(1, kept) == last
-            tail = torch.where(same[..., None], tail, torch.zeros_like(tail))
-        return nn.functional.silu(y), tail
+            y = y + weight[t] * seen[t - 1]
+        if self.bias is not None:
+            y = y + self.bias.to(x.dtype)
+        return nn.functional.silu(y) if self.silu else y, tail
 
     def extra_repr(self) -> str:
         return f"{self.channels}, taps={self.taps}"
+
+
+def before(
+    x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    """x one token back, two, … `count` back, among those that take part; and the tail after x.
+
+    Before the start of a text, and so of a stream without a tail, x is 0.
+    """
+    batch, n, channels = x.shape
+    if tail is None:
+        tail = x.new_zeros(batch, count, channels)
+    runs = None if runs is None else runs.expand(batch, n)
+    last = None if runs is None else runs[:, -1:]
+    order = None
+    if mask is not None:  # those that take part in front, in their order
+        order = torch.argsort(~mask, dim=1, stable=True)
+        x = x.gather(1, order[..., None].expand_as(x))
+        runs = None if runs is None else runs.gather(1, order)
+    x = torch.cat([tail.to(x.dtype), x], dim=1)
+    if runs is not None:  # the tail belongs to the first segment
+        runs = torch.cat([runs.new_zeros(batch, count), runs], dim=1)
+    seen = []
+    for t in range(1, count + 1):
+        back = x[:, count - t : count - t + n]
+        if runs is not None:
+            same = runs[:, count - t : count - t + n] == runs[:, count:]
+            back = torch.where(same[..., None], back, torch.zeros_like(back))
+        if order is not None:
+            back = torch.empty_like(back).scatter(1, order[..., None].expand_as(back), back)
+        seen.append(back)
+    if mask is None:
+        kept = torch.arange(n, n + count, device=x.device).expand(batch, count)
+    else:
+        kept = mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)
+    tail = x.gather(1, kept[..., None].expand(batch, count, channels))
+    if runs is not None:
+        same = runs.gather(1, kept) == last
+        tail = torch.where(same[..., None], tail, torch.zeros_like(tail))
+    return seen, tail

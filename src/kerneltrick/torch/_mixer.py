@@ -1,0 +1,296 @@
+"""What all mixers of tokens have in common: which tokens take part, heads, and a state."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kerneltrick.attention import State, linear_attention
+from kerneltrick.attention._arguments import check_count
+from kerneltrick.torch._mixer_state import Memory, MixerState
+from kerneltrick.torch._short_convolution import ShortConvolution
+from kerneltrick.torch._tokens import (
+    check_mask,
+    check_segments,
+    count_tokens,
+    frequencies,
+    rotate,
+    turns,
+)
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+class Tokens(NamedTuple):
+    """The tokens of a call."""
+
+    x: Tensor  # with masked tokens 0, in the dtype that is computed in
+    mask: Tensor | None  # (batch, n), True where a token takes part
+    runs: Tensor | None  # (batch or 1, n): the number of the text that each token is in
+    dtype: Any  # of y
+
+
+class Heads(NamedTuple):
+    """What the tokens of a call are before they are mixed; q, k and v (batch, heads, n, width)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tail: Tensor | None = None  # of the state after
+    positions: Tensor | None = None
+    counted: Tensor | None = None  # `count` of the state after
+    gate: Tensor | None = None  # (batch, n, heads · width): y is what its silu lets through
+    log_decay: Tensor | None = None
+    beta: Tensor | None = None  # (batch, heads, n): how much of a value is corrected
+    skip: Tensor | None = None  # added to the output of the heads
+
+
+class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
+    """y, state = mixer(x, state): tokens x (batch, n, hidden_size) look at those before them.
+
+    A mixer says in `_heads` what its tokens are; by default they are mixed without a normaliser,
+    U_t = e^{log_decay} ⊙ U_{t−1} + k_t v_tᵀ and o_t = U_tᵀ q_t, and the heads normed, gated and put
+    together. Its last projection is `o_proj`.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None) -> None:
+        super().__init__()
+        self.hidden_size = check_count(self._who, "hidden_size", hidden_size, least=1)
+        self.num_heads = check_count(self._who, "num_heads", num_heads, least=1)
+        self.layer_idx = layer_idx
+        self.norm: Any = None
+
+    @property
+    def _who(self) -> str:
+        return type(self).__name__
+
+    @functools.cached_property
+    def _owner(self) -> str:
+        """What a state says that it is of."""
+        return f"{self._who}({self.extra_repr()})"
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MixerState | None = None,
+        *,
+        mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, MixerState | None]:
+        """y (batch, n, hidden_size) after the tokens of `state`, and the state after x.
+
+        `mask` (batch, n): True where a token takes part; one that does not is as though it were not
+        there, and its y is 0. `segment_ids` (batch, n) or (n,): another text begins where the
+        number changes; `cu_seqlens` (texts + 1,) says the same of one packed row, by where texts
+        begin and end.
+        """
+        return self._run(self._check(x, state, mask, None, segment_ids, cu_seqlens), state)
+
+    def _check(
+        self,
+        x: Tensor,
+        state: MixerState | None,
+        mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        segment_ids: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tokens:
+        """Refuse what does not fit, and clean what takes no part."""
+        who, weight = self._who, self.o_proj.weight
+        if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
+            shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+            raise ValueError(f"{who} needs x (batch, n, {self.hidden_size}), not {shape}")
+        if x.device != weight.device:
+            raise ValueError(f"{who} is on {weight.device}, but x on {x.device}: move one of them")
+        if x.dtype != weight.dtype and not _autocast(x):
+            raise TypeError(f"{who} has weights of {weight.dtype}, but x is {x.dtype}: cast one")
+        if state is not None:
+            self._check_state(state)
+            rows, device = state.place
+            if device != x.device or rows != x.shape[0]:
+                raise ValueError(
+                    f"the state is of {rows} rows on {device}, but x has {x.shape[0]} on {x.device}"
+                )
+        runs = check_segments(x, segment_ids, cu_seqlens)
+        mask = check_mask(x, mask, key_padding_mask)
+        dtype = torch.get_autocast_dtype(x.device.type) if _autocast(x) else x.dtype
+        if x.dtype == torch.float16:
+            x = x.float()
+        if mask is not None:  # so that NaN in padding reaches nothing, backward neither
+            x = torch.where(mask[..., None], x, torch.zeros_like(x))
+        return Tokens(x, mask, runs, dtype)
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, MixerState):
+            raise TypeError(f"state must be a MixerState, not {type(state).__name__}")
+        if state.owner != self._owner:
+            raise ValueError(f"the state is of {state.owner}, but this is {self._owner}")
+
+    def _run(self, tokens: Tokens, state: MixerState | None) -> tuple[Tensor, MixerState | None]:
+        heads = self._heads(tokens, state)
+        o, memory = self._mix(tokens, heads, None if state is None else state.memory)
+        if heads.skip is not None:
+            o = o + heads.skip
+        y = self._combine(heads, o).to(tokens.dtype)
+        if tokens.mask is not None:
+            y = torch.where(tokens.mask[..., None], y, torch.zeros_like(y))
+        if memory is None:
+            return y, None
+        return y, MixerState(self._owner, memory, heads.tail, heads.counted)
+
+    def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
+        raise NotImplementedError
+
+    def _mix(
+        self, tokens: Tokens, heads: Heads, past: Memory | None
+    ) -> tuple[Tensor, Memory | None]:
+        """The output (batch, heads, n, width) of all heads, and the memory after."""
+        assert past is None or isinstance(past, State)
+        runs = tokens.runs
+        return linear_attention(
+            heads.q, heads.k, heads.v, "identity", causal=True, normalize=False, scale=1.0,
+            log_decay=heads.log_decay, mask=tokens.mask, state=past, return_state=True,
+            segment_ids=None if runs is None else runs.expand(tokens.x.shape[:2]),
+        )  # fmt: skip
+
+    def _combine(self, heads: Heads, o: Tensor) -> Tensor:
+        if self.norm is not None:
+            weight = self.norm.weight.to(o.dtype)
+            o = functional.rms_norm(o, o.shape[-1:], weight, self.norm.eps)
+        o = joined(o)
+        if heads.gate is not None:
+            o = o * functional.silu(heads.gate)
+        return linear(self.o_proj, o)
+
+    def extra_repr(self) -> str:
+        text = f"{self.hidden_size}, num_heads={self.num_heads}"
+        return text if self.layer_idx is None else f"{text}, layer_idx={self.layer_idx}"
+
+
+class ProjectedMixer(Mixer):
+    """A mixer whose queries, keys and values are projections of x, convolved, split and rotated."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        rotary: bool | float = False,
+        bias: bool = False,
+        short_convolution: int = 0,
+        output_norm: bool = False,
+        output_gate: bool = False,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, layer_idx)
+        who = self._who
+        given = num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads = check_count(who, "num_kv_heads", given, least=1)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{num_heads} query heads cannot share {num_kv_heads} key/value heads evenly"
+            )
+        width = head_width(hidden_size, num_heads) if head_dim is None else head_dim
+        self.head_dim = check_count(who, "head_dim", width, least=1)
+        width = self.head_dim if value_dim is None else value_dim
+        self.value_dim = check_count(who, "value_dim", width, least=1)
+        self.rotary = (10_000.0 if rotary else 0.0) if isinstance(rotary, bool) else float(rotary)
+        if self.rotary and (self.rotary <= 1 or self.head_dim % 2):
+            raise ValueError(
+                f"rotary positions need a base > 1 and an even head_dim, not {rotary!r} and "
+                f"{self.head_dim}"
+            )
+        self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else []
+        wide = self.num_heads * self.value_dim
+        keys = self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, self.num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, keys, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, self.num_kv_heads * self.value_dim, bias=bias)
+        self.o_proj = nn.Linear(wide, hidden_size, bias=bias)
+        self.convolution = self.gate = None
+        taps = check_count(who, "short_convolution", short_convolution)
+        if taps:
+            channels = sum(x.out_features for x in (self.q_proj, self.k_proj, self.v_proj))
+            self.convolution = ShortConvolution(channels, taps)
+        if output_norm:
+            self.norm = nn.RMSNorm(self.value_dim, eps=1e-6)
+        if output_gate:
+            self.gate = nn.Linear(hidden_size, wide, bias=False)
+
+    def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
+        x = tokens.x
+        parts = [linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj)]
+        tail = None
+        if self.convolution is not None:
+            before = None if state is None else state.tail
+            whole, tail = self.convolution(
+                torch.cat(parts, -1), before, mask=tokens.mask, runs=tokens.runs
+            )
+            parts = list(whole.split([part.shape[-1] for part in parts], dim=-1))
+        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = (split(part, count) for part, count in zip(parts, counts, strict=True))
+        positions, after = counted(tokens, state)
+        if self.rotary:
+            cos, sin = turns(x, positions, self._frequencies)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        gate = None if self.gate is None else linear(self.gate, x)
+        return Heads(q, k, v, tail, positions, after, gate)
+
+    def extra_repr(self) -> str:
+        text = f"{self.hidden_size}, num_heads={self.num_heads}"
+        if self.num_kv_heads != self.num_heads:
+            text += f", num_kv_heads={self.num_kv_heads}"
+        text += f", head_dim={self.head_dim}, value_dim={self.value_dim}" + self._kind()
+        if self.rotary:
+            text += f", rotary={self.rotary:g}"
+        if self.layer_idx is not None:
+            text += f", layer_idx={self.layer_idx}"
+        return text
+
+    def _kind(self) -> str:
+        """What else tells its states from those of others."""
+        return ""
+
+
+def head_width(size: int, num_heads: int) -> int:
+    """size / num_heads, which must be whole."""
+    if size % num_heads:
+        raise ValueError(
+            f"hidden_size {size} is not a multiple of {num_heads} heads; give head_dim"
+        )
+    return size // num_heads
+
+
+def counted(tokens: Tokens, state: MixerState | None) -> tuple[Tensor, Tensor | None]:
+    """Positions of the tokens in their texts, and the count of the state after."""
+    stop, count = (0, None) if state is None else (state.stop, state.count)
+    return count_tokens(tokens.x, tokens.mask, tokens.runs, stop, count)
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """(batch, n, heads · width) as (batch, heads, n, width)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def joined(o: Tensor) -> Tensor:
+    """(batch, heads, n, width) as (batch, n, heads · width)."""
+    return o.transpose(1, 2).flatten(-2)
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer in the dtype of x, which is wider than its own for float16."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return functional.linear(x, layer.weight.to(x.dtype), bias)
+
+
+def _autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return bool(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))

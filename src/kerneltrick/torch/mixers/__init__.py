@@ -1,0 +1,29 @@
+"""The relatives of linear attention as layers that train and stream, one file each.
+
+All have the interface of `kerneltrick.torch.Attention`: y, state = mixer(x, state), with mask,
+segment_ids or cu_seqlens, and states that fork and are saved. `make` finds them by name.
+"""
+
+from kerneltrick.torch.mixers._based import Based
+from kerneltrick.torch.mixers._delta_net import DeltaNet, GatedDeltaNet
+from kerneltrick.torch.mixers._delta_rule import delta_rule
+from kerneltrick.torch.mixers._gated_linear_attention import GatedLinearAttention
+from kerneltrick.torch.mixers._hyena import Hyena
+from kerneltrick.torch.mixers._registry import MIXERS, make
+from kerneltrick.torch.mixers._retention import Retention
+from kerneltrick.torch.mixers._rwkv import RWKV
+from kerneltrick.torch.mixers._ssd import SSD
+
+__all__ = [
+    "MIXERS",
+    "RWKV",
+    "SSD",
+    "Based",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
+    "Hyena",
+    "Retention",
+    "delta_rule",
+    "make",
+]

@@ -1,0 +1,100 @@
+"""DeltaNet and gated DeltaNet: what a key gives back is corrected towards its value."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear
+from kerneltrick.torch._mixer_state import Held, Memory, MixerState
+from kerneltrick.torch.mixers._delta_rule import delta_rule
+
+
+class DeltaNet(ProjectedMixer):
+    """S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t/√d, ‖q‖ = ‖k‖ = 1.
+
+    Yang et al. 2024 (Eq. 3), after Schlag et al. 2021: β_t = σ(w_β·x_t) is how much of the old
+    value of k_t is taken out and of the new one put in. A short convolution comes before the heads
+    and a norm after them. States are no sums over tokens, so they cannot be merged.
+
+    >>> _ = torch.manual_seed(0)
+    >>> layer, x = DeltaNet(64, num_heads=2), torch.randn(2, 100, 64)
+    >>> whole, _ = layer(x)
+    >>> _, state = layer(x[:, :99])
+    >>> torch.allclose(layer(x[:, 99:], state)[0], whole[:, 99:], atol=1e-5), state.memory.nbytes
+    (True, 16384)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        short_convolution: int = 4,
+        output_gate: bool = False,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_size, num_heads, head_dim=head_dim, value_dim=value_dim,
+            short_convolution=short_convolution, output_norm=True, output_gate=output_gate,
+            layer_idx=layer_idx,
+        )  # fmt: skip
+        self.beta_proj = nn.Linear(hidden_size, num_heads, bias=False)
+
+    def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
+        heads = super()._heads(tokens, state)
+        return heads._replace(
+            q=unit(heads.q) * self.head_dim**-0.5,
+            k=unit(heads.k),
+            beta=torch.sigmoid(linear(self.beta_proj, tokens.x)).transpose(1, 2),
+        )
+
+    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
+        assert past is None or isinstance(past, Held)
+        o, after = delta_rule(
+            heads.q, heads.k, heads.v, heads.beta, heads.log_decay, mask=tokens.mask,
+            runs=tokens.runs, state=None if past is None else past.tensor,
+        )  # fmt: skip
+        stop = 0 if past is None else past.stop
+        return o, Held(after, stop + tokens.x.shape[1])
+
+
+class GatedDeltaNet(DeltaNet):
+    """DeltaNet whose state decays by a_t before it is corrected, with a gate on what comes out.
+
+    S_t = a_t S_{t−1} + β_t k_t (v_t − a_t S_{t−1}ᵀ k_t)ᵀ: Yang et al. 2025, Eq. 10, with the decay
+    of Mamba-2, log a_t = −e^A softplus(w_a·x_t + b).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        short_convolution: int = 4,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_size, num_heads, head_dim=head_dim, value_dim=value_dim,
+            short_convolution=short_convolution, output_gate=True, layer_idx=layer_idx,
+        )  # fmt: skip
+        self.decay_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.A_log = nn.Parameter(torch.log(1 + 15 * torch.rand(num_heads)))
+        steps = torch.exp(torch.empty(num_heads).uniform_(-6.9, -2.3))  # 0.001 to 0.1
+        self.step_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))  # softplus⁻¹
+
+    def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
+        step = linear(self.decay_proj, tokens.x) + self.step_bias.to(tokens.x.dtype)
+        decay = -torch.exp(self.A_log.to(step.dtype)) * functional.softplus(step)
+        return super()._heads(tokens, state)._replace(log_decay=decay.transpose(1, 2))
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/‖x‖; 0, which has no direction, stays 0."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(length == 0, torch.ones_like(length), length)

@@ -1,0 +1,149 @@
+"""Hyena: long convolutions with implicit filters, and gates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from kerneltrick.attention._arguments import check_count
+from kerneltrick.torch._mixer import Heads, Mixer, Tokens, linear
+from kerneltrick.torch._mixer_state import Held, Memory, MixerState
+from kerneltrick.torch._short_convolution import ShortConvolution
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+WAVES = 8  # that a filter is made of
+WIDTH = 64  # of the network that makes it
+FREQUENCY = 10.0  # of its sines: Section 3.3
+
+
+class Hyena(Mixer):
+    """y_i = x²_i ⊙ Σ_{j ≤ i} h_{i−j} ⊙ x¹_j ⊙ v_j, each channel by itself; v, x¹, x² made of x.
+
+    Poli et al. 2023, order 2 (Definition 3.1). The filter h is implicit: a small network of the
+    distance, times a window that falls exponentially (Section 3.3), for `length` tokens; beyond it
+    is 0. A whole text takes O(n log n), by FFT.
+
+    **A stream has no state of constant size**: h is any function of the distance, so each token
+    needs all before it, up to `length` of them. The state keeps them, and a token costs O(length).
+
+    `num_heads` is of no account: every channel has a filter of its own.
+
+    >>> _ = torch.manual_seed(0)
+    >>> layer, x = Hyena(16, length=1000), torch.randn(2, 100, 16)
+    >>> whole, _ = layer(x)
+    >>> _, state = layer(x[:, :99])
+    >>> torch.allclose(layer(x[:, 99:], state)[0], whole[:, 99:], atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        *,
+        length: int = 1024,
+        short_convolution: int = 3,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, layer_idx)
+        self.length = check_count(self._who, "length", length, least=1)
+        taps = check_count(self._who, "short_convolution", short_convolution, least=1)
+        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.convolution = ShortConvolution(3 * hidden_size, taps, silu=False)
+        sizes = ((2 * WAVES + 1, WIDTH), (WIDTH, WIDTH), (WIDTH, hidden_size))
+        self.filter = nn.ModuleList(nn.Linear(*each) for each in sizes)
+        # Windows of the channels end, at 1 %, between 1/20 and all of the length.
+        ends = torch.logspace(math.log10(0.05), 0, hidden_size)
+        self.log_decay = nn.Parameter(torch.log(math.log(100) / ends))
+        self.own = nn.Parameter(torch.zeros(hidden_size))  # added to h_0
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def taps(self, count: int, dtype: Any) -> Tensor:
+        """h_0 … h_{count−1}, (count, hidden_size)."""
+        t = torch.arange(count, device=self.own.device, dtype=dtype)[:, None] / self.length
+        waves = 2 * math.pi * t * torch.arange(1, WAVES + 1, device=t.device)
+        h = torch.cat([t, waves.cos(), waves.sin()], dim=-1)
+        for layer in self.filter[:-1]:
+            h = torch.sin(FREQUENCY * linear(layer, h))
+        h = linear(self.filter[-1], h) * torch.exp(-t * torch.exp(self.log_decay.to(dtype)))
+        h = torch.cat([h[:1] + self.own.to(dtype), h[1:]])
+        return torch.where(t < 1, h, torch.zeros_like(h))
+
+    def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
+        mixed, tail = self.convolution(
+            linear(self.in_proj, tokens.x), None if state is None else state.tail,
+            mask=tokens.mask, runs=tokens.runs,
+        )  # fmt: skip
+        v, x1, x2 = mixed.chunk(3, dim=-1)
+        return Heads(x2, x1, v, tail)
+
+    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
+        assert past is None or isinstance(past, Held)
+        batch, n, size = tokens.x.shape
+        z = heads.k * heads.v
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # FFT knows nothing narrower
+        if tokens.mask is not None:
+            z = torch.where(tokens.mask[..., None], z, torch.zeros_like(z))
+        held = z.new_zeros(batch, 0, size) if past is None else past.tensor.to(z.dtype)
+        row, place, texts, longest = _places(tokens)
+        # Each text by itself, what is held before the first one of its row: (batch·texts, …, size)
+        before, place = held.shape[1], place + held.shape[1]
+        first = nn.functional.pad(held, (0, 0, 0, longest)).unsqueeze(1)
+        line = nn.functional.pad(first, (0, 0, 0, 0, 0, texts - 1)).flatten(0, 1)
+        where = (row * (before + longest) + place).flatten()
+        line = line.flatten(0, 1).index_add(0, where, z.flatten(0, 1)).view_as(line)
+        o = self._convolved(line, n == 1).flatten(0, 1)[where].view_as(z)
+        return o.to(heads.v.dtype), Held(
+            self._kept(tokens, line, row, place), n + (0 if past is None else past.stop)
+        )
+
+    def _convolved(self, line: Tensor, last: bool) -> Tensor:
+        """Σ_j h_{i−j} z_j at every i of a line; with `last`, at its end alone."""
+        n = line.shape[1]
+        h = self.taps(n, line.dtype)
+        if last:
+            end = (line * h.flip(0)).sum(1, keepdim=True)
+            return nn.functional.pad(end, (0, 0, n - 1, 0))
+        # Twice as long, so that the end does not come round to the beginning.
+        product = torch.fft.rfft(line, 2 * n, dim=1) * torch.fft.rfft(h, 2 * n, dim=0)
+        return torch.fft.irfft(product, 2 * n, dim=1)[:, :n]
+
+    def _kept(self, tokens: Tokens, line: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        """What the next token of the last text of each row needs, the latest at the end."""
+        n = line.shape[1]
+        if not tokens.x.shape[1]:
+            return line.unflatten(0, (tokens.x.shape[0], -1))[:, 0]
+        took = 1 if tokens.mask is None else tokens.mask[:, -1:].to(torch.int64)
+        end = place[:, -1:] + took
+        back = end - torch.arange(min(self.length - 1, n), 0, -1, device=line.device)
+        found = line[row[:, -1:], back.clamp(min=0)]
+        return torch.where(back[..., None] >= 0, found, torch.zeros_like(found))
+
+    def _combine(self, heads: Heads, o: Tensor) -> Tensor:
+        return linear(self.o_proj, heads.q * o)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, length={self.length}"
+
+
+def _places(tokens: Tokens) -> tuple[Tensor, Tensor, int, int]:
+    """Each token's text, counted over the batch, and place in it (batch, n); texts in a row, and
+    the places of the longest."""
+    batch, n = tokens.x.shape[:2]
+    device = tokens.x.device
+    rows = torch.arange(batch, device=device)[:, None].expand(batch, n)
+    own = torch.ones((batch, n), dtype=torch.int64, device=device)
+    own = own if tokens.mask is None else own * tokens.mask
+    rank = own.cumsum(1) - own
+    if tokens.runs is None or not n:
+        return rows, rank, 1, n
+    runs = tokens.runs.expand(batch, n)
+    begins = torch.zeros_like(rank)
+    begins[:, 1:] = torch.where(runs[:, 1:] != runs[:, :-1], rank[:, 1:], 0)
+    rank = rank - begins.cummax(1).values
+    texts = int(runs.max()) + 1
+    return rows * texts + runs, rank, texts, int(rank.max()) + 1

@@ -1,0 +1,102 @@
+"""Mixers by name: `make("deltanet:head_dim=32", 64, 2)`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from kerneltrick import _text, maps
+from kerneltrick.attention import Dial
+from kerneltrick.torch._attention import Attention
+from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._mixer import Mixer
+from kerneltrick.torch.mixers._based import Based
+from kerneltrick.torch.mixers._delta_net import DeltaNet, GatedDeltaNet
+from kerneltrick.torch.mixers._gated_linear_attention import GatedLinearAttention
+from kerneltrick.torch.mixers._hyena import Hyena
+from kerneltrick.torch.mixers._retention import Retention
+from kerneltrick.torch.mixers._rwkv import RWKV
+from kerneltrick.torch.mixers._ssd import SSD
+
+MIXERS: dict[str, type[Mixer]] = {
+    "based": Based,
+    "retention": Retention,
+    "ssd": SSD,
+    "gla": GatedLinearAttention,
+    "rwkv": RWKV,
+    "deltanet": DeltaNet,
+    "gated_deltanet": GatedDeltaNet,
+    "hyena": Hyena,
+}
+
+
+def make(
+    mixer: str | Dial,
+    hidden_size: int,
+    num_heads: int,
+    *,
+    layer_idx: int | None = None,
+    **attention: Any,
+) -> Mixer:
+    """The mixer of a text `name:key=value,…`, or `Attention` with the map of that name.
+
+    What there is to learn in a map, and the gain beside a window, is learned with the layer.
+    `attention` are options of `Attention` alone, such as rotary.
+
+    >>> make("deltanet:head_dim=16", 64, 2).extra_repr()
+    '64, num_heads=2, head_dim=16, value_dim=16'
+    >>> type(make("elu@window=16", 64, 2)).__name__
+    'Attention'
+    """
+    if isinstance(mixer, str):
+        name, given = _text.split("mixer", mixer.partition("@")[0])
+        if name in MIXERS:
+            if "@" in mixer:
+                raise ValueError(f"{mixer!r}: a window goes with a map, not with {name}")
+            return _made(name, given, hidden_size, num_heads, layer_idx)
+        if name not in maps.names():
+            raise ValueError(
+                f"unknown mixer {name!r}; {_text.nearest(name, [*MIXERS, *maps.names()])}"
+            )
+    if hidden_size % num_heads:
+        raise ValueError(f"hidden_size {hidden_size} is not a multiple of {num_heads} heads")
+    # A token that sees only weights of 0, as with relu it can, adds nothing.
+    return Attention(
+        hidden_size, num_heads, feature_map=_map(mixer, hidden_size // num_heads, num_heads),
+        layer_idx=layer_idx, on_zero="zero", **attention,
+    )  # fmt: skip
+
+
+def _made(
+    name: str, given: dict[str, str], hidden_size: int, num_heads: int, layer_idx: int | None
+) -> Mixer:
+    kind = MIXERS[name]
+    known = [
+        x.name
+        for x in inspect.signature(kind).parameters.values()
+        if x.kind is x.KEYWORD_ONLY and x.name != "layer_idx"
+    ]
+    values: dict[str, int | bool] = {}
+    for key, value in given.items():
+        if key not in known:
+            told = _text.nearest(key, known) if known else "it has none"
+            raise ValueError(f"{name} has no parameter {key!r}; {told}")
+        if value.lower() in ("true", "false"):
+            values[key] = value.lower() == "true"
+        else:
+            try:
+                values[key] = int(value)
+            except ValueError:
+                raise ValueError(
+                    f"{name} needs {key} to be a whole number, not {value!r}"
+                ) from None
+    return kind(hidden_size, num_heads, layer_idx=layer_idx, **values)
+
+
+def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:
+    """A map with what there is to learn in it: matrices, and the gain beside a window."""
+    dial = Dial.get(mixer)
+    hybrid = (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax)
+    if hybrid or isinstance(dial.feature_map, (maps.Hedgehog, maps.T2R)):
+        return LearnedMap(dial, num_heads=num_heads, head_dim=head_dim)
+    return dial
