@@ -27,7 +27,8 @@ class Opened:
     """A report in a tab, and everything it complained about or asked for."""
 
     def __init__(self, browser: Any, path: Path, comparison: dict[str, Any], **options: Any):
-        path.write_text(report.render_html(comparison), encoding="utf-8")
+        render = options.pop("render", report.render_html)
+        path.write_text(render(comparison), encoding="utf-8")
         fragment = options.pop("fragment", "")
         self.address = path.as_uri()
         self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}} | options)
@@ -393,3 +394,56 @@ def test_colours_switch_and_print_is_light_without_controls(open_report, compari
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator(".controls").is_visible()
+
+
+EVALUATION = {
+    "format": "kerneltrick.evaluate/1", "version": "1", "source": "<b>out</b>", "windows": 4,
+    "length": 512, "verdict": "Worth a look.",
+    "rows": [
+        {"name": name, "figures": {"perplexity": 20.0 + at, "recall at 10%": 0.5},
+         "state_bytes": 10_000 * (at + 1)}
+        for at, name in enumerate(("teacher", "hybrid", "window alone", "map alone"))
+    ],
+    "speeds": [
+        {"name": name, "context": n, "prefill": 900.0, "decoding": 30.0 + at, "state_bytes": 5 * n}
+        for n in (512, 2048) for at, name in enumerate(("teacher", "hybrid"))
+    ],
+    "continuations": [{"prompt": "Call me", "written": {"teacher": "Ishmael", "hybrid": "<i>"}}],
+    "record": {
+        "kept": {"1": "error 0.5"}, "window": "it is enough",
+        "fit": {"before": {"0": [0.9, 0.8], "1": [0.7, 0.6]}, "after": {"0": [0.1, 0.2],
+                "1": [0.5, 0.5]}, "history": [[1, 0.9], [20, 0.3]], "steps": 20},
+        "tuned": {"trained": "lora", "history": [[0, 0.9], [20, 0.3]], "tokens": 10_000},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_of_a_linearised_model_shows_its_figures(open_report, width):
+    view = {"viewport": {"width": width, "height": 900}}
+    tab = open_report(EVALUATION, render=report.render_evaluation, **view)
+    assert tab.text("#source") == "<b>out</b>"
+    assert tab.page.locator("#rows tbody tr").count() == 4
+    assert "recall at 10%" in tab.text("#rows")
+    assert tab.page.locator("#before .cell").count() == 4
+    assert "mean 0.325" in tab.text("#after-title")
+    assert "Layer 1 keeps softmax: error 0.5." in tab.text("#kept")
+    assert tab.page.locator("#fit circle").count() == 2
+    assert tab.page.locator("#size circle").count() == 4
+    assert tab.page.locator("#decoding circle").count() == 4
+    assert "<i>" in tab.text("#texts")
+    sideways = "document.documentElement.scrollWidth > innerWidth"
+    assert not tab.page.evaluate(sideways)
+
+
+def test_a_page_without_a_record_leaves_its_pictures_out(open_report):
+    bare = {**EVALUATION, "record": None, "speeds": [], "continuations": []}
+    tab = open_report(bare, render=report.render_evaluation)
+    for name in ("heads-section", "fit-section", "tuned-section", "speeds", "texts-section"):
+        assert not tab.page.locator(f"#{name}").is_visible()
+    with pytest.raises(ValueError, match="has format 'x'; this report draws"):
+        report.render_evaluation({**EVALUATION, "format": "x"})
+    with pytest.raises(ValueError, match="has no 'record'"):
+        report.render_evaluation(
+            {name: EVALUATION[name] for name in EVALUATION if name != "record"}
+        )

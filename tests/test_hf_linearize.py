@@ -99,7 +99,9 @@ def test_perplexity_is_that_of_the_losses(linearized, folders):
     assert figures["64–99"] == pytest.approx(float(loss[:, 64:].mean().exp()), rel=1e-4)
     assert result.rows[0].figures["agreement"] == 1.0
     assert 0 < figures["agreement"] < 1
-    assert result.state_bytes < result.cache_bytes
+    size = {row.name: row.state_bytes for row in result.rows}
+    assert 0 < size["map alone"] < size["hybrid"] < size["teacher"]
+    assert size["window alone"] < size["hybrid"]
     assert (result.windows, result.length) == (3, 100)
 
 
@@ -135,7 +137,34 @@ def test_embeddings_are_compared_with_the_teachers(linearized, folders):
     cosine = torch.nn.functional.cosine_similarity(*means).mean()
     assert result.rows[1].figures["cosine"] == pytest.approx(float(cosine), abs=1e-5)
     assert result.rows[0].figures == pytest.approx({"cosine": 1, "pairs": 1, "nearest": 1})
-    assert result.state_bytes is None
+    assert result.rows[1].state_bytes is None
+
+
+def test_numbers_are_planted_at_their_depth_and_asked_for_at_the_end(folders, monkeypatch):
+    monkeypatch.setattr(kt.hf._passkey, "FACT", " w7 w7 {key}")
+    monkeypatch.setattr(kt.hf._passkey, "QUESTION", " w8")
+    windows = [[5] * 40, [6] * 40]
+    found = kt.hf.passkeys(folders("Llama"), windows, depths=(0, 0.5, 1))
+    assert [x.depth for x in found] == [0, 0.5, 1] * 2
+    for passkey in found:
+        assert len(passkey.ids) == 40
+        assert passkey.ids[-2:] == [8, 0]  # numbers are unknown words to this tokenizer
+        assert passkey.answer == 1
+        assert passkey.ids.index(7) == round(passkey.depth * 35)
+    assert kt.hf.passkeys(folders("Llama"), [[5] * 6]) == []
+
+
+def test_recall_is_the_share_of_answers_that_are_said(linearized, folders):
+    judged, model = cut(folders("Llama"), seed=1)[:2], linearized["Llama"].model
+    ids = torch.tensor(judged)
+    with torch.inference_mode():
+        said = model(ids).logits[:, -2].argmax(-1).tolist()
+    right = [*judged[0][:-1], said[0]]
+    wrong = [*judged[1][:-1], (said[1] + 1) % 50]
+    planted = [kt.hf.Passkey(0.5, right, 1), kt.hf.Passkey(0.5, wrong, 1)]
+    planted.append(kt.hf.Passkey(0.9, right, 1))
+    figures = kt.hf.evaluate(model, judged, passkeys=planted).rows[1].figures
+    assert (figures["recall at 50%"], figures["recall at 90%"]) == (0.5, 1.0)
 
 
 def test_a_window_of_the_whole_text_loses_nothing(folders):
@@ -183,10 +212,27 @@ def test_the_commands_go_from_folder_to_folder(folders, kind, run, tmp_path):
 
     figures = tmp_path / "figures.json"
     judge = ("evaluate", out, "--text", tmp_path / "other.txt", "--length", 32)
-    code, printed, complaint = run(*judge, "--json", figures, "--teacher", folders(kind))
+    page = tmp_path / "page.html"
+    more = ("--json", figures, "--teacher", folders(kind), "--html", page, "--contexts", "40,80")
+    code, printed, complaint = run(*judge, *more)
     assert code == 0, complaint
-    rows = json.loads(figures.read_text())["rows"]
+    found = json.loads(figures.read_text())
+    rows = found["rows"]
     assert [row["name"] for row in rows] == ["teacher", "hybrid", "window alone", "map alone"]
+    places = [(x["name"], x["context"]) for x in found["speeds"]]
+    assert places == [("teacher", 40), ("hybrid", 40), ("teacher", 80), ("hybrid", 80)]
+    teacher, hybrid, later, same = (x["state_bytes"] for x in found["speeds"])
+    if kind == "Llama":
+        assert teacher < later
+        assert hybrid == same
+        (first, _) = found["continuations"]
+        assert len(first["written"]["hybrid"]) == 40 or 2 in first["written"]["hybrid"]
+        assert "decoding tokens/s" in printed
+    else:
+        assert (teacher, hybrid) == (None, None)
+    written = page.read_text()
+    assert "kerneltrick.evaluate/1" in written
+    assert '"history":[[' in written  # of the fit, from the folder
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kerneltrick._files import write
 from kerneltrick._text import to_json
+from kerneltrick._version import __version__
 from kerneltrick.attention import Dial
 from kerneltrick.attention._dial import combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers
@@ -24,8 +25,10 @@ from kerneltrick.cli._output import (
     progress_bar,
     words_stream,
 )
+from kerneltrick.report import render_evaluation
 
 TOKENS = "Such as 200k: so much of the text is read."
+PLANTED, PROMPTS = 4, 2  # windows in which a number is planted, and that are written on from
 LENGTH = "Tokens of a window; windows do not see each other."
 
 
@@ -123,7 +126,10 @@ def linearize_command(
                 window="auto" if window == "auto" else None, resume=resume,
             )  # fmt: skip
             teacher = model if found.changed else None
-            result = hf.evaluate(found.model, judged, teacher=teacher, progress=progress)
+            planted = hf.passkeys(model, judged[:PLANTED]) if found.model.config.language else []
+            result = hf.evaluate(
+                found.model, judged, teacher=teacher, passkeys=planted, progress=progress
+            )
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on where this one was") from None
     found.save(out, result, force=force)
@@ -153,21 +159,50 @@ def evaluate_command(
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "8k",
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            "--contexts",
+            metavar="COUNTS",
+            help="Time it after so many tokens, such as 1k,8k, and count its memory.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="PATH", help="Write the report.")
+    ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Write the figures; - is stdout.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
-    outputs = {} if json is None else {"--json": json}
+    given = {"--html": html, "--json": json}
+    outputs = {option: path for option, path in given.items() if path is not None}
     check_outputs(outputs)
     words, count = _read(text), _count("--tokens", tokens)
+    timed = [_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
     hf = _models()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
     with progress_bar(quiet) as progress:
-        result = hf.evaluate(model, ids, teacher=teacher, progress=progress)
+        result = hf.evaluate(
+            model, ids, teacher=teacher, passkeys=hf.passkeys(model, ids[:PLANTED]),
+            contexts=timed, prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
+            progress=progress,
+        )  # fmt: skip
+    values = _values(result)
     if json is not None:
-        write(json, to_json(dataclasses.asdict(result), indent=2) + "\n")
+        write(json, to_json(values, indent=2) + "\n")
+    if html is not None:
+        said = [
+            {
+                "prompt": hf.decode(model, x.prompt),
+                "written": {name: hf.decode(model, y) for name, y in x.written.items()},
+            }
+            for x in result.continuations
+        ]
+        record = hf.read_record(model)
+        more = {"source": str(model), "record": record, "continuations": said}
+        write(html, render_evaluation({**values, **more}))
     if not quiet:
         _show(result, outputs)
 
@@ -194,6 +229,14 @@ def _count(option: str, text: str, least: int = 1) -> int:
     return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
 
 
+def _values(result: Any) -> dict[str, Any]:
+    """The figures as JSON has them."""
+    found = dataclasses.asdict(result)
+    found["speeds"] = [speed._asdict() for speed in result.speeds]
+    found["continuations"] = [x._asdict() for x in result.continuations]
+    return {"format": "kerneltrick.evaluate/1", "version": __version__, **found}
+
+
 def _show(result: Any, outputs: dict[str, Path]) -> None:
     words = console(words_stream(outputs))
     names = list(result.rows[0].figures)
@@ -205,12 +248,21 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
         table.add_row(row.name, *(f"{row.figures[name]:.4g}" for name in names))
     words.print(plain(f"{result.windows} windows of {result.length} tokens"))
     words.print(table)
-    if result.state_bytes is not None:
-        words.print(
-            plain(
-                f"A stream holds {result.state_bytes:,} bytes after {result.length} tokens, keys "
-                f"and values of the teacher {result.cache_bytes:,}.",
-                "dim",
-            )
-        )
+    softmax, own = (row.state_bytes for row in result.rows[:2])
+    if own is not None:
+        told = f"A stream holds {own:,} bytes after {result.length} tokens, keys and values of the "
+        words.print(plain(f"{told}teacher {softmax:,}.", "dim"))
+    if result.speeds:
+        words.print(_speed_table(result.speeds))
     words.print(plain(result.verdict))
+
+
+def _speed_table(speeds: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("")
+    for name in ("context", "prefill tokens/s", "decoding tokens/s", "bytes held"):
+        table.add_column(name, justify="right")
+    for x in speeds:
+        last = ("", "") if x.decoding is None else (f"{x.decoding:.3g}", f"{x.state_bytes:,}")
+        table.add_row(x.name, f"{x.context:,}", f"{x.prefill:.4g}", *last)
+    return table

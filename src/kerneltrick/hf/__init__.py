@@ -12,27 +12,36 @@ from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
-from kerneltrick.hf._folder import check_folder
+from kerneltrick.hf._folder import check_folder, read_record
+from kerneltrick.hf._generate import Continuation
 from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._passkey import Passkey, passkeys
 from kerneltrick.hf._recorder import CaptureError
-from kerneltrick.hf._texts import windows
+from kerneltrick.hf._speed import Speed
+from kerneltrick.hf._texts import decode, windows
 
 __all__ = [
     "AttentionError",
     "Cache",
     "CaptureError",
+    "Continuation",
     "Evaluation",
     "EvaluationRow",
     "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
+    "Passkey",
+    "Speed",
     "Tuned",
     "capture",
     "check_folder",
+    "decode",
     "evaluate",
     "linearize",
+    "passkeys",
+    "read_record",
     "register",
     "windows",
 ]

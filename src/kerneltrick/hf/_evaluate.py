@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
+from kerneltrick.hf._generate import Continuation, continuations
 from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._passkey import Passkey
+from kerneltrick.hf._speed import Speed, speeds
 from kerneltrick.hf._texts import model_kind
 from kerneltrick.torch import LearnedMap
 
@@ -31,23 +35,25 @@ class EvaluationRow:
 
     name: str  # teacher, hybrid, window alone, map alone
     figures: dict[str, float]
+    state_bytes: int | None  # of one stream after a window; None for encoders
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Rows to compare, and what they say.
 
-    Decoders: perplexity, overall and by position, and how often the most likely next token is the
-    teacher's. Encoders: the mean cosine of embeddings (means over tokens) with the teacher's, the
-    rank correlation of all their similarities, and how often the nearest neighbour is the same.
+    Decoders: perplexity, overall and by position, how often the most likely next token is the
+    teacher's, and how often a number planted at some depth of the text is recalled. Encoders: the
+    mean cosine of embeddings (means over tokens) with the teacher's, the rank correlation of all
+    their similarities, and how often the nearest neighbour is the same.
     """
 
     rows: tuple[EvaluationRow, ...]
     windows: int
     length: int
-    state_bytes: int | None  # of one stream after a window; None for encoders
-    cache_bytes: int | None  # of the teacher's keys and values after the same
     verdict: str
+    speeds: tuple[Speed, ...] = ()
+    continuations: tuple[Continuation, ...] = ()
 
 
 def evaluate(
@@ -55,15 +61,21 @@ def evaluate(
     windows: Sequence[Sequence[int]],
     *,
     teacher: Any = None,
+    passkeys: Sequence[Passkey] = (),
+    contexts: Sequence[int] = (),
+    prompts: Sequence[Sequence[int]] = (),
     progress: ProgressReport | None = None,
 ) -> Evaluation:
     """Judge a linearised model beside its teacher, its windows alone and its maps alone.
 
-    model:   itself, or its folder.
-    windows: token numbers that it was not fitted to, all windows of one length.
-    teacher: a model of the same tokens, or its folder. Not given: the model itself with softmax in
-             all its layers, which is the teacher as long as its weights were not trained; else
-             ValueError.
+    model:    itself, or its folder.
+    windows:  token numbers that it was not fitted to, all windows of one length.
+    teacher:  a model of the same tokens, or its folder. Not given: the model itself with softmax in
+              all its layers, which is the teacher as long as its weights were not trained; else
+              ValueError.
+    passkeys: texts with a planted number (see `passkeys`), for language models.
+    contexts: numbers of tokens after which model and teacher are timed and their memory counted.
+    prompts:  token numbers that language models go on from.
     """
     if len({len(ids) for ids in windows}) != 1:
         raise ValueError("evaluate needs windows of tokens, all of one length")
@@ -77,26 +89,32 @@ def evaluate(
         )
     ways = _ways(model, teacher)
     run = _Decoder(len(windows[0])) if model.config.language else _Encoder()
-    meter = Progress("judging", len(windows) * len(ways), progress)
+    tasks = [(ids, run.see) for ids in windows]
+    if isinstance(run, _Decoder):
+        tasks += [(x.ids, functools.partial(run.recall, x)) for x in passkeys]
+    meter = Progress("judging", len(tasks) * len(ways), progress)
     training = model.training
     model.eval()
     with torch.inference_mode():
-        for number, ids in enumerate(windows):
+        for number, (ids, see) in enumerate(tasks):
             batch = torch.tensor([list(ids)], device=model.device)
             for place, (name, settings) in enumerate(ways.items()):
                 meter(number * len(ways) + place)
                 if settings is None:
-                    run.see(name, teacher(input_ids=batch), batch)
+                    see(name, teacher(input_ids=batch), batch)
                     continue
                 with model.attending_by(settings):
-                    run.see(name, model(input_ids=batch, **run.how), batch)
-        meter.close(len(windows) * len(ways))
-        state, cache = _sizes(model, windows[0])
+                    see(name, model(input_ids=batch, **run.how), batch)
+        meter.close(len(tasks) * len(ways))
+        exact = [Dial(maps.Softmax())] * len(model.settings)
+        sizes = {name: _size(model, own or exact, windows[0]) for name, own in ways.items()}
+    timed = speeds(model, contexts, progress=progress) if contexts else ()
+    said = prompts if model.config.language else ()
+    written = continuations(model, ways, teacher, said, progress) if said else ()
     model.train(training)
-    rows = tuple(EvaluationRow(name, run.figures(name)) for name in ways)
-    return Evaluation(
-        rows, len(windows), len(windows[0]), state, cache, run.verdict({r.name: r for r in rows})
-    )
+    rows = tuple(EvaluationRow(name, run.figures(name), sizes[name]) for name in ways)
+    verdict = run.verdict({row.name: row for row in rows})
+    return Evaluation(rows, len(windows), len(windows[0]), verdict, timed, written)
 
 
 def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
@@ -136,17 +154,14 @@ def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
     return found
 
 
-def _sizes(model: Linearized, ids: Sequence[int]) -> tuple[int | None, int | None]:
-    """Bytes that one stream holds after these tokens: states, and the keys and values instead."""
+def _size(model: Linearized, settings: Sequence[Any], ids: Sequence[int]) -> int | None:
+    """Bytes that one stream holds after these tokens; of softmax keys and values."""
     if not model.config.causal:
-        return None, None
-    found = []
-    for settings in (model.settings, [Dial(maps.Softmax())] * len(model.settings)):
-        cache = Cache()
-        with model.attending_by(settings):
-            model(input_ids=torch.tensor([list(ids)], device=model.device), past_key_values=cache)
-        found.append(cache.nbytes)
-    return found[0], found[1]
+        return None
+    cache = Cache()
+    with model.attending_by(settings):
+        model(input_ids=torch.tensor([list(ids)], device=model.device), past_key_values=cache)
+    return cache.nbytes
 
 
 class _Decoder:
@@ -161,6 +176,7 @@ class _Decoder:
         self.spans = [(a, min(b, length)) for a, b in self.spans]
         self.losses: dict[str, list[Any]] = {}
         self.same: dict[str, list[float]] = {}
+        self.recalled: dict[str, dict[float, list[bool]]] = {}
         self.likely: Any = None
 
     def see(self, name: str, out: Any, batch: Any) -> None:
@@ -172,6 +188,12 @@ class _Decoder:
             self.likely = likely
         self.same.setdefault(name, []).append(float((likely == self.likely).double().mean()))
 
+    def recall(self, passkey: Passkey, name: str, out: Any, batch: Any) -> None:
+        count = passkey.answer
+        said = out.logits[0, -count - 1 : -1].argmax(-1)
+        right = bool((said == batch[0, -count:]).all())
+        self.recalled.setdefault(name, {}).setdefault(passkey.depth, []).append(right)
+
     def figures(self, name: str) -> dict[str, float]:
         losses = np.stack(self.losses[name])
         found = {"perplexity": math.exp(losses.mean())}
@@ -180,6 +202,8 @@ class _Decoder:
             if part.size:
                 found[f"{a}–{b - 1}"] = math.exp(part.mean())
         found["agreement"] = float(np.mean(self.same[name]))
+        for depth, right in self.recalled.get(name, {}).items():
+            found[f"recall at {depth:.0%}"] = float(np.mean(right))
         return found
 
     @staticmethod

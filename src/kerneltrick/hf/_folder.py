@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kerneltrick._files import write
+from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.hf._capture import load_tokenizer, quiet
 from kerneltrick.hf._evaluate import Evaluation
 from kerneltrick.hf._linearized import Linearized
+
+RECORD = "linearization.json"  # how it was made, beside the weights
 
 
 def save_folder(
@@ -23,6 +28,7 @@ def save_folder(
     errors: Mapping[int, float],
     kept: Mapping[int, str],
     told: Sequence[str],
+    record: Mapping[str, Any],
     *,
     force: bool = False,
 ) -> None:
@@ -31,6 +37,16 @@ def save_folder(
         model.save_pretrained(folder)
         load_tokenizer(teacher).save_pretrained(folder)
         write(folder / "README.md", _card(model, Path(teacher).name, judged, errors, kept, told))
+        write(folder / RECORD, to_json(dict(record), indent=2) + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """How the model in a folder was made (losses, errors of heads); None if nothing says it."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _card(
@@ -60,10 +76,11 @@ def _card(
         ),
         "",
     ]
-    if judged.state_bytes is not None and judged.cache_bytes is not None:
+    softmax, own = judged.rows[0].state_bytes, judged.rows[1].state_bytes
+    if softmax is not None and own is not None:
         lines += [
-            f"After {judged.length} tokens a stream holds {judged.state_bytes:,} bytes; keys and "
-            f"values of the original take {judged.cache_bytes:,}.",
+            f"After {judged.length} tokens a stream holds {own:,} bytes; keys and values of the "
+            f"original take {softmax:,}.",
             "",
         ]
     for words in told:

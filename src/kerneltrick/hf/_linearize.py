@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -58,8 +58,19 @@ class Linearization:
                 f"held-out loss {self.tuned.before:.3g} → {self.tuned.after:.3g}."
             )
         save_folder(
-            folder, self.model, self.teacher, judged, errors, self.kept, told, force=force
+            folder, self.model, self.teacher, judged, errors, self.kept, told, self.record(),
+            force=force,
         )  # fmt: skip
+
+    def record(self) -> dict[str, Any]:
+        """Losses, errors of heads and what was chosen, as plain values; a report draws them."""
+        found: dict[str, Any] = {"kept": self.kept, "window": self.window}
+        if self.fit is not None:
+            names = ("before", "after", "history", "steps", "stopped")
+            found["fit"] = {name: getattr(self.fit, name) for name in names}
+        if self.tuned is not None:
+            found["tuned"] = self.tuned._asdict()
+        return found
 
 
 def linearize(

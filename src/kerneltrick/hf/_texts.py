@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import transformers
@@ -50,3 +51,9 @@ def windows(
             "a longer text, more tokens or a shorter length"
         )
     return whole
+
+
+def decode(model: str | os.PathLike[str], ids: Sequence[int]) -> str:
+    """The text of token numbers."""
+    with quiet():
+        return str(load_tokenizer(place_of(model)).decode(list(ids), skip_special_tokens=True))

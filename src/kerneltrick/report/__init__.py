@@ -7,12 +7,13 @@ from kerneltrick.report._figures import (
     timing_figure,
     weights_figure,
 )
-from kerneltrick.report._html import render_html, save_html
+from kerneltrick.report._html import render_evaluation, render_html, save_html
 
 __all__ = [
     "error_figure",
     "figures",
     "pareto_figure",
+    "render_evaluation",
     "render_html",
     "save_html",
     "timing_figure",

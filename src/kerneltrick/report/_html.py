@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs nothing else."""
+"""Reports as one HTML file that needs nothing else: of a comparison, and of a linearised model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -17,9 +17,11 @@ from kerneltrick.analysis import AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
 
 _SCRIPTS = (
-    "base.js", "weights.js", "colour.js", "state.js", "attention.js", "chart.js", "pareto.js",
-    "lines.js", "tables.js", "main.js",
+    "base.js", "maps.js", "weights.js", "colour.js", "state.js", "attention.js", "chart.js",
+    "pareto.js", "lines.js", "tables.js", "main.js",
 )  # fmt: skip
+EVALUATION = "kerneltrick.evaluate/1"
+_OF_EVALUATION = ("base.js", "colour.js", "chart.js", "evaluation.js")
 # Inside <script type="application/json"> these could end the element or start another; JSON
 # reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
 # to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
@@ -41,8 +43,30 @@ def render_html(comparison: Mapping[str, Any]) -> str:
     """
     check_comparison(comparison)
     check_picture(comparison)
+    return _page("report.html", _SCRIPTS, comparison)
+
+
+def render_evaluation(evaluation: Mapping[str, Any]) -> str:
+    """The report of a linearised model as HTML: what `kerneltrick evaluate --html` writes.
+
+    evaluation: format "kerneltrick.evaluate/1", with `source`, `record` (how the model was made, or
+    None) and `continuations` as texts. The page is as closed as that of `render_html`.
+    """
+    if evaluation.get("format") != EVALUATION:
+        raise ValueError(
+            f"the evaluation has format {evaluation.get('format')!r}; this report draws "
+            f"{EVALUATION!r}"
+        )
+    for name in ("source", "rows", "verdict", "speeds", "continuations", "record"):
+        if name not in evaluation:
+            raise ValueError(f"the evaluation has no {name!r}, which the report draws")
+    return _page("evaluation.html", _OF_EVALUATION, evaluation)
+
+
+def _page(template: str, scripts: Sequence[str], values: Mapping[str, Any]) -> str:
+    """A template with style, script and data in it."""
     style = _asset("report.css")
-    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
+    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, scripts)) + "})();\n"
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -52,10 +76,10 @@ def render_html(comparison: Mapping[str, Any]) -> str:
         "ICON": base64.b64encode(_read("icon.png")).decode(),
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": embedded_json(comparison),
+        "DATA": embedded_json(values),
     }
     # One pass: what is put in is not searched again, so data cannot name a place of the template.
-    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], _asset("report.html"))
+    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], _asset(template))
 
 
 def embedded_json(value: Any) -> str:

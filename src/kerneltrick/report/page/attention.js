@@ -155,7 +155,6 @@ function drawAttention() {
 }
 
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const font = (size) => `${size}px ${getComputedStyle(document.body).fontFamily}`;
 
 function axes(context, side) {
   context.strokeStyle = styleOf("--line-strong");

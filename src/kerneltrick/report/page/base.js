@@ -1,6 +1,7 @@
 // What every other part uses: the data, making elements, writing numbers.
 
-const comparison = JSON.parse(document.getElementById("data").textContent);
+const values = JSON.parse(document.getElementById("data").textContent);
+const font = (size) => `${size}px ${getComputedStyle(document.body).fontFamily}`;
 const SVG = document.querySelector("svg").namespaceURI;
 
 const byId = (id) => document.getElementById(id);
@@ -70,37 +71,6 @@ function tick(x) {
   if (exponent < -3 || exponent > 4) return (lead === 1 ? "" : `${lead}·`) + "10" + superscript(exponent);
   return exponent < 0 ? x.toFixed(-exponent) : whole(x);
 }
-
-// "favor:features=256,kind=trig@window=16,sinks=1" → "favor trig 256 + 16"; the full text where two
-// would look alike.
-function shorten(whole) {
-  const [text, near = ""] = whole.split("@");
-  const window = /window=(\d+)/.exec(near);
-  const tail = near ? (window ? ` + ${window[1]}` : ` + ${near}`) : "";
-  return shortenMap(text) + tail;
-}
-
-function shortenMap(text) {
-  const colon = text.indexOf(":");
-  if (colon < 0) return text;
-  const plain = ["features", "kind", "order", "degree", "horizon", "activation"];
-  const parts = text.slice(colon + 1).split(",").map((part) => {
-    const [key, value] = part.split("=");
-    return plain.includes(key) && value !== undefined ? [key === "kind" ? 0 : 1, value] : [2, part];
-  });
-  return [text.slice(0, colon), ...parts.sort((a, b) => a[0] - b[0]).map((part) => part[1])].join(" ");
-}
-
-const maps = comparison.maps;
-const uniform = comparison.uniform; // every token weighs the same: looking at nothing
-const labels = (() => {
-  const shorts = maps.map((map) => shorten(map.map));
-  const unique = shorts.map((label, i) => (shorts.indexOf(label) === shorts.lastIndexOf(label) ? label : maps[i].map));
-  return unique.map((label) => (label.length > 40 ? `${label.slice(0, 39)}…` : label));
-})();
-
-// Above some length the limit is a randomised estimate, and everything that shows it says so.
-const ESTIMATED = maps.some((map) => map.summary.limit_kind === "estimate");
 
 // A group of radio buttons that looks like one control.
 function segmented(fieldset, options, chosen, choose) {

@@ -44,9 +44,6 @@ function writeAddress() {
   }, 150);
 }
 
-const wantsDark = matchMedia("(prefers-color-scheme: dark)");
-let printing = false;
-
 function palette() {
   const dark = state.theme === "dark" || (state.theme === "auto" && wantsDark.matches);
   return RAMPS[dark && !printing ? "dark" : "light"];

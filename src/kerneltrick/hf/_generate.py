@@ -1,0 +1,46 @@
+"""What a linearised model writes, beside its teacher, its windows alone and its maps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.hf._linearized import Linearized
+
+TOKENS = 40  # that a prompt is continued by
+
+
+class Continuation(NamedTuple):
+    """A prompt, and the tokens by which each way to attend goes on."""
+
+    prompt: list[int]
+    written: dict[str, list[int]]
+
+
+def continuations(
+    model: Linearized,
+    ways: Mapping[str, Sequence[Any] | None],
+    teacher: Any,
+    prompts: Sequence[Sequence[int]],
+    progress: ProgressReport | None,
+) -> tuple[Continuation, ...]:
+    """The most likely tokens after some prompts, one by one; a way that is None is the teacher."""
+    how = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
+    meter, found = Progress("writing", len(prompts), progress), []
+    for number, ids in enumerate(prompts):
+        meter(number)
+        given = torch.tensor([list(ids)], device=model.device)
+        written = {}
+        for name, settings in ways.items():
+            if settings is None:
+                out = teacher.generate(given, **how)
+            else:
+                with model.attending_by(settings):
+                    out = model.generate(given, **how)
+            written[name] = out[0, len(ids) :].tolist()
+        found.append(Continuation(list(ids), written))
+    meter.close(len(prompts))
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""Tokens a second and bytes held, of a linearised model and of the softmax that it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.hf._cache import Cache
+from kerneltrick.hf._capture import check_length
+from kerneltrick.hf._linearized import NAME, Linearized
+
+STEPS = 8  # tokens decoded after each context
+CHUNK = 1024  # tokens of the prompt that are read at once
+
+
+class Speed(NamedTuple):
+    """What one way to attend does after a context of so many tokens, for one stream."""
+
+    name: str  # teacher, hybrid
+    context: int
+    prefill: float  # tokens a second; of encoders, which read all at once, that
+    decoding: float | None  # tokens a second; None for encoders
+    state_bytes: int | None
+
+
+def speeds(
+    model: Linearized, contexts: Sequence[int], *, progress: ProgressReport | None = None
+) -> tuple[Speed, ...]:
+    """Time the model and its teacher, which is the same weights with transformers' own attention.
+
+    A prompt of noise is read in chunks, then `STEPS` tokens are decoded one by one.
+    """
+    limit = model.config.text_config
+    for context in contexts:
+        check_length("the model", limit, context + (STEPS + 1 if model.config.causal else 0))
+    meter = Progress("timing", 2 * len(contexts), progress)
+    found = []
+    for place, context in enumerate(contexts):
+        meter(2 * place)
+        with _as_softmax(model) as teacher:
+            found.append(_time("teacher", model, teacher, context, DynamicCache, _keys_bytes))
+        meter(2 * place + 1)
+        found.append(_time("hybrid", model, model, context, Cache, lambda cache: cache.nbytes))
+    meter.close(2 * len(contexts))
+    return tuple(found)
+
+
+@contextmanager
+def _as_softmax(model: Linearized) -> Iterator[Any]:
+    model.model.set_attn_implementation("sdpa")
+    try:
+        yield model.model
+    finally:
+        model.model.set_attn_implementation(NAME)
+
+
+def _time(
+    name: str,
+    model: Linearized,
+    network: Any,
+    context: int,
+    new_cache: Callable[[], Any],
+    size: Callable[[Any], int],
+) -> Speed:
+    vocabulary = model.config.text_config.get_text_config().vocab_size
+    ids = torch.arange(context, device=model.device)[None] * 7 % vocabulary
+    with torch.inference_mode():
+        if not model.config.causal:
+            network(input_ids=ids)  # what is prepared once is not timed
+            start = time.perf_counter()
+            network(input_ids=ids)
+            return Speed(name, context, context / (time.perf_counter() - start), None, None)
+        cache = new_cache()
+        how: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if model.config.language:
+            how["logits_to_keep"] = 1
+        network(input_ids=ids[:, :2], past_key_values=new_cache(), use_cache=True)
+        start = time.perf_counter()
+        for at in range(0, context, CHUNK):
+            network(input_ids=ids[:, at : at + CHUNK], **how)
+        read = time.perf_counter() - start
+        network(input_ids=ids[:, :1], **how)
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            network(input_ids=ids[:, :1], **how)
+        decoded = time.perf_counter() - start
+    return Speed(name, context, context / read, STEPS / decoded, size(cache))
+
+
+def _keys_bytes(cache: Any) -> int:
+    return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cache.layers)
