@@ -132,7 +132,7 @@ Result step_through(const Case& c, const kt::Kernels& kernels, int threads, Rand
     const float* weight = static_cast<const float*>(p.features.weight);
     if (weight && p.log_scale && c.single()) {
         const Features& f = p.features;
-        wide.assign(weight, weight + f.weight_heads * f.inputs * f.columns);
+        wide.assign(weight, weight + (f.weight_heads + f.key_weight_heads) * f.inputs * f.columns);
         p.features.weight = wide.data();
     }
     for (int64_t t = 0; t < c.p.keys; ++t) {
@@ -165,7 +165,7 @@ Slopes backward(const Case& c, const kt::Kernels& kernels, const Result& made, c
     if (c.log_decay.exists())
         s.d_log_decay = Array<double>(p.rows * p.keys * p.decay_width, 0xFF);
     if (f.weight && !favor(f.map)) {
-        s.d_weight = Array<double>(f.weight_heads * f.inputs * f.columns, 0);
+        s.d_weight = Array<double>((f.weight_heads + f.key_weight_heads) * f.inputs * f.columns, 0);
         if (f.bias) s.d_bias = Array<double>(f.weight_heads * f.columns, 0);
     }
     if (c.near()) {

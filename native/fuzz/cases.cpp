@@ -175,8 +175,11 @@ Case make_case(Random& random, int64_t number) {
             f.count = one ? f.columns : 2 * f.columns;
             if (identity) break;
             if (!favor(f.map) && random.chance(0.5)) f.weight_heads = p.heads;
+            // Keys have matrices of their own, or those of queries.
+            if (!favor(f.map) && !one && random.chance(0.4))
+                f.key_weight_heads = random.chance(0.5) ? p.heads : 1;
             const Kind kind = arithmetic(p.type);
-            const int64_t size = f.weight_heads * d * f.columns;
+            const int64_t size = (f.weight_heads + f.key_weight_heads) * d * f.columns;
             const double scale = random.pick<double>({0.3, 1, 2}) / std::sqrt(double(d));
             c.weight = Bytes(size * size_of(kind));
             for (int64_t i = 0; i < size; ++i)
@@ -319,10 +322,8 @@ Problem bind(const Case& c) {
     p.near_positions = c.near_positions.view();
     if (!c.seen.empty()) p.seen = c.seen.data();
     if (!c.gain.empty()) p.gain = c.gain.data();
-    const int64_t size = size_of(arithmetic(p.type)), columns = p.features.columns;
-    if (c.weight.data())
-        p.features.weight = c.weight.data() + c.weight_offset * p.features.inputs * columns * size;
-    if (c.bias.data()) p.features.bias = c.bias.data() + c.weight_offset * columns * size;
+    p.features.weight = c.weight.data();
+    p.features.bias = c.bias.data();
     return p;
 }
 
@@ -332,12 +333,13 @@ std::string story(const Case& c) {
     char text[500];
     std::snprintf(text, sizeof text,
                   "%s %s→%s rows %lld heads %lld groups %lld n %lld n_q %lld d %lld m %lld M %lld "
-                  "weights %lld chunk %lld start %lld%s%s%s%s%s%s decay %lld%s",
+                  "weights %lld+%lld chunk %lld start %lld%s%s%s%s%s%s decay %lld%s",
                   name_of(p.features.map), types[int(p.type)], types[int(p.output_type)],
                   (long long)p.rows, (long long)p.heads, (long long)p.groups, (long long)p.keys,
                   (long long)p.queries, (long long)p.features.inputs,
                   (long long)p.features.count, (long long)p.width,
-                  (long long)p.features.weight_heads, (long long)p.chunk, (long long)p.start,
+                  (long long)p.features.weight_heads, (long long)p.features.key_weight_heads,
+                  (long long)p.chunk, (long long)p.start,
                   p.causal ? " causal" : "", p.normalize ? " normalized" : "",
                   c.mask.exists() ? " mask" : "", c.restart.exists() ? " restart" : "",
                   c.log_scale.empty() ? "" : " scaled", c.wild ? " wild" : "",

@@ -15,7 +15,6 @@ struct Case {
     Grid q, k, v, mask, query_mask, restart, log_decay, q_positions, k_positions, q_scale, k_scale;
     Grid near_k, near_v, near_keep, near_positions;  // tokens that the state has kept
     Bytes weight, bias;
-    int64_t weight_offset = 0;
     std::vector<double> sums, log_scale, decay_total, gain;
     std::vector<int64_t> seen;  // empty: nobody asks for the tokens that are kept
     std::vector<uint8_t> bad;
@@ -33,9 +32,9 @@ struct Case {
         if (p.causal) return mask.exists() && mask.get(query_row / p.groups, t) == 0;
         return query_mask.exists() && query_mask.get(query_row, t) == 0;
     }
-    int64_t which(int64_t row) const {
-        return row % p.heads * p.features.weight_heads / p.heads;
-    }
+    // The matrix of a row's queries, and of its keys.
+    int64_t which(int64_t row) const { return p.features.query_weight(row % p.heads, p.heads); }
+    int64_t which_key(int64_t row) const { return p.features.key_weight(row % p.heads, p.heads); }
 };
 
 inline bool projected(Map map) { return map >= Map::hedgehog_softmax && map <= Map::favor_trig; }

@@ -216,12 +216,31 @@ void check_threads(const Case& c, const kt::Kernels& kernels, const Result& made
     for (int64_t r = 0; r < c.p.rows; ++r) compare_states(made, r, c.p.rows, other, r, why.c_str());
 }
 
+// The matrices and the bias of row r, for a case of that row alone.
+void take_weights(const Case& c, int64_t r, Case& one) {
+    Features& f = one.p.features;
+    f.weight_heads = 1;
+    f.key_weight_heads = std::min<int64_t>(1, f.key_weight_heads);
+    const int64_t column = f.columns * size_of(arithmetic(c.p.type)), matrix = f.inputs * column;
+    if (c.weight.data()) {
+        one.weight = Bytes((1 + f.key_weight_heads) * matrix);
+        std::memcpy(one.weight.data(), c.weight.data() + c.which(r) * matrix, std::size_t(matrix));
+        if (f.key_weight_heads)
+            std::memcpy(one.weight.data() + matrix, c.weight.data() + c.which_key(r) * matrix,
+                        std::size_t(matrix));
+    }
+    if (c.bias.data()) {
+        one.bias = Bytes(column);
+        std::memcpy(one.bias.data(), c.bias.data() + c.which(r) * column, std::size_t(column));
+    }
+}
+
 void check_alone(const Case& c, const kt::Kernels& kernels, const Result& made, Random& random) {
     if (!c.p.rows) return;
     const int64_t r = random.between(0, c.p.rows - 1), groups = c.p.groups;
     Case one = c;
-    one.p.rows = one.p.heads = one.p.features.weight_heads = 1;
-    one.weight_offset = c.which(r);
+    one.p.rows = one.p.heads = 1;
+    take_weights(c, r, one);
     for (Grid Case::*g : {&Case::k, &Case::v, &Case::mask, &Case::restart, &Case::log_decay,
                           &Case::k_positions, &Case::k_scale, &Case::near_k, &Case::near_v,
                           &Case::near_keep, &Case::near_positions})

@@ -301,7 +301,7 @@ Told tell_far(const Case& c, const Dense& x, int64_t row) {
             for (int64_t e = 0; e < w; ++e)
                 s.bad[std::size_t(e)] |= x.bad_k[at] || (e < p.width && !std::isfinite(values[e]));
             if (!x.bad_k[at]) {
-                compute_phi(c, x, x.k.data() + int64_t(at) * d, c.which(row), x.k_positions[at],
+                compute_phi(c, x, x.k.data() + int64_t(at) * d, c.which_key(row), x.k_positions[at],
                             x.k_scale[at], phi);
                 s.risky = s.risky || phi.risky;
                 s.reach = std::max(s.reach, std::fabs(phi.log_scale));
@@ -371,7 +371,7 @@ std::vector<Key> keys_of(const Case& c, const Dense& x, int64_t row) {
     }
     for (Key& key : keys)
         if (p.features.count && !key.bad)
-            compute_phi(c, x, key.k, c.which(row), key.position, 0, key.phi);
+            compute_phi(c, x, key.k, c.which_key(row), key.position, 0, key.phi);
     return keys;
 }
 

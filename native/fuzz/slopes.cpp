@@ -114,7 +114,8 @@ void check_backward(const Case& c, const kt::Kernels& kernels, const Result& mad
     std::vector<int64_t> all;
     std::vector<Real> held;
     for (int64_t i = 0; i < p.rows; ++i)
-        if (i == r || (s.d_weight.exists && c.which(i) == c.which(r))) {
+        if (i == r || (s.d_weight.exists &&
+                       (c.which(i) == c.which(r) || c.which_key(i) == c.which_key(r)))) {
             all.push_back(i);
             held.push_back(c.log_scale.empty() ? NONE : Real(made.log_scale[i]));
             if (!loss_of(c, x, s, i, held.back()).usable) return;
@@ -158,6 +159,9 @@ void check_backward(const Case& c, const kt::Kernels& kernels, const Result& mad
     const int64_t steps = n * p.decay_width, matrix = d * f.columns;
     try_array(s.d_log_decay, r * steps, steps, x.log_decay.data(), one, held_one, "d_log_decay");
     try_array(s.d_weight, c.which(r) * matrix, matrix, x.weight.data(), all, held, "d_weight");
+    if (f.key_weight_heads)
+        try_array(s.d_weight, c.which_key(r) * matrix, matrix, x.weight.data(), all, held,
+                  "d_weight of keys");
     try_array(s.d_bias, c.which(r) * f.columns, f.columns, x.bias.data(), all, held, "d_bias");
     if (s.d_gain.exists) {
         const Real largest = std::fabs(Real(s.d_gain[q]));
