@@ -99,27 +99,33 @@ def is_concrete(x: Array) -> bool:
         return not _is_jax_tracer(x) and all(d.platform == "cpu" for d in x.devices())
     if lib == "torch":
         torch = sys.modules["torch"]
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # vmap, torch.func.grad
-        return (
-            x.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-            and type(x) in (torch.Tensor, torch.nn.Parameter)  # not FakeTensor
-            and not wrapped(x)
-        )
+        return _is_ordinary(x, torch) and not _watched(torch)
     return True
 
 
-def is_plain(x: Any) -> bool:
-    """Whether x is an ordinary array of NumPy's or tensor of PyTorch's with its values at hand."""
-    return type(x) is np.ndarray or (library(x) == "torch" and is_concrete(x))
+def _is_ordinary(x: Any, torch: Any) -> bool:
+    """Whether x is a tensor on the CPU, not a FakeTensor, and not wrapped by torch.func."""
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.is_cpu
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
 
 
-def surroundings(x: Any) -> Any:
-    """What arrays made beside a plain x depend on: its device, and PyTorch's inference mode."""
-    if type(x) is np.ndarray:
+def _watched(torch: Any) -> bool:
+    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def surroundings(*arrays: Any) -> Any:
+    """What arrays made beside these depend on, if they are ordinary arrays of NumPy's or tensors of
+    PyTorch's with their values at hand (its inference mode, and whether there are tangents); None
+    of others."""
+    if all(type(x) is np.ndarray for x in arrays):
+        return ()
+    torch = sys.modules.get("torch")
+    if torch is None or _watched(torch) or not all(_is_ordinary(x, torch) for x in arrays):
         return None
-    return x.device, sys.modules["torch"].is_inference_mode_enabled()
+    return torch.is_inference_mode_enabled(), torch.autograd.forward_ad._current_level >= 0
 
 
 def all_finite(x: Array) -> bool:
@@ -267,7 +273,8 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     lib = library(x)
     if lib == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().cpu()
+        if x.requires_grad or not x.is_cpu:
+            x = x.detach().cpu()
         x = x.resolve_neg() if x.is_neg() else x
         found: np.ndarray[Any, Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
         return found

@@ -17,7 +17,6 @@ from kerneltrick._arrays import (
     constant,
     is_concrete,
     is_floating,
-    is_plain,
     namespace,
     static_start,
     surroundings,
@@ -36,7 +35,7 @@ from kerneltrick.attention._arguments import (
 from kerneltrick.attention._dial import Dial, check_far, check_window, combined
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
 from kerneltrick.attention._state_file import LONGEST
-from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry
+from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry, supports
 
 OnZero = Literal["raise", "nan", "zero"]
 Positions = Array | tuple[Array, Array]
@@ -72,6 +71,7 @@ class Call(NamedTuple):
     on_zero: OnZero | None
     fingerprint: str
     padded: tuple[bool, bool]  # a masked token stands in for an empty axis of queries, of keys
+    how: Any = None  # the core runs it, where that is known
 
 
 class _Known(NamedTuple):
@@ -83,6 +83,7 @@ class _Known(NamedTuple):
     fingerprint: str
     gain: Array | None
     carry: Carry | None  # the empty one, where it is small; no engine writes into what it is given
+    how: Any
 
 
 _KNOWN: dict[Any, _Known] = {}
@@ -113,9 +114,10 @@ def check_call(
                 _KNOWN.clear()
             data = call.data
             small = math.prod(data.carry.sums.hi.shape) <= MOST_KEPT
+            how = supports(call.plan, data)
             _KNOWN[key] = _Known(
                 call.inputs.xp, call.plan, call.raises, call.fingerprint, data.gain,
-                data.carry if small else None,
+                data.carry if small else None, how if how is not None and how.text else None,
             )  # fmt: skip
         return call
     headless = q.ndim == 2
@@ -126,8 +128,9 @@ def check_call(
     data = Data(q, k, v, *none, 0, carry, known.gain)
     inputs = Inputs(known.xp, q, k, v, headless)
     return Call(
-        inputs, known.plan, data, known.raises, options.on_zero, known.fingerprint, (False, False)
-    )
+        inputs, known.plan, data, known.raises, options.on_zero, known.fingerprint, (False, False),
+        known.how,
+    )  # fmt: skip
 
 
 def _key(
@@ -139,7 +142,8 @@ def _key(
     arrays = (log_decay, mask, query_mask, segment_ids, positions, state, far)
     if any(x is not None for x in arrays):
         return None
-    if not (is_plain(q) and is_plain(k) and is_plain(v) and q.dtype == k.dtype == v.dtype):
+    around = surroundings(q, k, v)
+    if around is None or not q.dtype == k.dtype == v.dtype:
         return None
     numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size, return_state)
     types = tuple(map(type, numbers))  # 1 and True are equal, but not both a scale
@@ -151,7 +155,7 @@ def _key(
     name = feature_map if isinstance(feature_map, str) else id(feature_map)
     return (
         who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape, q.dtype,
-        *map(surroundings, (q, k, v)),
+        around,
     )  # fmt: skip
 
 

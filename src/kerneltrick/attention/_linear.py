@@ -177,7 +177,7 @@ def attend(
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
     more: tuple[Any, ...] = ()
     if engine == "auto":
-        how = supports(call.plan, call.data)
+        how = supports(call.plan, call.data) if call.how is None else call.how
         engine, more = (otherwise, ()) if how is None else ("native", (how,))
     result = jit(ENGINES[engine], call.plan, call.data, *more, like=call.inputs.q)
     report_zero(call, result.zero)

@@ -286,9 +286,10 @@ class Buffers:
             return
         if x.shape[:-2] != lead:
             x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
-        offsets = _offsets(lead, x.strides[:-2])
+        *strides, token, element = x.strides
+        offsets, where = _offsets(lead, tuple(strides))
         self.alive += [x, offsets]
-        self.call[name] = (_address(x), _address(offsets), x.strides[-2], x.strides[-1])
+        self.call[name] = (_address(x), where, token, element)
 
     def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
         """x as one contiguous piece of memory."""
@@ -300,14 +301,14 @@ class Buffers:
 
 
 @functools.lru_cache(maxsize=256)
-def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> NumpyArray:
-    """Where each of the leading indices begins, in bytes."""
+def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> tuple[NumpyArray, int]:
+    """Where each of the leading indices begins, in bytes, and the address of that."""
     found = np.zeros(lead, dtype=np.int64)
     for axis, (size, stride) in enumerate(zip(lead, strides, strict=True)):
         shape = [1] * len(lead)
         shape[axis] = size
         found += np.arange(size, dtype=np.int64).reshape(shape) * stride
-    return found
+    return found, _address(found)
 
 
 def _address(x: NumpyArray) -> int:

@@ -105,9 +105,10 @@ def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result
 
     how = Fused(how.text, *map(tensor, how[1:]))
     given = _native.arguments(plan, data, how, scales)
-    if torch.is_grad_enabled() and (traced(data) or torch._C._any_requires_grad(*given)):
+    recorded = _recorded(given)
+    if recorded or (torch.is_grad_enabled() and traced(data)):
         given = given._replace(gradient=True)
-    made = Made._make(_apply(_Attend, given))
+    made = Made._make(_apply(_Attend, given, recorded))
     log_scale = None if data.carry.log_scale is None else made.log_scale
     after = Carry(Wide(made.sums, None), log_scale, data.carry.log_decay, made.bad)
     if plan.wants_state:
@@ -143,7 +144,8 @@ def _compute(x: Tensor) -> torch.dtype:
 
 def to_numpy(x: Tensor) -> Any:
     """The memory of a tensor; bfloat16, which NumPy lacks, as the bits it is."""
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     if x.is_neg():
         x = x.resolve_neg()
     return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
@@ -442,11 +444,16 @@ def _one_by_one(function: Any, info: Any, dims: tuple[Any, ...], arguments: tupl
     return made, (0,) * len(made)
 
 
-def _apply(function: Any, arguments: tuple[Any, ...]) -> Any:
+def _recorded(arguments: tuple[Any, ...]) -> bool:
+    """Whether autograd will ask for the gradient of what is made of these."""
+    return bool(torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments))
+
+
+def _apply(function: Any, arguments: tuple[Any, ...], recorded: bool | None = None) -> Any:
     """The operator of a function; torch.func sees only functions that say how to be batched."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+    if _recorded(arguments) if recorded is None else recorded:
         return OPERATORS[function](*arguments)
     with torch._C._AutoDispatchBelowAutograd():  # which would only pass it on
         return OPERATORS[function](*arguments)
@@ -461,13 +468,13 @@ def _register(name: str, function: Any, inputs: str, outputs: int, run: Any, sha
     LIBRARY.impl(name, run, "CPU")
     torch.library.register_fake(f"kerneltrick::{name}", shapes, lib=LIBRARY)
 
-    def recorded(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+    def autograd(*arguments: Any) -> Any:
+        if _recorded(arguments):
             return function.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    LIBRARY.impl(name, recorded, "Autograd")
+    LIBRARY.impl(name, autograd, "Autograd")
     return operator
 
 
