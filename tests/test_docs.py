@@ -5,7 +5,6 @@ Pages are opened in a real browser as in test_browser.py, from the disk and with
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import html
 import importlib
@@ -38,6 +37,7 @@ PAGES = {  # and the extras they need
     "howto/linearise_your_model.md": ("transformers",),
     "howto/scikit_learn.md": ("sklearn",),
 }
+LONG = {"start.md", "howto/attention_in_pytorch.md"}
 ROOMS = (
     "kerneltrick",
     *(
@@ -49,7 +49,9 @@ ROOMS = (
 LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in PAGES]
+)
 def test_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:
         pytest.importorskip(extra)
@@ -60,24 +62,27 @@ def test_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
 pytestmark = pytest.mark.xdist_group("docs")  # the site is built once
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; test processes that run side by side build it once."""
+PART = ("docs/index", "README", "docs/02_kernel_trick", "docs/reference/attention")
+WHOLE = pytest.param("whole", marks=pytest.mark.slow)
+in_part = pytest.mark.parametrize("site", ["part"], indirect=True)
+in_whole = pytest.mark.parametrize("site", [WHOLE], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["part", WHOLE])
+def site(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; or a part of it, whose links into the rest lead nowhere."""
     for package in ("furo", "myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (extra docs)")
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    built = shared / "site"
-    with open(shared / "site.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n"]
-            places = ["-c", "docs", "-d", str(shared / "doctrees"), ".", str(shared / "building")]
-            done = subprocess.run([*command, *places], cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-5000:]
-            (shared / "building").rename(built)
+    built = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs"]
+    if request.param == "part":
+        command += ["-D", "include_patterns=" + ",".join(f"{page}.md" for page in PART)]
+    else:
+        command += ["-W", "--keep-going", "-n"]
+    command += ["-d", str(tmp_path_factory.mktemp("doctrees")), ".", str(built)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
     return built
 
 
@@ -113,6 +118,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
         assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
 
 
+@in_whole
 def test_every_link_and_anchor_exists(site):
     pages = html_pages(site)
     broken = []
@@ -130,15 +136,28 @@ def test_every_link_and_anchor_exists(site):
     assert broken == []
 
 
+@in_part
 def test_the_entrance_leads_to_the_first_page(site):
     entrance = (site / "index.html").read_text()
     assert 'url=docs/index.html"' in entrance
     assert (site / "docs/index.html").exists()
 
 
+@in_whole
 def test_every_page_of_docs_is_on_the_site(site):
     for page in DOCS.rglob("*.md"):
         assert (site / "docs" / page.relative_to(DOCS)).with_suffix(".html").exists(), page
+
+
+def test_every_page_of_docs_is_in_a_table_of_contents():
+    listed = {DOCS / "index.md"}
+    for page in DOCS.rglob("*.md"):
+        for contents in re.findall(
+            r"^```{toctree}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S
+        ):
+            for entry in re.findall(r"^(?!:)(?:.* <)?([^<>\n]+?)>?$", contents, re.M):
+                listed.add(Path(os.path.normpath(page.parent / f"{entry}.md")))
+    assert set(DOCS.rglob("*.md")) - listed == set()
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +171,21 @@ def described(site: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(
+    ("site", "room"),
+    [
+        ("part", "kerneltrick.attention"),
+        *(pytest.param("whole", room, marks=pytest.mark.slow) for room in ROOMS),
+    ],
+    indirect=["site"],
+)
 def test_every_public_name_is_in_the_reference(described, room):
     module = importlib.import_module(room)
     assert {f"{room}.{name}" for name in module.__all__} - described == set()
     assert room in described
 
 
+@in_whole
 def test_every_function_of_the_labs_is_in_the_reference(described):
     labs = importlib.import_module("kerneltrick.labs")
     for name in labs.__all__:
@@ -228,7 +255,7 @@ def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
             bright = sum(map(int, re.findall(r"\d+", look["paper"])[:3])) > 600
             assert bright == (scheme == "light"), page.name
         views.reverse()
-    assert formulas > 50
+    assert formulas > 5
     assert troubles == []
 
 
@@ -242,6 +269,7 @@ def shaded(table: Any, left: int) -> tuple[bool, bool]:
     return bool(left_edge), bool(right_edge)
 
 
+@in_part
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_wide_table_is_shaded_where_it_goes_on(site, browser, scheme):
     tab, troubles = open_tab(browser, 390, scheme)
@@ -268,6 +296,7 @@ def test_no_markup_is_left_in_what_is_read(site):
         assert left is None, (page.name, words[left.start() - 60 : left.end() + 60])
 
 
+@in_part
 def test_static_methods_have_all_their_arguments_in_the_reference(site):
     page = (site / "docs/reference/attention.html").read_text(encoding="utf-8")
     for name, first in (("State.empty", "feature_map"), ("State.load", "path")):
@@ -294,7 +323,7 @@ def test_search_finds_pages_without_a_network(site, browser):
     tab.goto((site / "search.html").as_uri() + "?q=normaliser")
     tab.get_by_text("Search finished").wait_for()  # results appear one by one
     found = tab.locator("#search-results li a").all_inner_texts()
-    assert len(found) > 3
+    assert len(found) > 1
     assert any("kernel trick" in title.lower() for title in found)
     tab.goto((site / "search.html").as_uri() + "?q=linear_attention")
     tab.get_by_text("Search finished").wait_for()

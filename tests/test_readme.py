@@ -10,7 +10,7 @@ import kerneltrick as kt
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = {  # and the extras they need; labs 02 and 03 have theirs in test_labs.py
+PAGES = {  # and the extras they need; pages 02 and 03 are run in test_labs.py
     "01_complexity.md": ("sympy", "matplotlib"),
     "04_quadratic_kernel.md": ("sympy",),
     "05_heads_and_decoding.md": ("sympy", "torch"),
@@ -19,6 +19,7 @@ PAGES = {  # and the extras they need; labs 02 and 03 have theirs in test_labs.p
     "08_modern_kin.md": ("torch",),
     "choose_a_map.md": ("torch",),
 }
+LONG = {"01_complexity.md", "04_quadratic_kernel.md", "06_kernels_and_rkhs.md", "07_based.md"}
 
 
 def test_code_runs():
@@ -33,7 +34,9 @@ def test_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in PAGES]
+)
 def test_docs_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:
         pytest.importorskip(extra)
