@@ -15,6 +15,7 @@ with pytest.MonkeyPatch.context() as patch:
     make_notebooks = importlib.import_module("make_notebooks")
 labs = make_notebooks.grader.labs()
 NUMBERS = tuple(make_notebooks.CHECKS)
+RUN = [x if x == "02" else pytest.param(x, marks=pytest.mark.slow) for x in NUMBERS]
 
 
 def notebook_path(number):
@@ -83,8 +84,8 @@ def check_of(number, name):
     return f"lab{number}-{make_notebooks.slug(name)}-check"
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-class TestNotebooks:
+@pytest.mark.parametrize("number", RUN)
+class TestRun:
     def test_right_answers_pass_every_cell(self, number, tmp_path):
         book = filled_in(number, right_answers(number))
         printed = execute(book, tmp_path, number)
@@ -105,13 +106,27 @@ class TestNotebooks:
         assert compared
 
     def test_bare_notebook_runs_through_and_says_what_is_missing(self, number, tmp_path):
-        printed = execute(read(number), tmp_path, number)
+        """Then the functions are written, and the last cell is run again; and far from its lab."""
+        nbformat = pytest.importorskip("nbformat")
+        book = read(number)
+        tests = next(cell.source for cell in book.cells if cell.id == f"lab{number}-tests")
+        later = {f"again-{name}": text for name, text in right_answers(number).items()}
+        later["again"] = tests
+        later["far"] = tests.replace(f"../{labs[number].folder}", "elsewhere")
+        for name, text in later.items():
+            book.cells.append(nbformat.v4.new_code_cell(text, id=make_notebooks.slug(name)))
+        printed = execute(book, tmp_path, number)
         for name in exercises(number):
             assert printed[check_of(number, name)] == f"{name}: not written yet.\n"
         last = printed[f"lab{number}-tests"]
         assert f"Lab {number}: not done yet." in last
         assert all(f"NotImplementedError: {name}" in last for name in exercises(number))
+        assert f"Lab {number}: all tests pass. Done." in printed["again"]
+        assert "set FOLDER to the folder of the lab" in printed["far"]
 
+
+@pytest.mark.parametrize("number", NUMBERS)
+class TestNotebooks:
     def test_valid_with_stable_ids_and_no_outputs(self, number):
         nbformat = pytest.importorskip("nbformat")
         nbformat.validate(json.loads(notebook_path(number).read_text(encoding="utf-8")))
@@ -149,7 +164,7 @@ class TestNotebooks:
     ("number", "name", "wrong", "said"),
     [
         ("02", "elu_feature_map", "np.where(x > 0, x, np.exp(x) - 1) + 1", "branch below 0 as eˣ"),
-        ("03", "relu_feature_map", "np.abs(x)", "max(0, x)"),
+        pytest.param("03", "relu_feature_map", "np.abs(x)", "max(0, x)", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_answer_stops_at_its_check_and_says_why(number, name, wrong, said, tmp_path):
@@ -159,27 +174,6 @@ def test_a_wrong_answer_stops_at_its_check_and_says_why(number, name, wrong, sai
         execute(filled_in(number, answers), tmp_path, number)
     assert f'with when_written("{name}")' in str(error.value)
     assert said in str(error.value).rstrip().splitlines()[-1]
-
-
-def test_the_last_cell_sees_a_function_that_was_written_again(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    book = read("02")
-    tests = next(cell for cell in book.cells if cell.id == "lab02-tests")
-    for name, text in right_answers("02").items():
-        if name in exercises("02"):
-            book.cells.append(nbformat.v4.new_code_cell(text, id=f"again-{name}"))
-    book.cells.append(nbformat.v4.new_code_cell(tests.source, id="again"))
-    printed = execute(book, tmp_path, "02")
-    assert "not done yet" in printed["lab02-tests"]
-    assert "all tests pass" in printed["again"]
-
-
-def test_notebook_far_from_its_lab_says_so(tmp_path):
-    book = read("02")
-    tests = next(cell for cell in book.cells if cell.id == "lab02-tests")
-    tests.source = tests.source.replace("../lab02_kernel_trick", "elsewhere")
-    printed = execute(book, tmp_path, "02")
-    assert "set FOLDER to the folder of the lab" in printed["lab02-tests"]
 
 
 def test_notebooks_are_up_to_date():
