@@ -370,18 +370,17 @@ def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
     assert not tab.page.locator("#timing-section").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 768, 1440])
-def test_the_page_never_scrolls_sideways(open_report, comparison, width, scheme):
-    tab = open_report(
-        hostile(comparison) if scheme == "dark" else comparison,
-        viewport={"width": width, "height": 844},
-        color_scheme=scheme,
-    )
-    assert tab.page.evaluate("document.scrollingElement.scrollWidth") <= width
-    paper = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    brightness = sum(map(int, re.findall(r"\d+", paper)[:3]))
-    assert (brightness > 600) == (scheme == "light")
+@pytest.mark.parametrize("spoilt", [False, True], ids=["plain", "hostile"])
+def test_the_page_never_scrolls_sideways(open_report, comparison, spoilt):
+    page = open_report(hostile(comparison) if spoilt else comparison).page
+    for width in (1440, 768, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            brightness = sum(map(int, re.findall(r"\d+", paper)[:3]))
+            assert (brightness > 600) == (scheme == "light")
 
 
 def test_colours_switch_and_print_is_light_without_controls(open_report, comparison):

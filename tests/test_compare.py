@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kerneltrick as kt
 from kerneltrick import analysis, engines, maps
-from kerneltrick.analysis import _blocks, _compare, _curves, _sampled, _timing
+from kerneltrick.analysis import _blocks, _compare, _curves, _limit, _sampled, _timing
 from kerneltrick.analysis._limit import dyadic_blocks, weight_limit
 from kerneltrick.analysis._store import Store, run_key
 from kerneltrick.analysis._types import FORMAT, HeadMetrics
@@ -144,13 +144,16 @@ def test_dyadic_blocks_cover_the_lower_triangle_once(n):
     np.testing.assert_array_equal(count, np.tri(n, k=-1, dtype=int))
 
 
-def test_the_limit_above_2048_says_that_it_is_an_estimate():
-    q, k = np.random.default_rng(0).standard_normal((2, 2100, 4))
+def test_the_limit_above_2048_says_that_it_is_an_estimate(monkeypatch):
+    for module in (_limit, _sampled):
+        monkeypatch.setattr(module, "WHOLE_UP_TO", 700)  # 2048 takes seconds
+    q, k = np.random.default_rng(0).standard_normal((2, 720, 4))
     estimate, causal = (weight_limit(q, k, 0.5, causal) for causal in (False, True))
     for limit in (estimate, causal):
         assert limit.kind == "estimate"
         assert limit.mse(2) > limit.mse(20) >= 0
-    exact = weight_limit(q[:2048], k[:2048], 0.5, False)
+    exact = weight_limit(q[:700], k[:700], 0.5, False)
+    assert exact.kind != "estimate"
     assert estimate.mse(8) == pytest.approx(exact.mse(8), rel=0.2)
 
 
