@@ -1,6 +1,7 @@
 """Linear attention as a loop over tokens, in float64: what every engine must equal."""
 
 import numpy as np
+import pytest
 
 MAPS = [
     "identity",
@@ -32,6 +33,13 @@ SIGNED_FEATURES = {
     "taylor:order=3",
 }
 
+# Plain and with both; a mask or a state alone only by `make test-all`.
+MASKED_CONTINUED = [
+    pytest.param(False, False, id="unmasked-fresh"),
+    pytest.param(True, True, id="masked-continued"),
+    pytest.param(True, False, id="masked-fresh", marks=pytest.mark.slow),
+    pytest.param(False, True, id="unmasked-continued", marks=pytest.mark.slow),
+]
 DECAYS = ["none", "number", "head", "token", "feature"]
 
 

@@ -458,7 +458,15 @@ def test_a_bomb_is_refused_in_little_memory(tmp_path, kind):
     assert added < 64 * MIB
 
 
-@pytest.mark.parametrize("kind", ["npz", "compressed", "fortran", "big-endian", "bfloat16", "npy"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "compressed",
+        "bfloat16",
+        "npy",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("npz", "fortran", "big-endian")),
+    ],
+)
 def test_memory_stays_below_twice_the_declared_bytes(tmp_path, kind):
     x = np.random.default_rng(0).standard_normal((8, 1 << 13, 128), dtype=np.float32)  # 32 MiB
     declared = 3 * x.nbytes

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from oracle import DECAYS, MAPS, make_decay
+from oracle import DECAYS, MAPS, MASKED_CONTINUED, make_decay
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -23,8 +23,7 @@ def tensors(n=5, heads=(2, 1), seed=0):
     return [torch.asarray(x).requires_grad_() for x in (q, k, v)]
 
 
-@pytest.mark.parametrize("with_state", [False, True], ids=["fresh", "continued"])
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize(("masked", "with_state"), MASKED_CONTINUED)
 @pytest.mark.parametrize("normalize", [True, False], ids=["normalised", "raw"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("text", MAPS)

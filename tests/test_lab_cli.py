@@ -342,7 +342,7 @@ class TestCheck:
         assert run("lab", "check", tmp_path, "--seconds", "-1")[0] == 3
 
     @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
-    @pytest.mark.parametrize("option", [(), ("--csv",)])
+    @pytest.mark.parametrize("option", [(), pytest.param(("--csv",), marks=pytest.mark.slow)])
     def test_ctrl_c_says_what_was_graded(self, option, tmp_path):
         (tmp_path / "ada.py").write_text("def verify_associativity(Q, K, V): return True\n")
         (tmp_path / "bob.py").write_text(

@@ -132,6 +132,7 @@ def test_training_learns_a_text(trained):
     assert loaded.sample("in ", 9, seed=1) == run.sample("in ", 9, seed=1)
 
 
+@pytest.mark.slow
 def test_after_kill_9_in_a_step_training_goes_on_with_the_same_losses(trained, tmp_path):
     """The child hangs three steps after its fourth checkpoint, in the middle of one."""
     script = f"""

@@ -262,7 +262,7 @@ def small_calls(count):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_memory_is_stable_over_many_calls(count):
     small_calls(count // 5)
     gc.collect()

@@ -25,8 +25,10 @@ def arrays(n=23, dtype=np.float32, seed=0):
 
 
 def slow(library, engine, causal):
-    """XLA compiles each case for seconds: chunked and causal every time, all in test-all."""
-    return library == "jax" and not (engine == "chunked" and causal)
+    """What takes seconds, by XLA's compiling or token by token, is left to test-all."""
+    if library == "jax":
+        return not (engine == "chunked" and causal)
+    return library == "array-api-strict" and engine == "recurrent"
 
 
 CASES = [
