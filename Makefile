@@ -27,8 +27,9 @@ watch=$$!; trap 'kill $$watch 2> /dev/null' EXIT; \
 endef
 
 # As many workers as processors, so one thread for each library in each: more would wait for each
-# other. Tests that share a long set-up are a group, and go to one worker.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+# other. Tests that share a long set-up are a group, and go to one worker. Many tests start Python
+# again, so the modules are compiled once, also where the environment would not have it.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
@@ -87,7 +88,7 @@ sanitize-arm: $(VENV)/.backend ## the fuzzer on ARM64: cross-compiled, in an emu
 	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/kt_fuzz --cases 5000
 
 test: $(VENV)/.test ## every test except the long sweeps
-	$(PYTEST) -m "not slow"
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.test ## every test, and more examples of each property: in an hour
 	HYPOTHESIS_PROFILE=all $(PYTEST)
