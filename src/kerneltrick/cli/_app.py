@@ -51,6 +51,7 @@ from kerneltrick.cli._output import (
     words_stream,
 )
 from kerneltrick.cli._prove import prove_command
+from kerneltrick.cli._recall import recall_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
 from kerneltrick.cli._train import generate_command, train_command
@@ -288,6 +289,7 @@ app.command("evaluate")(evaluate_command)
 app.command("costs")(costs_command)
 app.command("train")(train_command)
 app.command("generate")(generate_command)
+app.command("recall")(recall_command)
 # A claim may begin with a minus sign.
 app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
 app.add_typer(simulate_app, name="simulate")

@@ -7,7 +7,7 @@ from kerneltrick.report._figures import (
     timing_figure,
     weights_figure,
 )
-from kerneltrick.report._html import render_evaluation, render_html, save_html
+from kerneltrick.report._html import render_evaluation, render_html, render_recall, save_html
 
 __all__ = [
     "error_figure",
@@ -15,6 +15,7 @@ __all__ = [
     "pareto_figure",
     "render_evaluation",
     "render_html",
+    "render_recall",
     "save_html",
     "timing_figure",
     "weights_figure",

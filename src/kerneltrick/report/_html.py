@@ -22,6 +22,8 @@ _SCRIPTS = (
 )  # fmt: skip
 EVALUATION = "kerneltrick.evaluate/1"
 _OF_EVALUATION = ("base.js", "colour.js", "chart.js", "evaluation.js")
+RECALL = "kerneltrick.recall/1"
+_OF_RECALL = ("base.js", "colour.js", "chart.js", "recall.js")
 # Inside <script type="application/json"> these could end the element or start another; JSON
 # reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
 # to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
@@ -61,6 +63,22 @@ def render_evaluation(evaluation: Mapping[str, Any]) -> str:
         if name not in evaluation:
             raise ValueError(f"the evaluation has no {name!r}, which the report draws")
     return _page("evaluation.html", _OF_EVALUATION, evaluation)
+
+
+def render_recall(found: Mapping[str, Any]) -> str:
+    """Recall against the bytes of states as HTML: what `kerneltrick recall --html` writes.
+
+    found: format "kerneltrick.recall/1", as `--json` writes it. The page is as closed as that of
+    `render_html`.
+    """
+    if found.get("format") != RECALL:
+        raise ValueError(
+            f"the recall has format {found.get('format')!r}; this report draws {RECALL!r}"
+        )
+    for name in ("settings", "points", "trainings", "published"):
+        if not found.get(name):
+            raise ValueError(f"the recall has no {name!r}, which the report draws")
+    return _page("recall.html", _OF_RECALL, found)
 
 
 def _page(template: str, scripts: Sequence[str], values: Mapping[str, Any]) -> str:

@@ -62,6 +62,16 @@ class MixerState:
         return int(self.memory.nbytes) + int(tail)
 
     @property
+    def size(self) -> int:
+        """Numbers held, whatever the width of each: sums are kept in wider ones than they need."""
+        memory = self.value()
+        held = 0 if self.tail is None else int(self.tail.numel())
+        if isinstance(memory, Held):
+            return held + int(memory.tensor.numel())
+        near = () if memory.near is None else (memory.near.k, memory.near.v)
+        return held + sum(int(x.numel()) for x in (memory.sums.hi, *near))
+
+    @property
     def place(self) -> tuple[int, Any]:
         """The rows of the batch, and the device they are on."""
         if isinstance(self.memory, Held):

@@ -1,4 +1,8 @@
-// Axes, scales and labels shared by the three charts.
+// Axes, scales and labels shared by all charts.
+
+const swatch = (series, dashed = false) => make("i", { class: `swatch s${series}${dashed ? " dashed" : ""}` });
+
+const linearScale = ([low, high], [from, to]) => (x) => from + ((x - low) / (high - low)) * (to - from);
 
 function logScale([low, high], [from, to]) {
   const a = Math.log10(low);
@@ -34,16 +38,17 @@ function roomOf(host) {
   return host.closest(".pair") ? 340 : 700;
 }
 
+// With ticks of its own the vertical axis is linear, else it is logarithmic.
 // An empty plot with axes: {svg, x, y, width, height, left, right, top, bottom}.
-function frame(host, { height, xs, ys, xLabel, yLabel, xTicks = null, xFormat = tick, yFormat = tick, right = 16, title }) {
+function frame(host, { height, xs, ys, xLabel, yLabel, xTicks = null, xFormat = tick, yFormat = tick, yTicks = null, right = 16, title }) {
   const width = Math.max(280, roomOf(host));
   const left = width < 500 ? 44 : 56;
   const top = 38;
   const bottom = height - 46;
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": title });
   const x = logScale(xs, [left, width - right]);
-  const y = logScale(ys, [bottom, top]);
-  for (const value of logTicks(ys, (bottom - top) / 42)) {
+  const y = (yTicks ? linearScale : logScale)(ys, [bottom, top]);
+  for (const value of yTicks || logTicks(ys, (bottom - top) / 42)) {
     svg.append(
       draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
       draw("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, yFormat(value)),

@@ -66,7 +66,7 @@ function drawLines(id, lines, options) {
     }
   }
   const legend = byId(`${id}-legend`);
-  if (legend) legend.replaceChildren(...lines.map(({ name, series }) => make("span", {}, make("i", { class: `swatch s${series}` }), name)));
+  if (legend) legend.replaceChildren(...lines.map(({ name, series }) => make("span", {}, swatch(series), name)));
   return plot;
 }
 

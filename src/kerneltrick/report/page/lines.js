@@ -1,7 +1,5 @@
 // Error against the number of features, and time against the length.
 
-const swatch = (series, dashed = false) => make("i", { class: `swatch s${series}${dashed ? " dashed" : ""}` });
-
 function drawCurves() {
   const families = comparison.curves
     .map(({ family, points }, series) => ({ family, series, points: points.map((p) => ({ map: p.map, m: number(p.features), error: number(state.curve === "mse" ? p.mse : p.output_error), bound: number(p.limit_mse) })) }))

@@ -1,0 +1,165 @@
+"""`kerneltrick recall`: how much mixers remember for each byte of their state."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from kerneltrick import recall as room
+from kerneltrick import report
+from kerneltrick._files import is_standard_output, write
+from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, split_maps
+from kerneltrick.cli._options import DaskAddress, Jobs, Quiet
+from kerneltrick.cli._output import (
+    check_outputs,
+    console,
+    plain,
+    progress_bar,
+    unfinished,
+    words_stream,
+)
+from kerneltrick.cli._workers import workers
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+
+def recall_command(
+    preset: Annotated[
+        str,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="minutes: a small task, a quarter of an hour on two processors. paper: that of "
+            "the published points, for days of a large machine.",
+        ),
+    ] = "minutes",
+    mixers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mixers",
+            metavar="MIXERS",
+            show_default=False,
+            help="Separated by commas or spaces: softmax, elu, hedgehog@window=8, "
+            "based:feature_dim=8, deltanet, … Default: those of the preset.",
+        ),
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            "--widths",
+            metavar="NUMBERS",
+            show_default=False,
+            help="Widths of the models, such as 16,32,64: the state grows with them.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", show_default=False, help="Models of each kind.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", show_default=False, help="Steps of each training.")
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option("--pairs", show_default=False, help="Keys with values in a text.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", show_default=False, help="Tokens of a text.")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option("--vocabulary", show_default=False, help="Different tokens.")
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            "--rates",
+            metavar="NUMBERS",
+            show_default=False,
+            help="Learning rates; the best counts for each mixer and width.",
+        ),
+    ] = None,
+    html_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="PATH", help="Write the report, one file to open; - is stdout."
+        ),
+    ] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
+    ] = None,
+    jobs: Jobs = None,
+    dask: DaskAddress = None,
+    quiet: Quiet = False,
+) -> None:
+    """Which mixer recalls most for each byte of its state? Trains small models (extra: torch).
+
+    Multi-query associative recall: keys with values, and later the keys again. With --html or
+    --json, finished trainings are kept beside that file until the end: a run that was killed goes
+    on with the others.
+    """
+    outputs = {
+        option: path
+        for option, path in (("--html", html_path), ("--json", json_path))
+        if path is not None
+    }
+    check_outputs(outputs)
+    changes: dict[str, Any] = {"seeds": seeds, "steps": steps}
+    changes["mixers"] = tuple(split_maps(mixers)) if mixers else None
+    found = read_numbers("--widths", widths)
+    changes["widths"] = None if found is None else tuple(found)
+    changes["rates"] = None if rates is None else _rates(rates)
+    task = {"pairs": pairs, "length": length, "vocabulary": vocabulary}
+    try:
+        settings = room.preset(preset)
+        own = {name: value for name, value in task.items() if value is not None}
+        changes["task"] = dataclasses.replace(settings.task, **own)
+        given = {name: value for name, value in changes.items() if value is not None}
+        settings = dataclasses.replace(settings, **given)
+        resume = unfinished(outputs)
+        room.check(settings, resume)
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    try:
+        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+            result = room.recall(settings, progress=progress, resume=resume, executor=executor)
+    except KeyboardInterrupt:
+        would = "would go on where it was" if resume is None else "goes on where this one was"
+        condition = "with --html or --json " if resume is None else ""
+        raise Stopped(f"stopped; {condition}the same command {would}") from None
+    if html_path is not None:
+        write(html_path, report.render_recall(result.to_dict()))
+    if json_path is not None:
+        write(json_path, result.to_json())
+    if resume is not None:
+        resume.unlink(missing_ok=True)
+    if not quiet:
+        words = words_stream(outputs)
+        _show(result, words)
+        for path in outputs.values():
+            if not is_standard_output(path):
+                print(f"wrote {path}", file=words)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"--rates takes numbers such as 0.003,0.01, not {text!r}") from None
+
+
+def _show(result: room.RecallResult, words: TextIO) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("mixer", "width", "state, bytes", "recall", "lowest", "highest", ""):
+        table.add_column(name, justify="left" if name == "mixer" else "right")
+    for point in sorted(result.points, key=lambda point: point.bytes):
+        shares = (f"{x:.3f}" for x in (point.accuracy, point.lowest, point.highest))
+        cells = (str(point.width), f"{point.bytes:,}", *shares, "front" if point.on_front else "")
+        table.add_row(plain(point.mixer), *cells)
+    console(words).print(table)

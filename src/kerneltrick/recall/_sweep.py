@@ -1,0 +1,101 @@
+"""A sweep: trainings as pieces of work, done by anybody, each kept as it is finished."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from kerneltrick._executor import Piece, Team
+from kerneltrick._progress import ProgressReport
+from kerneltrick._version import __version__
+from kerneltrick.analysis._store import Store, run_key
+from kerneltrick.recall._result import RecallResult, Training, points_of
+from kerneltrick.recall._settings import RecallSettings
+
+
+def recall(
+    settings: RecallSettings,
+    *,
+    progress: ProgressReport | None = None,
+    resume: Path | None = None,
+    executor: concurrent.futures.Executor | None = None,
+) -> RecallResult:
+    """Train every model of the settings and ask it; all that cannot be is refused before.
+
+    `resume` is a file that keeps finished trainings: the same call after a kill does the others.
+    `executor` is any of `concurrent.futures`, or None: one after the other, here.
+    """
+    check(settings, resume)
+    store = Store(resume, _run(settings))
+    pieces = pieces_of(settings)
+    left = {piece.key: piece for piece in pieces if store.get(piece.key) is None}
+
+    def tell() -> None:
+        if progress is not None:
+            what = next(iter(left.values())).what if left else "done"
+            progress(what, len(pieces) - len(left), len(pieces))
+
+    tell()
+    with Team(settings, executor) as team:
+        for piece, value in team.results(_work, list(left.values())):
+            store.put(piece.key, value)
+            del left[piece.key]
+            tell()
+    trainings = [Training(**_named(piece), **store.get(piece.key)) for piece in pieces]
+    return RecallResult(settings.to_dict(), trainings, points_of(trainings))
+
+
+def pieces_of(settings: RecallSettings) -> list[Piece]:
+    """One for each training, small models first, so that there is soon something to see."""
+    return [
+        Piece(
+            f"{mixer} {width} {rate:g} {seed}",
+            f"{mixer}, width {width}, seed {seed}",
+            (mixer, width, rate, seed),
+        )
+        for width in sorted(settings.widths)
+        for seed in range(settings.seeds)
+        for rate in settings.rates
+        for mixer in settings.mixers
+    ]
+
+
+def check(settings: RecallSettings, resume: Path | None = None) -> None:
+    """ValueError if a mixer cannot be made at a width, or if `resume` keeps other trainings."""
+    import torch
+
+    from kerneltrick.torch.mixers import make
+
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        for width in settings.widths:
+            for mixer in settings.mixers:
+                try:
+                    make(mixer, width, settings.heads)
+                except ValueError as error:
+                    raise ValueError(f"{mixer!r} at width {width}: {error}") from None
+    if resume is None or not resume.is_file():
+        return
+    with resume.open(encoding="utf-8", errors="replace") as file:
+        found = file.readline().strip()
+    if found and found != _run(settings):
+        raise ValueError(
+            f"{resume} keeps finished trainings of other settings: give those again to go on, "
+            "write to another file, or remove it"
+        )
+
+
+def _run(settings: RecallSettings) -> str:
+    return run_key(__version__, repr(settings))
+
+
+def _named(piece: Piece) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(Training)]
+    return dict(zip(names, piece.arguments, strict=False))
+
+
+def _work(settings: RecallSettings, *arguments: Any) -> dict[str, Any]:
+    from kerneltrick.recall._train import train_piece  # PyTorch only where a model is trained
+
+    return train_piece(settings, *arguments)

@@ -1,0 +1,100 @@
+"""One training: a mixer of a width learns to recall, and is asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from kerneltrick.recall._model import RecallModel
+from kerneltrick.recall._settings import RecallSettings
+from kerneltrick.recall._task import Examples
+
+LOOKS = 20  # points of the curve of a training
+ROWS = 128  # that are judged at once
+
+
+def train_piece(
+    settings: RecallSettings, mixer: str, width: int, rate: float, seed: int
+) -> dict[str, Any]:
+    """What a training of these settings came to; whatever is drawn depends on the seed alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that numbers do not depend on how many run at once
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = RecallModel(settings.task.vocabulary, mixer, width, settings.heads)
+            return _trained(settings, model, rate, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _trained(
+    settings: RecallSettings, model: RecallModel, rate: float, seed: int
+) -> dict[str, Any]:
+    begun = time.process_time()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=settings.weight_decay)
+    every = max(1, settings.steps // LOOKS)
+    curve: list[list[float]] = []
+    losses: list[float] = []
+    for step in range(settings.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * _schedule(step, settings.steps)
+        optimizer.zero_grad()
+        loss = _loss(model, _batch(settings, seed, step))
+        if not math.isfinite(float(loss.detach())):
+            break  # it will not come back; what is judged is the model before
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if (step + 1) % every == 0:
+            curve.append([step + 1, float(np.mean(losses[-every:]))])
+    judged = settings.task.examples(settings.judged, (1, seed))
+    tokens = torch.from_numpy(judged.tokens[:1])
+    with torch.no_grad():
+        numbers, held = model.numbers(tokens)
+        right = _right(model, judged)
+    return {
+        "accuracy": right,
+        "numbers": numbers,
+        "held_bytes": held,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": len(losses),
+        "curve": curve,
+        "seconds": round(time.process_time() - begun, 1),
+    }
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Rising for a twentieth of the steps, then half a cosine wave down to a tenth."""
+    warm = max(1, steps // 20)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.55 + 0.45 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
+
+
+def _batch(settings: RecallSettings, seed: int, step: int) -> Examples:
+    """New texts at every step, or those of an epoch again and again."""
+    if settings.examples is not None:
+        step %= max(1, settings.examples // settings.batch)
+    return settings.task.examples(settings.batch, (0, seed, step))
+
+
+def _loss(model: RecallModel, batch: Examples) -> Any:
+    tokens, places, answers = (torch.from_numpy(x) for x in batch)
+    return functional.cross_entropy(model(tokens, places).flatten(0, 1), answers.flatten())
+
+
+def _right(model: RecallModel, examples: Examples) -> float:
+    """The share of queries whose value is the likeliest token."""
+    right = 0
+    for first in range(0, len(examples.tokens), ROWS):
+        part = (torch.from_numpy(x[first : first + ROWS]) for x in examples)
+        tokens, places, answers = part
+        right += int((model(tokens, places).argmax(-1) == answers).sum())
+    return right / examples.answers.size

@@ -1,0 +1,247 @@
+"""Recall: the task is that of Zoology, a sweep goes on after a kill, bytes are those of states."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kerneltrick import recall, report  # noqa: E402
+from kerneltrick.cli import main  # noqa: E402
+from kerneltrick.recall import _train  # noqa: E402
+from kerneltrick.recall._model import RecallModel  # noqa: E402
+from kerneltrick.recall._result import Training, pareto, points_of  # noqa: E402
+
+SMALL = recall.RecallSettings(
+    mixers=("softmax", "elu"), widths=(8, 4), task=recall.Task(16, 12, 2), steps=2, seeds=2,
+    batch=4, judged=8,
+)  # fmt: skip
+
+
+def test_every_query_stands_at_an_even_offset_and_asks_for_the_value_of_its_key():
+    task = recall.Task(vocabulary=64, length=40, pairs=7)
+    tokens, places, answers = task.examples(200, seed=3)
+    keys, values = tokens[:, 0:14:2], tokens[:, 1:14:2]
+    assert keys.min() >= 1
+    assert keys.max() < 32 <= values.min()
+    assert values.max() < 64
+    for row in (keys, values, places):
+        assert all(len(set(line)) == 7 for line in row.tolist())
+    assert places.min() >= 14
+    assert places.max() < 40
+    assert not (places % 2).any()
+    assert (np.take_along_axis(tokens, places, axis=1) == keys).all()
+    assert (answers == values).all()
+    again = task.examples(200, seed=3)
+    assert all((a == b).all() for a, b in zip(again, (tokens, places, answers), strict=True))
+    others = np.ones(tokens.shape, bool)
+    others[:, :14] = False
+    np.put_along_axis(others, places, False, axis=1)
+    assert abs(tokens[others].mean() - 31.5) < 1  # all tokens, keys and values alike
+
+
+def test_gaps_fall_as_the_power_says():
+    task = recall.Task(vocabulary=64, length=20, pairs=1, power=0.5)
+    _, places, _ = task.examples(20_000, seed=0)
+    expected = np.arange(1, 10) ** -0.5
+    found = np.bincount((places[:, 0] - 2) // 2, minlength=9) / 20_000
+    np.testing.assert_allclose(found, expected / expected.sum(), atol=0.012)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"length": 13}, "even length"),
+        ({"pairs": 4}, "a length of 16, not 12"),
+        ({"vocabulary": 4, "pairs": 2}, "1 keys, too few for 2"),
+        ({"power": 0.0}, "power"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL.task, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "numbers"),
+    [
+        ("softmax", 2 * 8 * 12),
+        ("softmax@window=4", 2 * 8 * 3),
+        ("elu", 8 * 9),
+        ("elu@window=4", 8 * 9 + 2 * 8 * 3),
+        ("based:feature_dim=2", 6 * 9),
+        ("deltanet:short_convolution=0", 8 * 8),
+        ("ssd:state_dim=4", 4 * 17 + 3 * (16 + 8)),
+    ],
+)
+def test_the_numbers_of_a_state_are_counted_in_it(mixer, numbers):
+    model = RecallModel(16, mixer, width=8, heads=1)
+    found, held = model.numbers(torch.zeros(1, 12, dtype=torch.int64))
+    assert found == numbers + 2 * 8  # and two tokens of the short convolution
+    assert held >= 4 * found
+
+
+def test_any_executor_gives_the_same_and_small_models_come_first():
+    seen = []
+    alone = recall.recall(SMALL, progress=lambda *told: seen.append(told))
+    with ThreadPoolExecutor(1) as executor:
+        shared = recall.recall(SMALL, executor=executor)
+    strip = [dataclasses.replace(t, seconds=0.0) for t in alone.trainings]
+    assert strip == [dataclasses.replace(t, seconds=0.0) for t in shared.trainings]
+    assert [told[1:] for told in seen] == [(i, 8) for i in range(9)]
+    assert seen[0][0] == "softmax, width 4, seed 0"
+    assert {(p.mixer, p.width, p.seeds) for p in alone.points} == {
+        (mixer, width, 2) for mixer in SMALL.mixers for width in SMALL.widths
+    }
+    page = report.render_recall(json.loads(alone.to_json()))
+    assert "kerneltrick.recall/1" in page
+    with pytest.raises(ValueError, match="the recall has format None"):
+        report.render_recall({})
+
+
+def test_a_run_that_was_stopped_trains_only_what_is_left(tmp_path, monkeypatch):
+    whole, trained, stop = recall.recall(SMALL), [], 3
+    own = _train.train_piece
+
+    def counted(settings, *arguments):
+        if len(trained) == stop:
+            raise KeyboardInterrupt
+        trained.append(arguments)
+        return own(settings, *arguments)
+
+    monkeypatch.setattr(_train, "train_piece", counted)
+    with pytest.raises(KeyboardInterrupt):
+        recall.recall(SMALL, resume=tmp_path / "kept")
+    with pytest.raises(ValueError, match="of other settings"):
+        recall.recall(dataclasses.replace(SMALL, steps=3), resume=tmp_path / "kept")
+    stop = 100
+    found = recall.recall(SMALL, resume=tmp_path / "kept")
+    assert len(trained) == len(set(trained)) == 8
+    assert found.points == whole.points
+
+
+@pytest.mark.slow
+def test_after_kill_9_a_sweep_goes_on_and_comes_to_the_same(tmp_path):
+    command = [
+        sys.executable, "-m", "kerneltrick", "recall", "--mixers", "elu,softmax", "--widths", "4,8",
+        "--steps", "60", "--jobs", "2", "--json",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    kept = tmp_path / ".killed.json.unfinished"
+    running = subprocess.Popen(
+        [*command, str(tmp_path / "killed.json")], env=environment, stdout=subprocess.DEVNULL
+    )
+    while running.poll() is None and (not kept.exists() or kept.read_text().count("\n") < 3):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert kept.read_text().count("\n") >= 3
+    for name in ("killed.json", "whole.json"):
+        subprocess.run([*command, str(tmp_path / name)], env=environment, check=True)
+    assert not kept.exists()
+    killed, whole = (
+        json.loads((tmp_path / name).read_text()) for name in ("killed.json", "whole.json")
+    )
+    assert killed["points"] == whole["points"]
+    assert len(whole["trainings"]) == 8
+
+
+@pytest.mark.slow
+def test_attention_learns_the_task_and_a_window_that_does_not_reach_cannot():
+    settings = dataclasses.replace(recall.preset("minutes"), steps=400)
+    accuracies = [
+        _train.train_piece(settings, mixer, 32, 1e-2, 0)["accuracy"]
+        for mixer in ("softmax", "based:feature_dim=8", "softmax@window=8")
+    ]
+    assert accuracies[0] > 0.9
+    assert accuracies[0] > accuracies[1] > accuracies[2]
+
+
+def test_a_loss_that_is_no_number_ends_a_training(monkeypatch):
+    monkeypatch.setattr(_train, "_loss", lambda model, batch: torch.tensor(float("nan")))
+    found = _train.train_piece(SMALL, "elu", 4, 1e-2, 0)
+    assert found["steps"] == 0
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_points_are_the_means_of_the_best_rate_and_the_front_is_what_nothing_beats():
+    def training(mixer, rate, seed, accuracy, numbers):
+        return Training(mixer, 8, rate, seed, accuracy, numbers, 0, 0, 1, 0.0, [])
+
+    points = points_of(
+        [
+            training("a", 1e-2, 0, 0.9, 10), training("a", 1e-2, 1, 0.1, 10),
+            training("a", 1e-3, 0, 0.7, 10), training("a", 1e-3, 1, 0.5, 10),
+            training("b", 1e-2, 0, 0.55, 20), training("c", 1e-2, 0, 0.8, 30),
+        ]
+    )  # fmt: skip
+    assert [(p.mixer, p.rate, p.bytes, p.on_front) for p in points] == [
+        ("a", 1e-3, 40, True), ("b", 1e-2, 80, False), ("c", 1e-2, 120, True),
+    ]  # fmt: skip
+    assert (points[0].accuracy, points[0].lowest, points[0].highest) == pytest.approx(
+        (0.6, 0.5, 0.7)
+    )
+    assert pareto([(2, 0.5), (1, 0.5), (3, 0.4)]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mixers", "sofmax"], "did you mean 'softmax'"),
+        (["--pairs", "40"], "a length of 160"),
+        (["--vocabulary", "12"], "too few"),
+        (["--widths", "7", "--mixers", "retention"], "at width 7"),
+        (["--preset", "hours"], "known are minutes and paper"),
+        (["--mixers", "elu,elu"], "none of them twice"),
+        (["--seeds", "0"], "seeds"),
+        (["--rates", "fast"], "--rates takes numbers"),
+        (["--widths", "wide"], "--widths takes numbers"),
+    ],
+)
+def test_commands_that_cannot_be_are_refused_before_training(
+    arguments, message, capsys, monkeypatch
+):
+    monkeypatch.setattr(_train, "train_piece", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["recall", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_writes_both_files_and_a_table(tmp_path, capsys):
+    arguments = ["--mixers", "elu", "--widths", "4", "--steps", "1", "--seeds", "1"]
+    paths = {"--html": tmp_path / "r.html", "--json": tmp_path / "r.json"}
+    given = [str(x) for pair in paths.items() for x in pair]
+    with pytest.raises(SystemExit) as done:
+        main(["recall", *arguments, *given])
+    assert done.value.code == 0
+    assert "elu" in capsys.readouterr().out
+    assert json.loads(paths["--json"].read_text())["settings"]["steps"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
+
+
+def test_the_report_draws_every_point_in_a_browser(browser, tmp_path):
+    result = recall.recall(dataclasses.replace(SMALL, mixers=("softmax", "elu", "relu")))
+    path = Path(tmp_path, "r.html")
+    path.write_text(report.render_recall(result.to_dict()), encoding="utf-8")
+    page = browser.new_page()
+    troubles = []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto(path.as_uri())
+    assert page.locator("#recall .dot").count() == len(result.points) == 6
+    assert page.locator("#points-table tbody tr").count() == 6
+    page.locator("#points-table tbody tr", has_text="relu").first.click()
+    assert "relu" in page.locator("#curves-title").inner_text()
+    assert page.locator("#curves path.line").count() == 2
+    page.close()
+    assert troubles == []
