@@ -34,6 +34,8 @@ PAGES = {  # and the extras they need
     "howto/stream_a_long_document.md": (),
     "howto/read_the_report.md": (),
     "howto/attention_in_pytorch.md": ("torch",),
+    "howto/mixers.md": ("torch",),
+    "howto/recall.md": ("torch",),
     "howto/linearise_your_model.md": ("transformers",),
     "howto/scikit_learn.md": ("sklearn",),
 }
