@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -422,6 +424,35 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         assert message in complaint
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "full" / "precious").exists()
+
+
+def test_what_stops_the_work_is_said_and_leaves_nothing_behind(folders, run, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(text(700))
+    command = ("linearize", folders("Llama"), "--text", tmp_path / "text.txt", "--length", 32)
+    command = (*command, "--out", tmp_path / "out", "--finetune", "lora")
+
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kt.hf._linearize, "fit", full)
+        code, _, complaint = run(*command)
+        assert (code, "windows of 32 tokens; give a shorter" in complaint) == (1, True)
+        patch.setitem(sys.modules, "peft", None)
+        code, _, complaint = run(*command)
+        assert (code, "needs peft: pip install" in complaint) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_progress_says_tokens_a_second(folders, monkeypatch):
+    monkeypatch.setattr("kerneltrick._progress.PAUSE", 0.0)  # every step is told
+    said = []
+    windows = cut(folders("Bert"))
+    kt.hf.linearize(
+        folders("Bert"), windows, SETTING, finetune="maps", progress=lambda *x: said.append(x)
+    )
+    assert any(re.search(r"held-out error .* tokens/s", what) for what, _, _ in said)
+    assert any(re.search(r"held-out loss .* tokens/s", what) for what, _, _ in said)
 
 
 def test_models_that_do_not_route_are_refused_before_the_work(folders, tmp_path):

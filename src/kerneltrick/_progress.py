@@ -35,3 +35,20 @@ class Progress:
             self.report(self.what, done, self.total)
         if self.shown:
             sys.stderr.write(f"\r{self.what}: {done}/{self.total}\n")
+
+
+def paced(report: ProgressReport | None, tokens: int) -> ProgressReport | None:
+    """The same report with tokens a second, where a piece is so many tokens."""
+    if report is None:
+        return None
+    begun: tuple[float, int] | None = None
+
+    def told(what: str, done: int, total: int) -> None:
+        nonlocal begun
+        now = time.monotonic()
+        begun = begun or (now, done)  # a run that goes on begins where it was
+        seconds, pieces = now - begun[0], done - begun[1]
+        pace = f", {pieces * tokens / seconds:,.0f} tokens/s" if seconds and pieces else ""
+        report(what + pace, done, total)
+
+    return told

@@ -132,6 +132,14 @@ def linearize_command(
             )
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on where this one was") from None
+    except ImportError as error:
+        raise DataError(str(error)) from None
+    except RuntimeError as error:  # torch has no type of its own for this on every device
+        if "memory" not in str(error):
+            raise
+        raise DataError(
+            f"not enough memory for windows of {length} tokens; give a shorter --length"
+        ) from None
     found.save(out, result, force=force)
     for kept_run in (resume, resume.with_name(f"{resume.name}.tuning")):
         kept_run.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick._progress import Progress, ProgressReport, paced
 from kerneltrick._version import __version__
 from kerneltrick.analysis._store import run_key
 from kerneltrick.attention import Dial
@@ -28,8 +28,8 @@ PAUSE = 5.0  # seconds between snapshots …
 PACE = 20.0  # … or so many times as long as the last took to write
 BATCH = 8  # windows of a step …
 LEAST = 32  # … fewer, where there would not be so many steps
-MAP_RATE = 3e-3  # learning rates: of maps and gains, …
-WEIGHT_RATE = {"lora": 3e-4, "all": 5e-5}  # … and of the weights that are trained with them
+MAP_RATE = 2e-3  # learning rates: of maps and gains, …
+WEIGHT_RATE = {"lora": 1e-4, "all": 1e-5}  # … and of the weights that are trained with them
 RANK = 8  # of the matrices that `lora` adds
 MOST = 1.0  # norm of a gradient, to which larger ones are cut
 FORMAT = "kerneltrick.Finetune/2"
@@ -185,7 +185,8 @@ class _Run:
         if not self.history:
             self.history.append((0, self._held_out_loss()))
         every, pause, kept_at = max(1, self.steps // LOOKS), PAUSE, time.monotonic()
-        meter = Progress(self._told(), self.steps, progress)
+        tokens = sum(map(len, self.batches[0]))
+        meter = Progress(self._told(), self.steps, paced(progress, tokens))
         while self.step < self.steps:
             meter(self.step)
             self._take_step(self.batches[self.step])

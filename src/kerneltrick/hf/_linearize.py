@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from kerneltrick import maps
-from kerneltrick._progress import ProgressReport
+from kerneltrick._progress import ProgressReport, paced
 from kerneltrick.analysis import AttentionData
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import load_network, place_of, quiet, record
@@ -147,7 +147,8 @@ def linearize(
     else:
         found = fit(
             stream(), dial, features=features, key_weight=key_weight, held_out=held_out,
-            steps=len(windows) - apart, seed=seed, progress=progress, resume=resume,
+            steps=len(windows) - apart, seed=seed, progress=paced(progress, len(windows[0])),
+            resume=resume,
         )  # fmt: skip
         sizes = [state_bytes(x, held_out[0]) for x in (found.maps.dials[0], Dial(maps.Softmax()))]
         kept = keep_layers(_means(found), keep, share, budget, (sizes[0], sizes[1]))
