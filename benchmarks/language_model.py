@@ -70,7 +70,7 @@ class SdpaAttention(Attention):
 class NoAttention(Attention):
     """The layer without mixing: what is left of a step, and so the limit for any mixer."""
 
-    def _mix(self, heads: Any, *_: Any) -> tuple[torch.Tensor, None]:
+    def _mix(self, tokens: Any, heads: Any, past: Any) -> tuple[torch.Tensor, None]:
         return heads.v, None
 
 
