@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kerneltrick import maps
-from kerneltrick.attention import Decoder, Dial, State, attention_weights, linear_attention
+from kerneltrick.attention import Decoder, Dial, State, attention_weights
 from kerneltrick.attention._arguments import check_count, check_on_zero
 from kerneltrick.attention._call import OnZero
 from kerneltrick.attention._dial import combined, dial_text
@@ -59,6 +59,9 @@ class Attention(ProjectedMixer):
     on_zero
         As in `linear_attention`: what to do where all weights of a token are 0, as those of "relu"
         can be.
+    group
+        A process group of torch.distributed, or a DeviceMesh of one dimension, over whose ranks the
+        tokens are spread: see `spread`.
 
     In float16 all between x and y is float32, because products pass its largest number, 65504.
     There is no dropout of weights: they are never formed.
@@ -72,6 +75,8 @@ class Attention(ProjectedMixer):
     >>> torch.allclose(token, whole[:, 99:], atol=1e-5), state.stop
     (True, 100)
     """
+
+    spreads = True
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class Attention(ProjectedMixer):
         output_gate: bool = False,
         layer_idx: int | None = None,
         on_zero: OnZero | None = None,
+        group: Any = None,
     ) -> None:
         super().__init__(
             hidden_size, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -102,6 +108,7 @@ class Attention(ProjectedMixer):
         self.causal, self.on_zero = bool(causal), on_zero
         check_on_zero(on_zero)
         self._set_map(feature_map, window, sinks, far)
+        self.spread(group)
 
     def _set_map(
         self, feature_map: maps.MapLike | Dial | LearnedMap, window: int, sinks: int, far: Any
@@ -203,6 +210,8 @@ class Attention(ProjectedMixer):
             return self._run(tokens, state)
         if state is not None:
             raise ValueError("packed texts in full attention cannot go on from a state")
+        if self.group is not None:
+            raise ValueError("packed texts that are spread over ranks need causal attention")
         texts, mask, where = unpack(x, tokens.mask, tokens.runs)
         y, _ = self(texts, mask=mask)
         return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
@@ -231,6 +240,8 @@ class Attention(ProjectedMixer):
         tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
         if tokens.runs is not None and not self.causal:
             raise ValueError("the weights of full attention are those of one text: unpack them")
+        if self.group is not None:
+            raise ValueError("the weights of tokens that are spread over ranks are on none of them")
         heads = self._heads(tokens, state)
         return self._weights(tokens, heads, None if state is None else state.value(), rows)
 
@@ -260,7 +271,7 @@ class Attention(ProjectedMixer):
         kinds = {torch.float16: "float32", torch.float32: "float32", torch.float64: "float64"}
         if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
             return state
-        if not self.causal or memory.near is not None:
+        if not self.causal or memory.near is not None or self.group is not None:
             return state
         decoder = Decoder(
             dial, shape=tuple(memory.sums.hi.shape[:2]), d=self.head_dim,
@@ -299,12 +310,12 @@ class Attention(ProjectedMixer):
 
     def _options(self, tokens: Tokens, heads: Heads) -> dict[str, Any]:
         """The keywords of attention."""
-        mask, runs = tokens.mask, tokens.runs
+        mask = tokens.mask
         return {
             "causal": self.causal,
             "mask": mask,
             "query_mask": None if self.causal else mask,
-            "segment_ids": None if runs is None else runs.expand(tokens.x.shape[:2]),
+            "segment_ids": tokens.segment_ids,
             # As they are counted by default, unless some tokens took no part.
             "positions": None if heads.counted is None else heads.positions,
             "on_zero": self.on_zero,
@@ -319,11 +330,7 @@ class Attention(ProjectedMixer):
             if heads.q.requires_grad:
                 raise ValueError("a live state has no gradients: decode under torch.no_grad()")
             return past.step(heads.q[:, :, 0], heads.k[:, :, 0], heads.v[:, :, 0])[:, :, None], past
-        assert past is None or isinstance(past, State)
-        return linear_attention(
-            heads.q, heads.k, heads.v, self.dial, state=past, return_state=True,
-            **self._options(tokens, heads),
-        )  # fmt: skip
+        return self._attend(heads, past, self.dial, **self._options(tokens, heads))
 
     def _weights(self, tokens: Tokens, heads: Heads, past: State | None, rows: Any) -> Tensor:
         return attention_weights(

@@ -31,6 +31,8 @@ class HardAttention(Attention):
     (None, None, True)
     """
 
+    spreads = False
+
     def __init__(
         self,
         hidden_size: int,

@@ -44,6 +44,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
     `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state). All else
     is the same for all of them: LayerNorm before each half of a block, an MLP four times as wide,
     rotary positions in `Attention`, one matrix for embedding and logits, weights N(0, 0.02²).
+    With a `group` of torch.distributed, `tokens` are those that a rank has (`Attention.spread`).
 
     >>> model = LanguageModel(65, mixer="elu@window=16", hidden_size=32, num_layers=2, num_heads=2)
     >>> tokens = torch.randint(65, (1, 100))
@@ -62,6 +63,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         hidden_size: int = 256,
         num_layers: int = 4,
         num_heads: int = 4,
+        group: Any = None,
     ) -> None:
         super().__init__()
         sizes = {
@@ -87,6 +89,13 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
                 # Each block adds to x twice: so that the sum does not grow with their number.
                 adds = name.endswith((".down", ".o_proj"))
                 nn.init.normal_(part.weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
+        if group is not None:
+            self.spread(group)
+
+    def spread(self, group: Any) -> None:
+        """From now on tokens are those that this rank of the group has; None: all of them."""
+        for block in self.blocks:
+            block.mixer.spread(group)
 
     def forward(
         self, tokens: Tensor, state: tuple[Any, ...] | None = None, **which: Any

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from kerneltrick.attention import State, linear_attention
 from kerneltrick.attention._arguments import check_count
+from kerneltrick.torch import distributed
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch._tokens import (
@@ -32,6 +33,8 @@ class Tokens(NamedTuple):
     mask: Tensor | None  # (batch, n), True where a token takes part
     runs: Tensor | None  # (batch or 1, n): the number of the text that each token is in
     dtype: Any  # of y
+    segment_ids: Tensor | None = None  # (batch, n), as attention takes them
+    before: tuple[int, Tensor | None] | None = None  # tokens before a shard, as of its state
 
 
 class Heads(NamedTuple):
@@ -57,6 +60,9 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     together. Its last projection is `o_proj`.
     """
 
+    spreads = False  # whether the tokens of a sequence may lie on several ranks
+    group: Any = None
+
     def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None) -> None:
         super().__init__()
         self.hidden_size = check_count(self._who, "hidden_size", hidden_size, least=1)
@@ -72,6 +78,21 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     def _owner(self) -> str:
         """What a state says that it is of."""
         return f"{self._who}({self.extra_repr()})"
+
+    def spread(self, group: Any) -> None:
+        """From now on x is the part of the tokens that this rank of `group` has; None: all of them.
+
+        See `kerneltrick.torch.distributed`. All ranks call the mixer, each with as many tokens as
+        it has; a state goes to the first of them, and the last gives that of the whole sequence.
+        """
+        if group is not None and (not self.spreads or getattr(self, "convolution", None)):
+            what = "with short_convolution looks" if self.spreads else "looks"
+            raise ValueError(
+                f"{self._who} {what} at tokens before, as they are, which other ranks would have: "
+                "Attention, Based, Retention and GatedLinearAttention without short_convolution "
+                "need only their sums"
+            )
+        self.group = group
 
     def forward(
         self,
@@ -123,7 +144,16 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             x = x.float()
         if mask is not None:  # so that NaN in padding reaches nothing, backward neither
             x = torch.where(mask[..., None], x, torch.zeros_like(x))
-        return Tokens(x, mask, runs, dtype)
+        ids = None if runs is None else runs.expand(x.shape[:2])
+        if self.group is None:
+            return Tokens(x, mask, runs, dtype, ids)
+        if cu_seqlens is not None:
+            raise ValueError("texts that are spread over ranks are told apart by segment_ids")
+        # By their own numbers: whether a text goes on from another rank is told by these.
+        ids = None if segment_ids is None else segment_ids.expand(x.shape[:2])
+        stop, count = (0, None) if state is None else (state.stop, state.count)
+        before = distributed.count_before(self.group, x, mask, ids, runs, stop, count)
+        return Tokens(x, mask, runs, dtype, ids, before)
 
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, MixerState):
@@ -150,13 +180,23 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         self, tokens: Tokens, heads: Heads, past: Memory | None
     ) -> tuple[Tensor, Memory | None]:
         """The output (batch, heads, n, width) of all heads, and the memory after."""
-        assert past is None or isinstance(past, State)
-        runs = tokens.runs
-        return linear_attention(
-            heads.q, heads.k, heads.v, "identity", causal=True, normalize=False, scale=1.0,
-            log_decay=heads.log_decay, mask=tokens.mask, state=past, return_state=True,
-            segment_ids=None if runs is None else runs.expand(tokens.x.shape[:2]),
+        return self._attend(
+            heads, past, "identity", causal=True, normalize=False, scale=1.0,
+            log_decay=heads.log_decay, mask=tokens.mask, segment_ids=tokens.segment_ids,
         )  # fmt: skip
+
+    def _attend(
+        self, heads: Heads, past: Memory | None, feature_map: Any, **options: Any
+    ) -> tuple[Tensor, State]:
+        """Linear attention of the heads, here or over the ranks of the group."""
+        assert past is None or isinstance(past, State)
+        arrays = (heads.q, heads.k, heads.v, feature_map)
+        if self.group is None:
+            return linear_attention(*arrays, state=past, return_state=True, **options)
+        made: tuple[Tensor, State] = distributed.linear_attention(
+            *arrays, state=past, return_state=True, group=self.group, **options
+        )
+        return made
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
         if self.norm is not None:
@@ -272,6 +312,8 @@ def head_width(size: int, num_heads: int) -> int:
 def counted(tokens: Tokens, state: MixerState | None) -> tuple[Tensor, Tensor | None]:
     """Positions of the tokens in their texts, and the count of the state after."""
     stop, count = (0, None) if state is None else (state.stop, state.count)
+    if tokens.before is not None:
+        stop, count = tokens.before
     return count_tokens(tokens.x, tokens.mask, tokens.runs, stop, count)
 
 

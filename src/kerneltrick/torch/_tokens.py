@@ -117,6 +117,8 @@ def count_tokens(
         return stop + torch.arange(n, device=x.device), None
     if count is None:
         count = torch.full((batch,), stop, device=x.device)
+    if n == 0:
+        return torch.zeros((batch, 0), dtype=torch.int64, device=x.device), count
     own = torch.ones((batch, n), dtype=torch.int64, device=x.device)
     own = own if mask is None else own * mask
     rank, total, before = own.cumsum(1) - own, own.sum(1), count[:, None]

@@ -29,6 +29,8 @@ class GatedLinearAttention(ProjectedMixer):
     (torch.Size([2, 100, 64]), (2, 4, 8, 16))
     """
 
+    spreads = True
+
     def __init__(
         self,
         hidden_size: int,

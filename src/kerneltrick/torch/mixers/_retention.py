@@ -27,6 +27,8 @@ class Retention(ProjectedMixer):
     True
     """
 
+    spreads = True
+
     def __init__(
         self,
         hidden_size: int,

@@ -1,0 +1,12 @@
+"""Context parallelism: a sequence that is longer than one machine, a contiguous part on each.
+
+>>> from kerneltrick.torch import distributed
+>>> distributed.linear_attention.__name__
+'linear_attention'
+"""
+
+from kerneltrick.torch.distributed._exchange import RankError
+from kerneltrick.torch.distributed._linear import linear_attention
+from kerneltrick.torch.distributed._tokens import count_before
+
+__all__ = ["RankError", "count_before", "linear_attention"]

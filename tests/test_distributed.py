@@ -1,0 +1,369 @@
+"""A sequence over several processes is what it is in one: outputs, gradients and states."""
+
+import math
+
+import numpy as np
+import pytest
+from ranks import Team
+
+import kerneltrick as kt
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.xdist_group("distributed")
+SHARDS = {1: [23], 2: [9, 14], 3: [0, 20, 3], 4: [7, 2, 0, 14]}
+N = 23
+
+
+def attend(groups, rank, count, inputs, options, cuts, seeded):
+    """Outputs, gradients and the state of one rank, or of the whole where there is no group."""
+    from kerneltrick.torch import distributed
+
+    if groups is not None and rank >= count:
+        return None
+    ends = np.cumsum([0, *cuts])
+    where = slice(None) if groups is None else slice(ends[rank], ends[rank + 1])
+    tensors = {name: torch.tensor(x, requires_grad=True) for name, x in inputs.items()}
+    q, k, v = (tensors[name][..., where, :] for name in "qkv")
+    given = dict(options)
+    if "log_decay" in tensors:
+        decay = tensors["log_decay"]
+        axis = given.pop("decay_axis")
+        given["log_decay"] = (
+            decay
+            if axis is None
+            else decay.narrow(axis, ends[rank] if groups is not None else 0, q.shape[-2])
+        )
+    for name in ("mask", "query_mask", "segment_ids", "positions"):
+        if name in given:
+            given[name] = torch.tensor(given[name])[..., where]
+    if given.pop("first", False) and (groups is None or rank == 0):
+        given["state"] = kt.linear_attention(
+            *(tensors[f"{name}0"] for name in "qkv"), given.get("feature_map", "elu"),
+            causal=True, return_state=True,
+            **{x: given[x] for x in ("window", "sinks") if x in given},
+        )[1]  # fmt: skip
+    if groups is None:
+        output, after = kt.linear_attention(q, k, v, **given, return_state=True)
+    else:
+        output, after = distributed.linear_attention(
+            q, k, v, **given, group=groups[count], return_state=True
+        )
+    weights = torch.tensor(seeded)[..., where, :]
+    loss = (output * weights).sum()
+    if groups is None or rank == count - 1:
+        loss = loss + (after.U * after.U.detach().cos()).sum() + after.Z.sum()
+    loss.backward()
+    grads = {
+        name: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for name, x in tensors.items()
+    }
+    found = {"U": after.U, "Z": after.Z, "log_scale": after.log_scale, "decay": after.log_decay}
+    near = after.near
+    if near is not None:
+        found |= {"k": torch.where(near.keep, near.k, 0.0), "count": near.count}
+        found |= {"kept": near.keep.sum(-2)}
+    state = {name: x.detach().numpy() for name, x in found.items()}
+    return output.detach().numpy(), grads, state, (int(after.start), int(after.stop))
+
+
+CASES = {
+    "causal": {"causal": True},
+    "full": {},
+    "favor": {"causal": True, "feature_map": "favor:features=6"},
+    "full favor": {"feature_map": "favor:features=6"},
+    "cosformer": {"causal": True, "feature_map": "cosformer:horizon=64", "on_zero": "zero"},
+    "full cosformer": {"feature_map": "cosformer:horizon=64", "on_zero": "zero"},
+    "mask": {"causal": True, "mask": "one"},
+    "masks": {"mask": "rows", "query_mask": "rows"},
+    "window": {"causal": True, "window": 5, "sinks": 2, "mask": "one"},
+    "long window": {"causal": True, "window": 18, "feature_map": "taylor:order=2"},
+    "softmax": {"causal": True, "feature_map": "softmax", "mask": "rows"},
+    "full softmax": {"feature_map": "softmax"},
+    "full window": {"window": 4, "mask": "rows"},
+    "full sinks": {"window": 3, "sinks": 3, "feature_map": "favor:features=6"},
+    "decay": {"causal": True, "log_decay": "token", "normalize": False},
+    "head decay": {"causal": True, "log_decay": "head", "mask": "rows"},
+    "feature decay": {"causal": True, "log_decay": "feature"},
+    "segments": {"causal": True, "segment_ids": "rows", "mask": "one"},
+    "segments beside a window": {"causal": True, "segment_ids": "rows", "window": 6, "sinks": 1},
+    "segments and decay": {"causal": True, "segment_ids": "one", "log_decay": "token",
+                           "feature_map": "favor:features=6"},
+    "state": {"causal": True, "first": True},
+    "state beside a window": {"causal": True, "first": True, "window": 4, "sinks": 2},
+    "full state": {"first": True},
+    "positions": {"causal": True, "positions": "one", "feature_map": "cosformer:horizon=99",
+                  "on_zero": "zero"},
+}  # fmt: skip
+
+
+def problem(name):
+    options = dict(CASES[name])
+    rng = np.random.default_rng(7)
+    batch, heads, shared, d, width = 2, 4, 2, 3, 5
+    inputs = {
+        "q": rng.standard_normal((batch, heads, N, d)),
+        "k": rng.standard_normal((batch, shared, N, d)),
+        "v": rng.standard_normal((batch, shared, N, width)),
+    }
+    if "first" in options:
+        inputs |= {
+            "q0": rng.standard_normal((batch, heads, 7, d)),
+            "k0": rng.standard_normal((batch, shared, 7, d)),
+            "v0": rng.standard_normal((batch, shared, 7, width)),
+        }
+    for mask in ("mask", "query_mask"):
+        if options.get(mask) == "one":
+            options[mask] = rng.random(N) < 0.7
+        elif options.get(mask) == "rows":
+            options[mask] = rng.random((batch, N)) < 0.7
+    if "segment_ids" in options:
+        rows = np.array([[0] * 9 + [1] * 6 + [2] * 8, [0] * 3 + [1] * 13 + [3] * 7])
+        options["segment_ids"] = rows if options["segment_ids"] == "rows" else rows[0]
+    if "positions" in options:
+        options["positions"] = np.cumsum(rng.integers(1, 4, N))
+    kind = options.pop("log_decay", None)
+    shapes = {"token": (batch, shared, N), "head": (shared,), "feature": (batch, shared, N, d)}
+    if kind is not None:
+        inputs["log_decay"] = -rng.random(shapes[kind])
+        options["decay_axis"] = {"token": 2, "head": None, "feature": 2}[kind]
+    return inputs, options, rng.standard_normal((batch, heads, N, width))
+
+
+@pytest.fixture(scope="module")
+def team():
+    made = Team(4)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_ranks_are_one(team, name):
+    inputs, options, weights = problem(name)
+    output, grads, state, bounds = attend(None, 0, 1, inputs, options, [N], weights)
+    for count, cuts in SHARDS.items():
+        found = team.ask(attend, count, inputs, options, cuts, weights)[:count]
+        close = {"rtol": 0, "atol": 1e-10}
+        np.testing.assert_allclose(
+            np.concatenate([x[0] for x in found], -2), output, **close, err_msg=str(count)
+        )
+        for key, expected in grads.items():
+            total = sum(x[1][key] for x in found)
+            np.testing.assert_allclose(total, expected, **close, err_msg=f"{count} {key}")
+        for key, expected in state.items():
+            other = found[-1][2][key]
+            if key == "k":  # unused slots may be more
+                other = other[..., other.shape[-2] - expected.shape[-2] :, :]
+            np.testing.assert_allclose(other, expected, **close, err_msg=f"{count} {key}")
+        assert found[-1][3] == bounds
+    assert all(math.isfinite(x) for x in output.ravel())
+
+
+def test_a_rank_sends_its_state_and_little_more(team):
+    inputs, options, _ = problem("causal")
+    for count in (2, 4):
+        found = team.ask(count_bytes, count, inputs, SHARDS[count])
+        for sent, state in found[:count]:
+            # One state to each other rank; and a few numbers, for which these states are small.
+            assert state <= sent <= state + 64
+
+
+def count_bytes(groups, rank, count, inputs, cuts):
+    from kerneltrick.torch import distributed
+    from kerneltrick.torch.distributed._exchange import Ranks
+
+    if rank >= count:
+        return 0, 0
+    ends = np.cumsum([0, *cuts])
+    where = slice(ends[rank], ends[rank + 1])
+    q, k, v = (torch.tensor(inputs[name])[..., where, :] for name in "qkv")
+    Ranks.sent = 0
+    _, state = distributed.linear_attention(
+        q, k, v, causal=True, group=groups[count], return_state=True
+    )
+    return Ranks.sent, state.nbytes
+
+
+def different(groups, rank, which):
+    from kerneltrick.torch import distributed
+
+    x = torch.ones(1, 2, 3, 4, dtype=torch.float64)
+    options = {"causal": True, "feature_map": "elu", "window": 0, "scale": 1.0}
+    other = {"feature_map": "relu", "window": 3, "scale": 2.0, "causal": False}
+    if rank == 1 and which in other:
+        options[which] = other[which]
+    if rank == 1 and which == "dtype":
+        x = x.float()
+    if rank == 1 and which == "state":
+        options["state"] = kt.linear_attention(x, x, x, causal=True, return_state=True)[1]
+    distributed.linear_attention(x, x, x, **options, group=groups[2] if rank < 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("feature_map", "rank 0 has map elu, rank 1 has map relu"),
+        ("window", "rank 0 has map elu, rank 1 has map elu@window=3"),
+        ("scale", "rank 0 has scale 1.0, rank 1 has scale 2.0"),
+        ("causal", "rank 0 has causal True, rank 1 has causal False"),
+        ("dtype", "torch.float64), rank 1 has q (1, 2, 'n', 4, torch.float32)"),
+        ("state", "of rank 0, not of [1]"),
+    ],
+)
+def test_ranks_that_call_for_different_things_are_refused_by_all(team, which, words):
+    for good, (kind, said, _) in team.answers(different, which, ranks=[0, 1]):
+        assert not good
+        assert kind == "ValueError"
+        assert words in said
+
+
+def layer(groups, rank, count, cuts, kind, causal):
+    """A layer with masks, texts and a state, over ranks or in one."""
+    from kerneltrick.torch import Attention
+    from kerneltrick.torch.mixers import GatedLinearAttention, Retention
+
+    if groups is not None and rank >= count:
+        return None
+    torch.manual_seed(0)
+    made = {
+        "attention": lambda: Attention(8, 2, rotary=True, causal=causal, output_gate=True,
+                                       feature_map="elu", window=3, num_kv_heads=1),
+        "retention": lambda: Retention(8, 2),
+        "gla": lambda: GatedLinearAttention(8, 2),
+    }[kind]().double()  # fmt: skip
+    x0, x = torch.randn(2, 5, 8).double(), torch.randn(2, N, 8).double().requires_grad_()
+    mask = torch.rand(2, N) < 0.8
+    ids = torch.tensor([[0] * 9 + [1] * 6 + [2] * 8, [0] * 3 + [1] * 13 + [3] * 7])
+    ends = np.cumsum([0, *cuts])
+    where = slice(None) if groups is None else slice(ends[rank], ends[rank + 1])
+    tokens = {"mask": mask[:, where]} | ({"segment_ids": ids[:, where]} if causal else {})
+    state = None
+    if causal and rank == 0:
+        _, state = made(x0, mask=torch.rand(2, 5) < 0.8)
+    if groups is not None:
+        made.spread(groups[count])
+    y, after = made(x[:, where], state, **tokens)
+    weights = torch.randn(2, N, 8).double()
+    if rank:  # drawn by the first rank too, for its state
+        weights = torch.randn(2, N, 8).double()
+    (y * torch.sin(torch.arange(N * 8.0).reshape(N, 8)[where]).double()).sum().backward()
+    grads = {name: p.grad.numpy() for name, p in made.named_parameters()}
+    counted = None if after.count is None else after.count.numpy()
+    return y.detach().numpy(), {"x": x.grad.numpy()} | grads, after.stop, counted
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"),
+    [("attention", True), ("attention", False), ("retention", True), ("gla", True)],
+)
+def test_a_layer_over_ranks_is_one(team, kind, causal):
+    y, grads, stop, count = layer(None, 0, 1, [N], kind, causal)
+    for ranks, cuts in SHARDS.items():
+        found = team.ask(layer, ranks, cuts, kind, causal)[:ranks]
+        np.testing.assert_allclose(np.concatenate([x[0] for x in found], 1), y, atol=1e-10, rtol=0)
+        for name, expected in grads.items():
+            total = sum(x[1][name] for x in found)
+            np.testing.assert_allclose(total, expected, atol=1e-10, rtol=0, err_msg=name)
+        assert found[-1][2] == stop
+        np.testing.assert_array_equal(found[-1][3], count)
+
+
+def test_layers_that_look_at_tokens_themselves_are_not_spread():
+    from kerneltrick.torch import Attention, HardAttention
+    from kerneltrick.torch.mixers import SSD, DeltaNet
+
+    with pytest.raises(ValueError, match="short_convolution looks at tokens before"):
+        Attention(8, 2, short_convolution=3, group="any")
+    for kind in (SSD, DeltaNet, HardAttention):
+        with pytest.raises(ValueError, match="which other ranks would have"):
+            kind(8, 2).spread("any")
+
+
+TOKENS = np.random.default_rng(3).integers(0, 11, (4, 21))
+
+
+def model_of(group=None):
+    from kerneltrick.torch import LanguageModel
+
+    torch.manual_seed(1)
+    return LanguageModel(
+        11, mixer="hedgehog@window=3+retention", hidden_size=8, num_layers=2, num_heads=2,
+        group=group,
+    ).double()  # fmt: skip
+
+
+def step(model, rows, wanted, total, share):
+    """One step of SGD on the mean over all tokens, of which `share` ranks have a part each."""
+    from torch.nn import functional
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    logits, _ = model(rows)
+    loss = functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+    (loss * share / total).backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def train_step(groups, rank, how, folder):
+    """Batch and sequence parallel on a mesh of 2 × 2, with the parameters whole or in parts."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    model = model_of(mesh["cp"])
+    if how == "ddp":
+        spread = DistributedDataParallel(model)
+    else:
+        flat = init_device_mesh("cpu", (4,))
+        for block in model.blocks:
+            fully_shard(block, mesh=flat)
+        spread = fully_shard(model, mesh=flat)
+    along, across = mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank()
+    rows = torch.tensor(TOKENS[2 * along : 2 * along + 2])
+    where = slice(0, 13) if across == 0 else slice(13, 20)
+    wanted = slice(where.start + 1, where.stop + 1)
+    step(spread, rows[:, where], rows[:, wanted], 80, 4)
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    whole = {
+        name: (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().numpy()
+        for name, x in model.state_dict().items()
+    }
+    return {name.removeprefix("module."): x for name, x in whole.items()}
+
+
+def reload(groups, rank, count, folder):
+    """The parameters of a checkpoint, read by so many ranks, each with its part."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh("cpu", list(range(count)))
+    if rank >= count:
+        return None
+    model = fully_shard(model_of(), mesh=mesh)
+    held = {"model": get_model_state_dict(model)}
+    checkpoint.load(held, checkpoint_id=folder, process_group=groups[count])
+    set_model_state_dict(model, held["model"])
+    return {name: x.full_tensor().numpy() for name, x in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_a_step_of_training_on_a_mesh_is_that_of_one_process(team, how, tmp_path):
+    model, rows = model_of(), torch.tensor(TOKENS)
+    step(model, rows[:, :-1], rows[:, 1:], 80, 1)
+    expected = {name: x.detach().numpy() for name, x in model.state_dict().items()}
+    found = team.ask(train_step, how, str(tmp_path))
+    for name, x in expected.items():
+        for rank in range(4):
+            np.testing.assert_allclose(found[rank][name], x, atol=1e-10, rtol=0, err_msg=name)
+    # A checkpoint is of the model, not of the ranks that it was on.
+    for count in (1, 3):
+        for state in team.ask(reload, count, str(tmp_path))[:count]:
+            for name, x in expected.items():
+                np.testing.assert_allclose(state[name], x, atol=1e-10, rtol=0, err_msg=name)
