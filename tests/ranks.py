@@ -41,7 +41,7 @@ def obey(rank, count, port, timeout, pipe):
 class Team:
     """So many ranks."""
 
-    def __init__(self, count, timeout=60.0):
+    def __init__(self, count, timeout=20.0):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(MODULES)
         port = free_port()
@@ -63,7 +63,7 @@ class Team:
             assert good, f"rank {rank}: {value[2] if isinstance(value, tuple) else value}"
         return [value for _, value in found]
 
-    def answers(self, work, *arguments, ranks=None, seconds=120):
+    def answers(self, work, *arguments, ranks=None, seconds=60):
         pipes = self.pipes if ranks is None else [self.pipes[i] for i in ranks]
         for pipe in pipes:
             pipe.send((work, arguments))
@@ -79,6 +79,6 @@ class Team:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join(5)
+            process.join(2)
             with contextlib.suppress(ProcessLookupError, AttributeError):
                 process.kill()

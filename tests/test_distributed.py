@@ -1,6 +1,9 @@
 """A sequence over several processes is what it is in one: outputs, gradients and states."""
 
 import math
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -159,7 +162,7 @@ def test_several_ranks_are_one(team, name):
 
 
 def test_a_rank_sends_its_state_and_little_more(team):
-    inputs, options, _ = problem("causal")
+    inputs, _, _ = problem("causal")
     for count in (2, 4):
         found = team.ask(count_bytes, count, inputs, SHARDS[count])
         for sent, state in found[:count]:
@@ -242,9 +245,6 @@ def layer(groups, rank, count, cuts, kind, causal):
     if groups is not None:
         made.spread(groups[count])
     y, after = made(x[:, where], state, **tokens)
-    weights = torch.randn(2, N, 8).double()
-    if rank:  # drawn by the first rank too, for its state
-        weights = torch.randn(2, N, 8).double()
     (y * torch.sin(torch.arange(N * 8.0).reshape(N, 8)[where]).double()).sum().backward()
     grads = {name: p.grad.numpy() for name, p in made.named_parameters()}
     counted = None if after.count is None else after.count.numpy()
@@ -367,3 +367,40 @@ def test_a_step_of_training_on_a_mesh_is_that_of_one_process(team, how, tmp_path
         for state in team.ask(reload, count, str(tmp_path))[:count]:
             for name, x in expected.items():
                 np.testing.assert_allclose(state[name], x, atol=1e-10, rtol=0, err_msg=name)
+
+
+def fail(groups, rank, how, who):
+    """All ranks call again and again; one of them dies or stalls in the middle."""
+    from kerneltrick.torch import distributed
+
+    x = torch.ones(1, 2, 3, 4, requires_grad=True)
+    for turn in range(4):
+        if rank == who and turn == 2:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        distributed.linear_attention(x, x, x, causal=True).sum().backward()
+
+
+@pytest.mark.parametrize(("how", "who"), [("dies", 1), ("stalls", 2)])
+def test_a_rank_that_is_lost_is_named_by_the_others(how, who):
+    team = Team(3, timeout=4)
+    try:
+        for pipe in team.pipes:
+            pipe.send((fail, (how, who)))
+        for rank in {0, 1, 2} - {who}:
+            assert team.pipes[rank].poll(50), "it hangs"
+            good, (kind, said, _) = team.pipes[rank].recv()
+            assert not good
+            assert kind == "RankError"
+            assert f"rank {who} of the group died or stalled" in said
+    finally:
+        team.close()
+
+
+def test_outside_of_a_group_it_is_said_what_to_do():
+    from kerneltrick.torch import distributed
+
+    x = torch.ones(1, 2, 3, 4)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        distributed.linear_attention(x, x, x)

@@ -135,7 +135,7 @@ class Attention(ProjectedMixer):
     @property
     def dial(self) -> Dial:
         """The map, window, sinks and units of far weights, learned ones as they are now."""
-        return self._dial if self.learned is None else self.learned.dial
+        return self._dial if self.learned is None else self.learned.copied()
 
     @staticmethod
     def from_multihead_attention(source: nn.MultiheadAttention, **options: Any) -> Attention:

@@ -159,6 +159,13 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         """The map, window and gains, with the parameters themselves in it."""
         return self._filled(dict(self.named_parameters(recurse=False)))
 
+    def copied(self) -> Dial:
+        """The dial with copies of the parameters, through which gradients reach them.
+
+        PyTorch lets nobody free the memory of a tensor that NumPy has seen; FSDP frees parameters.
+        """
+        return self._filled({name: x.clone() for name, x in self.named_parameters(recurse=False)})
+
     def export(self) -> Dial:
         """The dial with copies of the weights as NumPy arrays in float32, for any library.
 

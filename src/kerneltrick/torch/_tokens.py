@@ -51,7 +51,7 @@ def check_segments(
                 f"{tuple(ids.shape)}"
             )
         _same_device("segment_ids", ids, x)
-        ids = ids.reshape(-1, n)
+        ids = ids if ids.ndim == 2 else ids[None]
     else:
         raise ValueError("give segment_ids or cu_seqlens, not both")
     changed = torch.zeros_like(ids, dtype=torch.bool)

@@ -39,7 +39,7 @@ class Ranks:
                     f"group must have one dimension, not {group.ndim}: take mesh[name] of a mesh"
                 )
             group = group.get_group()
-        self.group = group
+        self.group = dist.group.WORLD if group is None else group
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process is not a member of the group given")
@@ -47,9 +47,9 @@ class Ranks:
     def gather(self, own: Tensor) -> list[Tensor]:
         """The tensor of every rank: all of one shape and dtype."""
         flat = own.detach().contiguous().reshape(-1).view(torch.uint8)
-        made = flat.new_empty(self.count * flat.numel())
-        self._do(lambda: dist.all_gather_into_tensor(made, flat, group=self.group), flat.numel())
-        return [x.view(own.dtype).reshape(own.shape) for x in made.chunk(self.count)]
+        made = [torch.empty_like(flat) for _ in range(self.count)]
+        self._do(lambda: dist.all_gather(made, flat, group=self.group), flat.numel())
+        return [x.view(own.dtype).reshape(own.shape) for x in made]
 
     def deal(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """One tensor of bytes to each rank, and what came from each, of these sizes."""

@@ -257,7 +257,7 @@ def _full_window(
     if before is None:
         before = _empty(call, call.dial, call.start)
     k, v, n = call.k, call.v, call.k.shape[-2]
-    mask, places = _whole_mask(call.mask, k), call.key_positions().expand(k.shape[:-1])
+    mask, places = _whole_mask(call.mask, k), _per_token(call.key_positions(), k)
     if ranks.rank + 1 < ranks.count:
         ahead = _merged(flipped[: ranks.rank : -1], back, call.scale)
         near = ahead.near
@@ -271,7 +271,7 @@ def _full_window(
     if call.positions is not None or call.places:
         own = call.query_positions(q)
         assert own is not None
-        where = own[0].expand(q.shape[:-1])
+        where = _per_token(own[0], q)
         positions = (torch.nn.functional.pad(where, (0, more)), places)
     seen = _whole_mask(query_mask, q)
     output = attention.linear_attention(
@@ -287,8 +287,13 @@ def _whole_mask(mask: Tensor | None, x: Tensor) -> Tensor:
     """A mask as x has tokens, (..., heads, n)."""
     if mask is None:
         return torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
-    mask = mask.unsqueeze(-2) if x.ndim - 2 == mask.ndim > 1 else mask
-    return mask.expand(x.shape[:-1])
+    return _per_token(mask, x)
+
+
+def _per_token(values: Tensor, x: Tensor) -> Tensor:
+    """What is given for each token, (..., heads, n), (..., n) or (n,), as the first of these."""
+    values = values.unsqueeze(-2) if x.ndim - 2 == values.ndim > 1 else values
+    return values.expand(x.shape[:-1])
 
 
 def _empty(call: _Call, dial: Dial, start: int) -> State:
