@@ -3,6 +3,8 @@
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -367,6 +369,79 @@ def test_a_step_of_training_on_a_mesh_is_that_of_one_process(team, how, tmp_path
         for state in team.ask(reload, count, str(tmp_path))[:count]:
             for name, x in expected.items():
                 np.testing.assert_allclose(state[name], x, atol=1e-10, rtol=0, err_msg=name)
+
+
+TEXT = "to be, or not to be, that is the question: " * 12
+SETTINGS = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "length": 19, "batch": 2, "steps": 6}
+
+
+def trained(groups, rank, count, folder, stop=None):
+    from kerneltrick.torch import _train
+
+    if groups is not None and rank >= count:
+        return None
+    take = _train._step
+
+    def step(*arguments):
+        assert arguments[-1] != stop, "stopped"
+        return take(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_train, "_step", step)
+        return train_it(groups, count, folder)
+
+
+def train_it(groups, count, folder):
+    from kerneltrick.torch import TrainingSettings, train
+
+    told = []
+    group = None if groups is None else groups[count]
+    found = train(
+        TEXT, folder, TrainingSettings(**SETTINGS, mixer="elu@window=4"), tell=told.append,
+        group=group,
+    )  # fmt: skip
+    return found.losses, list(found.validation.values()), len(told)
+
+
+def test_a_training_over_ranks_has_the_losses_of_one_and_goes_on_with_another_number(
+    team, tmp_path
+):
+    losses, validation, told = trained(None, 0, 1, tmp_path / "one")
+    found = team.ask(trained, 3, tmp_path / "three")[:3]
+    for rank in range(3):
+        np.testing.assert_allclose(found[rank][0], losses, rtol=1e-4)
+        np.testing.assert_allclose(found[rank][1], validation, rtol=1e-4)
+    assert [x[2] for x in found] == [told, 0, 0]
+    # Three ranks are stopped before the fifth step, and two go on.
+    for good, value in team.answers(trained, 3, tmp_path / "again", 4)[:3]:
+        assert not good
+        assert "stopped" in value[1]
+    for found in team.ask(trained, 2, tmp_path / "again")[:2]:
+        np.testing.assert_allclose(found[0], losses, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_training_with_one_command(tmp_path, run):
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    options = [
+        "--steps", "4", "--length", "19", "--batch", "2", "--width", "8", "--layers", "1",
+        "--heads", "2",
+    ]  # fmt: skip
+    code, _, err = run("train", text, "--out", tmp_path / "x", "--context-parallel", *options)
+    assert code == 2
+    assert "torchrun" in err
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "kerneltrick", "train", text, "--context-parallel", *options, "--out",
+    ]  # fmt: skip
+    made = subprocess.run(
+        [*command, tmp_path / "two"], check=True, capture_output=True, text=True, timeout=300
+    )
+    assert made.stdout.count("wrote ") == 1
+    assert run("train", text, *options, "--out", tmp_path / "one")[0] == 0
+    two, one = (kt.torch.TrainedModel.load(tmp_path / name) for name in ("two", "one"))
+    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-4)
 
 
 def fail(groups, rank, how, who):

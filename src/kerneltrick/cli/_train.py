@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -27,6 +30,26 @@ def _torch_room() -> ModuleType:
 def _shown(text: str) -> str:
     """A text as a terminal may see it, its lines as they are."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
+@contextlib.contextmanager
+def _processes(wanted: bool) -> Iterator[tuple[Any, bool]]:
+    """The group of the processes that torchrun has started, and whether this is the first."""
+    if not wanted:
+        yield None, True
+        return
+    if "RANK" not in os.environ:
+        raise UsageError(
+            "--context-parallel is for the processes that torchrun starts: torchrun "
+            "--nproc-per-node 2 -m kerneltrick train …"
+        )
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield dist.group.WORLD, dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def train_command(
@@ -58,6 +81,14 @@ def train_command(
     heads: Annotated[int, typer.Option("--heads", help="Heads of each.")] = 4,
     rate: Annotated[float, typer.Option("--rate", help="The largest learning rate.")] = 2e-3,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
+    context_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--context-parallel",
+            help="Spread each row over the processes that torchrun starts: torchrun "
+            "--nproc-per-node 2 -m kerneltrick train …",
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a small language model on a text, in minutes (extra: torch).
@@ -86,8 +117,12 @@ def train_command(
         raise UsageError(str(error)) from None
     tell = None if quiet else lambda line: typer.echo(_shown(line))
     try:
-        with progress_bar(quiet) as progress:
-            room.train(words, out, settings, progress=progress, tell=tell)
+        with (
+            _processes(context_parallel) as (group, leads),
+            progress_bar(quiet or not leads) as progress,
+        ):
+            quiet = quiet or not leads
+            room.train(words, out, settings, progress=progress, tell=tell, group=group)
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command goes on from the last checkpoint") from None
     if not quiet:

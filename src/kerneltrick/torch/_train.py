@@ -22,6 +22,7 @@ from kerneltrick.attention._arguments import check_count, check_scale
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._snapshot import MOMENTS
 from kerneltrick.torch._vocabulary import Vocabulary
+from kerneltrick.torch.distributed._exchange import Ranks
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -144,6 +145,7 @@ def train(
     *,
     progress: ProgressReport | None = None,
     tell: Callable[[str], None] | None = None,
+    group: Any = None,
 ) -> TrainedModel:
     """Train a language model on all but the last tenth of a text, judge it on that.
 
@@ -151,6 +153,10 @@ def train(
     on the seed and the step alone, and `folder` gets a checkpoint now and then: the same call after
     a kill goes on from there, with the losses that it would have had. `tell` is given a line and a
     sample ten times.
+
+    With a process group of torch.distributed, every rank calls and reads its part of each row; the
+    first writes to `folder` and tells. Losses are the same to rounding, on any number of ranks: a
+    training may go on with another number. All ranks must see the folder.
     """
     settings = settings or TrainingSettings()
     folder = Path(folder)
@@ -162,25 +168,60 @@ def train(
     if (folder / FILE).exists():
         run = _resume(folder / FILE, run, optimizer)
     windows = _windows(held_out, settings.length)
+    spread = _Spread(run.model, group)
     every = max(1, settings.steps // EVALUATIONS)
     meter, first = Progress("training", settings.steps, progress), len(run.losses)
     begun = saved = time.monotonic()
     for step in range(first, settings.steps):
-        run.losses.append(_step(run.model, optimizer, tokens, settings, step))
+        run.losses.append(_step(spread, optimizer, tokens, settings, step))
         done = step + 1
         speed = (done - first) * settings.batch * settings.length / (time.monotonic() - begun)
         meter.what = f"loss {run.losses[-1]:.3f}, {speed:,.0f} tokens/s"
         meter(done)
         judged = done % every == 0 or done == settings.steps
         if judged:
-            run.validation[done] = _loss(run.model, windows)
-        if judged or time.monotonic() - saved > PATIENCE:
+            run.validation[done] = _loss(spread, windows)
+        if spread.leads and (judged or time.monotonic() - saved > PATIENCE):
             run.save(folder, optimizer)
             saved = time.monotonic()
-        if judged and tell is not None:
+        if spread.leads and judged and tell is not None:
+            spread.model.spread(None)  # the first rank writes alone
             _tell(tell, run, every, speed)
+            spread.model.spread(group)
+    spread.model.spread(None)
     meter.close(len(run.losses))
     return run
+
+
+class _Spread:
+    """A model, here or over the ranks of a group, each of which reads its part of every row."""
+
+    def __init__(self, model: LanguageModel, group: Any) -> None:
+        self.model, self.group, self.call = model, group, model
+        self.leads, self.part = True, slice(None)
+        self.rank, self.count = 0, 1
+        if group is not None:
+            ranks = Ranks(group)
+            self.rank, self.count = ranks.rank, ranks.count
+            self.leads = self.rank == 0
+            model.spread(group)
+            self.call = torch.nn.parallel.DistributedDataParallel(model, process_group=ranks.group)
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """This rank's share of the mean over all tokens: gradients are averaged over the ranks."""
+        n = rows.shape[1] - 1
+        edges = [i * n // self.count for i in (self.rank, self.rank + 1)]
+        logits, _ = self.call(rows[:, edges[0] : edges[1]])
+        wanted = rows[:, edges[0] + 1 : edges[1] + 1]
+        lost = functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+        return lost * self.count / (len(rows) * n)
+
+    def mean(self, loss: Tensor) -> float:
+        """The mean over all tokens, from the share of each rank."""
+        if self.group is None:
+            return float(loss.detach())
+        shares = Ranks(self.group).gather(loss.detach().double().reshape(1))
+        return float(sum(shares) / self.count)
 
 
 def _read(text: str, settings: TrainingSettings) -> tuple[Tensor, Tensor, TrainedModel]:
@@ -225,7 +266,7 @@ def _resume(path: Path, fresh: TrainedModel, optimizer: Any) -> TrainedModel:
 
 
 def _step(
-    model: LanguageModel, optimizer: Any, tokens: Tensor, settings: TrainingSettings, step: int
+    spread: _Spread, optimizer: Any, tokens: Tensor, settings: TrainingSettings, step: int
 ) -> float:
     """One step on rows drawn for it; its loss before."""
     drawn = np.random.default_rng((settings.seed, step))
@@ -234,16 +275,11 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = settings.rate(step)
     optimizer.zero_grad()
-    loss = _next_token_loss(model, rows)
+    loss = spread.loss(rows)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(spread.model.parameters(), 1.0)
     optimizer.step()
-    return float(loss.detach())
-
-
-def _next_token_loss(model: LanguageModel, rows: Tensor) -> Tensor:
-    logits, _ = model(rows[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+    return spread.mean(loss)
 
 
 def _windows(tokens: Tensor, length: int) -> Tensor:
@@ -253,9 +289,9 @@ def _windows(tokens: Tensor, length: int) -> Tensor:
     return torch.stack([tokens[a : a + length + 1] for a in starts.tolist()])
 
 
-def _loss(model: LanguageModel, windows: Tensor) -> float:
+def _loss(spread: _Spread, windows: Tensor) -> float:
     with torch.no_grad():
-        parts = [float(_next_token_loss(model, rows)) for rows in windows.split(4)]
+        parts = [spread.mean(spread.loss(rows)) for rows in windows.split(4)]
         sizes = [len(rows) for rows in windows.split(4)]
     return float(np.average(parts, weights=sizes))
 
