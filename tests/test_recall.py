@@ -166,6 +166,22 @@ def test_attention_learns_the_task_and_a_window_that_does_not_reach_cannot():
     assert accuracies[0] > accuracies[1] > accuracies[2]
 
 
+def test_texts_of_an_epoch_come_again_in_another_order():
+    tasks = (recall.Task(16, 12, 2), 9), (recall.Task(16, 8, 1), 4)
+    settings = dataclasses.replace(SMALL, trained_on=tasks)
+    epochs = [
+        [_train._batch(settings, 0, step).tokens.tolist() for step in range(first, first + 4)]
+        for first in (0, 4, 8)
+    ]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert not epochs[0] == epochs[1] == epochs[2]
+    assert sorted(len(batch[0]) for batch in epochs[0]) == [8, 12, 12, 12]
+    asked = dataclasses.replace(settings, asked=tuple(dict(tasks)))
+    assert 0 <= _train.train_piece(asked, "elu", 4, 1e-2, 0)["accuracy"] <= 1
+    with pytest.raises(ValueError, match="one vocabulary"):
+        dataclasses.replace(SMALL, asked=(recall.Task(18, 12, 2),))
+
+
 def test_a_loss_that_is_no_number_ends_a_training(monkeypatch):
     monkeypatch.setattr(_train, "_loss", lambda model, batch: torch.tensor(float("nan")))
     found = _train.train_piece(SMALL, "elu", 4, 1e-2, 0)

@@ -22,8 +22,9 @@ MIXERS = (
 class RecallSettings:
     """Mixers × widths × learning rates × seeds, each a model that is trained on a task.
 
-    Of the rates, the best counts for each mixer and width. `examples` None: new texts at every
-    step; a number: so many, again and again, as in the published runs.
+    Of the rates, the best counts for each mixer and width. Texts are new at every step, unless
+    `trained_on` says of which tasks there are how many, which come again and again in another
+    order, as in the published runs. What is asked is of `task`, or of each of `asked` alike.
     """
 
     mixers: tuple[str, ...]
@@ -33,8 +34,9 @@ class RecallSettings:
     seeds: int = 2
     rates: tuple[float, ...] = (5e-3,)
     batch: int = 64
-    examples: int | None = None
-    judged: int = 512  # texts that it is asked about
+    trained_on: tuple[tuple[Task, int], ...] = ()
+    asked: tuple[Task, ...] = ()
+    judged: int = 512  # texts of each task that it is asked about
     heads: int = 1
     weight_decay: float = 0.1
 
@@ -50,8 +52,12 @@ class RecallSettings:
         for rate in self.rates:
             if not (0 < rate < math.inf):
                 raise ValueError(f"recall needs learning rates > 0, not {rate!r}")
-        if self.examples is not None:
-            check_count("recall", "examples", self.examples, least=self.batch)
+        for task, count in self.trained_on:
+            check_count("recall", f"texts of {task.pairs} pairs", count, least=1)
+        if {task.vocabulary for task in (*self.asked, *dict(self.trained_on))} - {
+            self.task.vocabulary
+        }:
+            raise ValueError("recall needs tasks of one vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -67,17 +73,24 @@ def preset(name: str, **changes: Any) -> RecallSettings:
     if name == "minutes":
         found = RecallSettings(
             mixers=(
-                "softmax", "based:feature_dim=8", "hedgehog", "elu", "square", "elu@window=8",
-                "softmax@window=16", "deltanet", "gla", "ssd:state_dim=16",
+                "softmax", "based:feature_dim=8", "hedgehog", "elu", "elu@window=8",
+                "softmax@window=16", "deltanet", "ssd:state_dim=16",
             ),
-            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=8), steps=600,
-            rates=(1e-2,),
+            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=8), steps=700,
+            rates=(1e-2,), batch=32,
         )  # fmt: skip
     elif name == "paper":
+        # Arora et al. 2024, as configured in Zoology's repository: 32 epochs of 180,000 texts.
+        texts = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000),
+                 (256, 64, 20_000))  # fmt: skip
+        asked = ((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
+        batch = 256
         found = RecallSettings(
-            mixers=MIXERS, widths=(64, 128, 256), task=Task(vocabulary=8192, length=256, pairs=64),
-            steps=32 * 180_000 // 256, seeds=3, rates=(1e-3, 10**-2.5, 1e-2, 10**-1.5),
-            batch=256, examples=180_000, judged=1000,
+            mixers=MIXERS, widths=(64, 128, 256), task=Task(8192, 256, 64),
+            steps=32 * sum(-(-count // batch) for *_, count in texts), seeds=3,
+            rates=(1e-3, 10**-2.5, 1e-2, 10**-1.5), batch=batch, judged=1000,
+            trained_on=tuple((Task(8192, n, pairs), count) for n, pairs, count in texts),
+            asked=tuple(Task(8192, n, pairs) for n, pairs in asked),
         )  # fmt: skip
     else:
         raise ValueError(f"unknown preset {name!r}; known are minutes and paper")

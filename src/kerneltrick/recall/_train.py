@@ -54,13 +54,14 @@ def _trained(
         losses.append(float(loss.detach()))
         if (step + 1) % every == 0:
             curve.append([step + 1, float(np.mean(losses[-every:]))])
-    judged = settings.task.examples(settings.judged, (1, seed))
-    tokens = torch.from_numpy(judged.tokens[:1])
     with torch.no_grad():
-        numbers, held = model.numbers(tokens)
-        right = _right(model, judged)
+        numbers, held = model.numbers(torch.zeros(1, settings.task.length, dtype=torch.int64))
+        right = [
+            _right(model, task.examples(settings.judged, (1, seed)))
+            for task in settings.asked or (settings.task,)
+        ]
     return {
-        "accuracy": right,
+        "accuracy": float(np.mean(right)),
         "numbers": numbers,
         "held_bytes": held,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -79,10 +80,18 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _batch(settings: RecallSettings, seed: int, step: int) -> Examples:
-    """New texts at every step, or those of an epoch again and again."""
-    if settings.examples is not None:
-        step %= max(1, settings.examples // settings.batch)
-    return settings.task.examples(settings.batch, (0, seed, step))
+    """New texts at every step, or those of an epoch again and again, each time in another order."""
+    if not settings.trained_on:
+        return settings.task.examples(settings.batch, (0, seed, step))
+    batches = [
+        (task, place)
+        for task, count in settings.trained_on
+        for place in range(-(-count // settings.batch))
+    ]
+    epoch, place = divmod(step, len(batches))
+    order = np.random.default_rng((2, seed, epoch)).permutation(len(batches))
+    task, place = batches[int(order[place])]
+    return task.examples(settings.batch, (0, seed, task.length, task.pairs, place))
 
 
 def _loss(model: RecallModel, batch: Examples) -> Any:
