@@ -149,16 +149,16 @@ def test_jax_gradients_equal_torch_gradients(text):
     q, k, v = tensors(20, heads=(4, 2))
     decay = -np.random.default_rng(7).random((2, 20))
 
-    def loss(q, k, v, decay, lib):
+    def loss(q, k, v, decay):
         out = kt.linear_attention(q, k, v, text, causal=True, log_decay=decay, chunk_size=8)
-        return lib.sum(lib.sin(out))
+        return (out**3).sum()
 
     t_decay = torch.asarray(decay).requires_grad_()
-    expected = torch.autograd.grad(loss(q, k, v, t_decay, torch), (q, k, v, t_decay))
+    expected = torch.autograd.grad(loss(q, k, v, t_decay), (q, k, v, t_decay))
     with jax.enable_x64(True):
         arrays = [jax.numpy.asarray(x.detach().numpy()) for x in (q, k, v)]
-        gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
-        actual = gradient(*arrays, jax.numpy.asarray(decay), jax.numpy)
+        gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))  # compiled once, as a whole
+        actual = gradient(*arrays, jax.numpy.asarray(decay))
     for one, two in zip(expected, actual, strict=True):
         np.testing.assert_allclose(np.asarray(two), one.numpy(), rtol=1e-9, atol=1e-12)
 

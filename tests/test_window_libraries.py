@@ -25,10 +25,8 @@ def arrays(n=23, dtype=np.float32, seed=0):
 
 
 def slow(library, engine, causal):
-    """What takes seconds, by XLA's compiling or token by token, is left to test-all."""
-    if library == "jax":
-        return not (engine == "chunked" and causal)
-    return library == "array-api-strict" and engine == "recurrent"
+    """What takes seconds, by XLA's compiling or token by token; JAX is seen below, too."""
+    return library == "jax" or (library == "array-api-strict" and engine == "recurrent")
 
 
 CASES = [
@@ -81,16 +79,20 @@ def test_bfloat16_comes_back_in_kind():
     assert torch.equal(half, kt.linear_attention(q, k, v, "elu", state=state, **options))
 
 
-def test_jax_compiles_the_call():
-    q, k, v = (jax.numpy.asarray(x) for x in arrays())
-
-    @jax.jit
-    def run(q, k, v, gain):
-        return kt.linear_attention(q, k, v, "elu", causal=True, window=4, sinks=1, far=gain)
-
+@pytest.mark.parametrize("text", ["elu", "favor:features=8"])
+def test_jax_compiles_the_call(text):
     gain = np.linspace(-1, 1, 4, dtype=np.float32)
-    want = kt.linear_attention(*arrays(), "elu", causal=True, window=4, sinks=1, far=gain)
-    np.testing.assert_allclose(run(q, k, v, jax.numpy.asarray(gain)), want, atol=1e-5)
+    ids = np.arange(23) // 9
+
+    def run(*given):
+        q, k, v, gain, ids = given
+        options = {"causal": True, "window": 4, "sinks": 1, "far": gain, "segment_ids": ids}
+        return kt.linear_attention(q, k, v, text, chunk_size=8, return_state=True, **options)
+
+    want, before = run(*arrays(), gain, ids)
+    out, after = jax.jit(run)(*(jax.numpy.asarray(x) for x in (*arrays(), gain, ids)))
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    np.testing.assert_array_equal(after.near.keep, before.near.keep)
 
 
 def test_a_function_of_one_library_has_a_unit_in_it():
