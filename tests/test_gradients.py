@@ -57,8 +57,16 @@ def test_gradcheck_of_log_decay(kind, text):
     assert torch.autograd.gradcheck(function, (q, k, v, decay), fast_mode=True)
 
 
-@pytest.mark.parametrize("engine", ["chunked", "recurrent", "auto"])
-@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        pytest.param(kind, engine, marks=pytest.mark.slow)
+        if engine == "recurrent" and kind not in ("none", "feature")  # token by token, in Python
+        else (kind, engine)
+        for kind in DECAYS
+        for engine in ("chunked", "recurrent", "auto")
+    ],
+)
 @pytest.mark.parametrize("text", MAPS)
 def test_gradients_equal_those_of_the_dense_engine(text, kind, engine):
     rng = np.random.default_rng(3)
