@@ -44,6 +44,14 @@ def close(a, b, tolerance=1e-10):
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
+def test_the_first_call_may_be_compiled():
+    """Nothing is left to be worked out by a first call in ways that the compiler does not know."""
+    own, x = layer(rotary=True), tokens(2, 9)
+    torch.compiler.reset()
+    compiled = torch.compile(own, backend="eager", fullgraph=True, dynamic=True)
+    close(compiled(x)[0], own(x)[0])
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_softmax_with_the_weights_of_multihead_attention_is_multihead_attention(bias, causal):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -74,7 +73,8 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     def _who(self) -> str:
         return type(self).__name__
 
-    @functools.cached_property
+    @property
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch is not followed
     def _owner(self) -> str:
         """What a state says that it is of."""
         return f"{self._who}({self.extra_repr()})"
