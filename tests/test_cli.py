@@ -150,6 +150,7 @@ def test_html_is_written_whole(run, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
     """kill -9 in the middle: the old report stays, the next run does only what is left."""
     path = tmp_path / "report.json"

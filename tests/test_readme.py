@@ -19,7 +19,7 @@ PAGES = {  # and the extras they need; pages 02 and 03 are run in test_labs.py
     "08_modern_kin.md": ("torch",),
     "choose_a_map.md": ("torch",),
 }
-LONG = {"01_complexity.md", "04_quadratic_kernel.md", "06_kernels_and_rkhs.md", "07_based.md"}
+QUICK = {"08_modern_kin.md"}  # the others take seconds each
 
 
 def test_code_runs():
@@ -35,7 +35,7 @@ def test_make_targets_exist(target):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in PAGES]
+    "page", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in PAGES]
 )
 def test_docs_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:

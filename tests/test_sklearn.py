@@ -308,6 +308,7 @@ def test_the_room_says_which_extra_it_needs():
     assert "pip install 'kerneltrick[sklearn]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_digits_benchmark_compares_at_equal_m():
     command = [sys.executable, str(BENCHMARK), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

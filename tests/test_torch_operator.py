@@ -394,6 +394,7 @@ class TestCompile:
         assert names == [["kerneltrick.attend.default"], ["kerneltrick.attend_backward.default"]]
         assert all(len(targets) < 50 for targets in seen)
 
+    @pytest.mark.slow
     def test_streams_of_states(self):
         def step(q, k, v, state):
             return kt.linear_attention(q, k, v, "elu@window=3", causal=True, state=state,
