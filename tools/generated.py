@@ -78,8 +78,11 @@ PICTURES = {
         "figures", ("tools/make_figures.py:decoding", f"{PACKAGE}/costs/_decoding.py")
     ),
     "dial.png": Product(
-        "figures", ("tools/make_figures.py:dial", f"{PACKAGE}/analysis/_windows.py",
+        "figures", ("tools/make_figures.py:dial", f"{PACKAGE}/analysis/_windows.py:head_errors",
                     f"{PACKAGE}/analysis/_blocks.py:_joined"),
+    ),
+    "communication.png": Product(
+        "figures", (f"{PACKAGE}/costs/_communication.py", f"{PACKAGE}/costs/_attention.py:chunked"),
     ),
     "recall.png": Product("figures", ("tools/make_recall.py", f"{PACKAGE}/labs/based.py")),
     "fitted.png": Product(

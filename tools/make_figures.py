@@ -142,6 +142,7 @@ def pages() -> None:
         "representer": simulate.representer_figure(simulate.representer()),
         "svm": simulate.svm_figure(simulate.svm()),
         "complexity": costs.figure(costs.Sizes(n=4096, d=64), ["elu", "poly:degree=2"]),
+        "communication": costs.communication_figure("elu", n=100_000_000, d=64, heads=16),
         "quadratic": quadratic(),
         "decoding": decoding(),
         "dial": dial(),

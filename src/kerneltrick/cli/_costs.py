@@ -18,6 +18,7 @@ from kerneltrick._text import to_json
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
+from kerneltrick.cli._ranks import show_ranks
 
 
 def costs_command(
@@ -45,13 +46,33 @@ def costs_command(
         bool, typer.Option("--decode", help="Decoding: one step, and a whole text of n tokens.")
     ] = False,
     train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
-    heads: Annotated[int, typer.Option("--heads", help="Query heads, for decoding.")] = 8,
+    heads: Annotated[
+        int, typer.Option("--heads", help="Query heads, for decoding and --ranks.")
+    ] = 8,
     kv_heads: Annotated[
         int | None, typer.Option("--kv-heads", help="Key/value heads. Default: --heads.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Sequences, for decoding.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences, for decoding and --ranks.")] = 1,
     chunk: Annotated[int, typer.Option("--chunk", help="Tokens per chunk, causal.")] = 64,
     number_bytes: Annotated[int, typer.Option("--bytes", help="Bytes per number.")] = 4,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            min=1,
+            show_default=False,
+            help="Spread the tokens over up to so many ranks, beside ring attention.",
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        float, typer.Option("--bandwidth", help="Of a rank's link, in GB/s, for --ranks.")
+    ] = 25.0,
+    latency: Annotated[
+        float, typer.Option("--latency", help="Of a message, in µs, for --ranks.")
+    ] = 10.0,
+    flops: Annotated[
+        float, typer.Option("--flops", help="Of a rank, in TFLOP/s, for --ranks.")
+    ] = 100.0,
     measure: Annotated[
         bool,
         typer.Option("--measure/--no-measure", help="Time both on this machine, some seconds."),
@@ -67,6 +88,7 @@ def costs_command(
         sizes = costs.Sizes(n, d, values, width, heads, kv_heads, batch, chunk, bytes=number_bytes)
         chosen = _maps(map_texts, d)
         rows = costs.summary(sizes, chosen, train=train, decode=decode)
+        machine = costs.Machine(bandwidth * 1e9, latency * 1e-6, flops * 1e12)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if plot is not None:
@@ -77,6 +99,11 @@ def costs_command(
         check_writable(plot)
         if as_json and is_standard_output(plot):
             raise UsageError(f"--plot and --json both write {plot}")
+    if ranks is not None:
+        if decode or train:
+            raise UsageError("--ranks counts a forward pass: leave out --decode and --train")
+        show_ranks(chosen, ranks, machine, sizes, as_json, plot)
+        return
     lengths = not decode and not train
     measured = _measure(sizes, chosen) if measure and lengths else {}
     if as_json:

@@ -10,6 +10,14 @@ from kerneltrick.costs._attention import (
     softmax,
     windowed,
 )
+from kerneltrick.costs._communication import (
+    Exchange,
+    Machine,
+    communication_figure,
+    context_parallel,
+    ring,
+    state_bytes,
+)
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
@@ -23,7 +31,9 @@ from kerneltrick.costs._summary import Row, Sizes, lab_ratio, paper_crossover, s
 __all__ = [
     "Cost",
     "Direction",
+    "Exchange",
     "FeatureCost",
+    "Machine",
     "Numbers",
     "Polynomial",
     "Relation",
@@ -32,6 +42,8 @@ __all__ = [
     "algorithms",
     "binomial",
     "chunked",
+    "communication_figure",
+    "context_parallel",
     "crossover",
     "decoding",
     "feature_cost",
@@ -48,8 +60,10 @@ __all__ = [
     "projections",
     "quadratic",
     "recurrent",
+    "ring",
     "save_figure",
     "softmax",
+    "state_bytes",
     "summary",
     "symbol",
     "symbols",

@@ -25,7 +25,7 @@ class RankError(RuntimeError):
 class Ranks:
     """The processes of a group, in the order of their shards."""
 
-    sent = 0  # bytes that this process has handed to collectives, of all groups
+    sent = 0  # bytes that this process has sent to others, of all groups
 
     def __init__(self, group: Group) -> None:
         if not dist.is_initialized():
@@ -48,7 +48,8 @@ class Ranks:
         """The tensor of every rank: all of one shape and dtype."""
         flat = own.detach().contiguous().reshape(-1).view(torch.uint8)
         made = [torch.empty_like(flat) for _ in range(self.count)]
-        self._do(lambda: dist.all_gather(made, flat, group=self.group), flat.numel())
+        size = flat.numel() * (self.count - 1)
+        self._do(lambda: dist.all_gather(made, flat, group=self.group), size)
         return [x.view(own.dtype).reshape(own.shape) for x in made]
 
     def deal(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
@@ -115,19 +116,21 @@ class Ranks:
 class Gather(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
     """Tensors of all ranks by one exchange of bytes; backward, each rank gets its gradients back.
 
-    `used` says for every rank of the group whose tensors it uses. The first result holds nothing,
-    but an output that depends on it takes part in the backward exchange (`after`).
+    `used` says for every rank of the group whose tensors it uses. All ranks must take part in the
+    exchange backward, also one whose own tensors have no gradient, and one that uses no others:
+    that is what `anchor` is for, which wants a gradient in all of them or in none, and the first
+    result, a token that holds nothing (`after`).
     """
 
     @staticmethod
-    def forward(ctx: Any, ranks: Ranks, used: Sequence[range], *own: Tensor) -> Any:
+    def forward(ctx: Any, ranks: Ranks, used: Sequence[range], anchor: Tensor, *own: Tensor) -> Any:
         ctx.ranks, ctx.used = ranks, used
         ctx.shapes = [(x.shape, x.dtype) for x in own]
         ctx.differentiable = [x.dtype.is_floating_point for x in own]
         found = [unpack(x, ctx.shapes) for x in ranks.gather(pack(own))]
         flat = [x for each in found for x in each]
         ctx.mark_non_differentiable(*(x for x in flat if not x.dtype.is_floating_point))
-        return own[0].new_zeros(1, dtype=torch.float64), *flat
+        return torch.zeros_like(anchor), *flat
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator] # PyTorch's
@@ -143,7 +146,7 @@ class Gather(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
         found = [unpack(x, shapes) for x in ranks.deal(parts, sizes) if x.numel()]
         sums = iter([sum(each) for each in zip(*found, strict=True)])
         back = [next(sums, None) if yes else None for yes in ctx.differentiable]
-        return None, None, *back
+        return None, None, None, *back
 
 
 class _After(torch.autograd.Function):  # type: ignore[misc] # PyTorch's

@@ -101,7 +101,7 @@ def linear_attention(
         raise ValueError(f"state= is what comes before the sequence: of rank 0, not of {late}")
     call = _Call(
         ranks, shards, dial, chosen, scale, window, sinks, causal, k, v, mask, log_decay,
-        segment_ids, positions,
+        segment_ids, positions, tracked,
     )  # fmt: skip
     rest: dict[str, Any] = {
         "scale": scale, "normalize": normalize, "on_zero": on_zero, "chunk_size": chunk_size,
@@ -153,6 +153,7 @@ class _Call(NamedTuple):
     log_decay: Any
     segment_ids: Tensor | None
     positions: Positions | None
+    tracked: bool  # whether there will be gradients
 
     @property
     def start(self) -> int:
@@ -211,7 +212,10 @@ def _before(call: _Call, state: State | None) -> tuple[State | None, Tensor]:
     """The state that this rank goes on from, and the token of the exchange."""
     ranks = call.ranks
     fresh = _fresh_rows(call)
-    own = _state(call, state)
+    if ranks.rank + 1 == ranks.count:  # whose tokens nobody goes on from
+        own = _empty(call, call.dial, call.start)
+    else:
+        own = _state(call, state)
     if fresh is not None:
         assert own.decay_log is not None
         gone = torch.full_like(own.decay_log.hi, -math.inf)
@@ -405,7 +409,8 @@ def _gathered(
         near = [_cut(x, dial.sinks, max(slots)) for x in own.near[:4]] + [own.near.count]
     optional = [own.scale_log, None if own.decay_log is None else own.decay_log.hi]
     parts = [own.sums.hi, *(x for x in optional if x is not None), *near]
-    token, *flat = Gather.apply(ranks, used, *parts)
+    anchor = torch.zeros(1, dtype=torch.float64, requires_grad=call.tracked)
+    token, *flat = Gather.apply(ranks, used, anchor, *parts)
     states = []
     for i in range(ranks.count):
         found = flat[i * len(parts) : (i + 1) * len(parts)]
