@@ -161,3 +161,13 @@ def test_a_quick_run_of_the_language_model_prints_its_tables():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| elu") == 6
+
+
+@pytest.mark.slow
+def test_ratios_of_several_processes_are_printed():
+    command = [sys.executable, str(FOLDER / "scale.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(target ×") == 2
+    assert "of state bytes × ranks" in done.stdout
+    assert "the same numbers" in done.stdout

@@ -1,6 +1,7 @@
 """Costs: every count against counted operations, the order of counts, crossovers, the numbers."""
 
 import itertools
+import json
 import math
 from fractions import Fraction
 
@@ -632,3 +633,27 @@ def test_the_window_alone_costs_no_features_and_no_window_is_linear_attention():
     linear = costs.linear("elu").at(**values).multiply_adds
     assert costs.windowed("elu", causal=True).at(**values).multiply_adds == linear
     assert costs.windowed("elu").at(**values).multiply_adds == linear
+
+
+def test_ranks_are_compared_with_a_ring(run, tmp_path):
+    code, out, _ = run("costs", "--ranks", 6, "--n", 65536, "--map", "elu", "--heads", 2, "--json")
+    assert code == 0
+    found = json.loads(out)["rows"]
+    assert [row["ranks"] for row in found["linear, elu"]] == [1, 2, 4, 6]
+    state = 2 * 8 * 64 * 65
+    assert [row["sent"] for row in found["linear, elu"]] == [r * (state + 56) for r in (0, 1, 3, 5)]
+    ring = found["ring, softmax"]
+    assert ring[2]["sent"] == 3 * 2 * 65536 // 4 * 128 * 4
+    assert found["linear, elu"][0]["efficiency"] == ring[0]["efficiency"] == 1
+    assert run("costs", "--ranks", 2, "--train")[0] == 2
+    assert run("costs", "--ranks", 2, "--bandwidth", 0)[0] == 2
+    picture = tmp_path / "ranks.png"
+    assert run("costs", "--ranks", 4, "--plot", picture)[0] == 0
+    assert picture.stat().st_size > 1000
+
+
+def test_a_ring_waits_where_its_blocks_are_small():
+    slow = costs.Machine(bandwidth=1e9, latency=0, flops=1e15)
+    found = costs.ring(4, slow, n=4096, d=64)
+    step, block = 2 * 1024 * 1024 * 128 / 2 / 1e15, 1024 * 128 * 4 / 1e9
+    assert found.exposed == pytest.approx(3 * (block - step))

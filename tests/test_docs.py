@@ -37,6 +37,7 @@ PAGES = {  # and the extras they need
     "howto/mixers.md": ("torch",),
     "howto/recall.md": ("torch",),
     "howto/linearise_your_model.md": ("transformers",),
+    "howto/scale_out.md": ("torch",),
     "howto/scikit_learn.md": ("sklearn",),
 }
 LONG = {"start.md", "howto/attention_in_pytorch.md"}

@@ -93,3 +93,16 @@ def test_every_script_is_listed():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     for script in EXAMPLES.glob("*.py"):
         assert f"]({script.name})" in listed
+
+
+@pytest.mark.slow
+def test_several_processes_are_one():
+    pytest.importorskip("torch")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+        str(EXAMPLES / "context_parallel.py"), "--tokens", "500", "--map", "elu@window=8",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
+    assert "torchrun --nproc-per-node 2" in run("context_parallel", status=2)
