@@ -187,6 +187,22 @@ def test_a_key_written_again_gives_back_its_new_value_alone():
     close(S[0, 0, :3], v[0, 0, [3, 1, 2]])
 
 
+def test_rwkv_reads_what_was_there_before_the_token_and_the_token_with_its_bonus():
+    module, x = mixer("rwkv"), tokens(1, 9)
+    heads = module._heads(module._check(x, None, None, None, None, None), None)
+    previous = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    w, k, v, r, _ = module._shifted(x, previous - x)
+    decay = module.decay_up(torch.tanh(module.decay_down(w))).exp().neg().exp()
+    parts = (module.k_proj(k), module.v_proj(v), module.r_proj(r), decay)
+    k, v, r, decay = (y[0].unflatten(-1, (2, -1)) for y in parts)  # (n, heads, width)
+    S, rows = torch.zeros(2, 8, 8, dtype=torch.float64), []
+    for t in range(9):
+        new = k[t, :, :, None] * v[t, :, None]
+        rows.append(((S + module.bonus[..., None] * new) * r[t, :, :, None]).sum(1))
+        S = decay[t, :, :, None] * S + new
+    close(module(x)[0], module._combine(heads, torch.stack(rows, dim=1)[None]))
+
+
 def test_decays_of_retention_are_those_of_the_paper():
     module = mixer("retention")
     assert module._log_decay == pytest.approx([math.log(31 / 32), math.log(63 / 64)])

@@ -112,11 +112,11 @@ def test_a_run_that_was_stopped_trains_only_what_is_left(tmp_path, monkeypatch):
     whole, trained, stop = recall.recall(SMALL), [], 3
     own = _train.train_piece
 
-    def counted(settings, *arguments):
+    def counted(settings, *arguments, folder):
         if len(trained) == stop:
             raise KeyboardInterrupt
         trained.append(arguments)
-        return own(settings, *arguments)
+        return own(settings, *arguments, folder=folder)
 
     monkeypatch.setattr(_train, "train_piece", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -127,6 +127,39 @@ def test_a_run_that_was_stopped_trains_only_what_is_left(tmp_path, monkeypatch):
     found = recall.recall(SMALL, resume=tmp_path / "kept")
     assert len(trained) == len(set(trained)) == 8
     assert found.points == whole.points
+
+
+def test_a_long_training_goes_on_from_the_step_it_had_kept(tmp_path, monkeypatch):
+    settings, folder = dataclasses.replace(SMALL, steps=12), tmp_path / "trainings"
+    whole = _train.train_piece(settings, "elu", 4, 1e-2, 0)
+    own, steps, stop = _train._batch, [], 7
+
+    def counted(settings, seed, step):
+        if step == stop:
+            raise KeyboardInterrupt
+        steps.append(step)
+        return own(settings, seed, step)
+
+    monkeypatch.setattr(_train, "_batch", counted)
+    monkeypatch.setattr(_train, "PATIENCE", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        _train.train_piece(settings, "elu", 4, 1e-2, 0, folder=folder)
+    assert len(list(folder.iterdir())) == 1
+    stop = 100
+    _train.train_piece(settings, "elu", 4, 1e-2, 1, folder=folder)  # another training
+    assert steps == [*range(7), *range(12)]
+    found = _train.train_piece(settings, "elu", 4, 1e-2, 0, folder=folder)
+    assert steps[19:] == list(range(7, 12))
+    assert found | {"seconds": 0} == whole | {"seconds": 0}
+    assert not list(folder.iterdir())
+
+
+def test_every_mixer_of_the_paper_preset_trains():
+    settings = dataclasses.replace(
+        SMALL, mixers=recall.preset("paper").mixers, widths=(8,), seeds=1
+    )
+    found = recall.recall(settings)
+    assert [t.steps for t in found.trainings] == [2] * 20
 
 
 @pytest.mark.slow

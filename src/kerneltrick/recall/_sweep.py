@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def recall(
     """Train every model of the settings and ask it; all that cannot be is refused before.
 
     `resume` is a file that keeps finished trainings: the same call after a kill does the others.
-    `executor` is any of `concurrent.futures`, or None: one after the other, here.
+    Beside it, in a folder, long trainings keep how far they are, and go on from there if they are
+    done on the same machine. `executor` is any of `concurrent.futures`, or None: one after the
+    other, here.
     """
     check(settings, resume)
     store = Store(resume, _run(settings))
@@ -38,11 +41,15 @@ def recall(
             progress(what, len(pieces) - len(left), len(pieces))
 
     tell()
-    with Team(settings, executor) as team:
+    folder = None if resume is None else resume.with_name(resume.name + "-trainings")
+    with Team((settings, folder), executor) as team:
         for piece, value in team.results(_work, list(left.values())):
             store.put(piece.key, value)
             del left[piece.key]
             tell()
+    if folder is not None:
+        with contextlib.suppress(OSError):  # there is none, or others have put something in it
+            folder.rmdir()
     trainings = [Training(**_named(piece), **store.get(piece.key)) for piece in pieces]
     return RecallResult(settings.to_dict(), trainings, points_of(trainings))
 
@@ -95,7 +102,8 @@ def _named(piece: Piece) -> dict[str, Any]:
     return dict(zip(names, piece.arguments, strict=False))
 
 
-def _work(settings: RecallSettings, *arguments: Any) -> dict[str, Any]:
+def _work(shared: tuple[RecallSettings, Path | None], *arguments: Any) -> dict[str, Any]:
     from kerneltrick.recall._train import train_piece  # PyTorch only where a model is trained
 
-    return train_piece(settings, *arguments)
+    settings, folder = shared
+    return train_piece(settings, *arguments, folder=folder)

@@ -4,44 +4,68 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from kerneltrick._version import __version__
+from kerneltrick.analysis._store import run_key
 from kerneltrick.recall._model import RecallModel
 from kerneltrick.recall._settings import RecallSettings
 from kerneltrick.recall._task import Examples
+from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
+FORMAT = "kerneltrick.recall.training/1"
+PATIENCE = 60.0  # seconds after which it is worth keeping how far a training is
 LOOKS = 20  # points of the curve of a training
 ROWS = 128  # that are judged at once
 
 
 def train_piece(
-    settings: RecallSettings, mixer: str, width: int, rate: float, seed: int
+    settings: RecallSettings,
+    mixer: str,
+    width: int,
+    rate: float,
+    seed: int,
+    *,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """What a training of these settings came to; whatever is drawn depends on the seed alone."""
+    """What a training of these settings came to; whatever is drawn depends on the seed alone.
+
+    In `folder` it keeps how far it is, now and then, and goes on from there after a kill.
+    """
+    key = run_key(__version__, repr(settings), mixer, width, rate, seed)
+    path = None if folder is None else folder / f"{key[:16]}.safetensors"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that numbers do not depend on how many run at once
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = RecallModel(settings.task.vocabulary, mixer, width, settings.heads)
-            return _trained(settings, model, rate, seed)
+            return _trained(settings, model, rate, seed, path, {"format": FORMAT, "key": key})
     finally:
         torch.set_num_threads(threads)
 
 
 def _trained(
-    settings: RecallSettings, model: RecallModel, rate: float, seed: int
+    settings: RecallSettings,
+    model: RecallModel,
+    rate: float,
+    seed: int,
+    path: Path | None,
+    about: dict[str, str],
 ) -> dict[str, Any]:
-    begun = time.process_time()
+    begun = saved = time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=settings.weight_decay)
-    every = max(1, settings.steps // LOOKS)
-    curve: list[list[float]] = []
+    parameters = dict(model.named_parameters())
     losses: list[float] = []
-    for step in range(settings.steps):
+    found = None if path is None else load_snapshot(path, about, optimizer, parameters, {})
+    if found is not None:
+        losses = found[1]["losses"].tolist()
+    for step in range(len(losses), settings.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * _schedule(step, settings.steps)
         optimizer.zero_grad()
@@ -52,14 +76,24 @@ def _trained(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))
-        if (step + 1) % every == 0:
-            curve.append([step + 1, float(np.mean(losses[-every:]))])
+        if path is not None and time.process_time() - saved > PATIENCE:
+            saved = time.process_time()
+            path.parent.mkdir(exist_ok=True)
+            now = {name: x.detach() for name, x in parameters.items()}
+            more = {"losses": np.array(losses)}
+            told = about | {"step": str(len(losses))}
+            save_snapshot(path, told, optimizer, parameters, now, more)
     with torch.no_grad():
         numbers, held = model.numbers(torch.zeros(1, settings.task.length, dtype=torch.int64))
         right = [
             _right(model, task.examples(settings.judged, (1, seed)))
             for task in settings.asked or (settings.task,)
         ]
+    if path is not None:
+        path.unlink(missing_ok=True)
+    every = max(1, settings.steps // LOOKS)
+    means = [losses[first : first + every] for first in range(0, len(losses) - every + 1, every)]
+    curve = [[every * (i + 1), float(np.mean(part))] for i, part in enumerate(means)]
     return {
         "accuracy": float(np.mean(right)),
         "numbers": numbers,
