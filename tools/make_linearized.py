@@ -109,7 +109,11 @@ def smollm2() -> Path:
         (found,) = (file for file in files if file.name.endswith(".gguf"))
         path = Path(str(found.locate()))
         how = {"gguf_file": path.name, "dtype": torch.float32}
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **how)
+        read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **how)
+        # transformers writes no model that it read from GGUF, only one of the same weights.
+        del read.config.quantization_config
+        model = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+        model.load_state_dict(read.state_dict())
         part = folder.with_suffix(".part")
         model.save_pretrained(part)
         names = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
