@@ -60,6 +60,14 @@ def linearized(folders):
     return {kind: kt.hf.linearize(folders(kind), cut(folders(kind)), SETTING) for kind in KINDS}
 
 
+def test_windows_to_stop_by_are_spread_over_the_text():
+    windows = [[number] for number in range(64)]
+    fitted, apart = kt.hf._linearize._split(windows)
+    assert apart == [[8], [24], [40], [56]]
+    assert sorted(fitted + apart) == windows
+    assert len(kt.hf._linearize._split(windows[:2])[1]) == 1
+
+
 def test_texts_are_cut_into_whole_windows(folders):
     found = kt.hf.windows(folders("Llama"), text(100), tokens=80, length=32, least=2)
     assert [len(ids) for ids in found] == [32, 32]

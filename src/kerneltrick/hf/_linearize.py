@@ -26,7 +26,7 @@ from kerneltrick.hf._texts import model_kind
 from kerneltrick.maps._base import one_of
 from kerneltrick.torch import Fit, fit
 
-APART = 4  # windows to stop by, at most; a sixteenth of a short text
+APART = 8  # windows to stop by, at most; a sixteenth of a short text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,17 +122,17 @@ def linearize(
     strange = [] if keep == "auto" else sorted(set(keep) - set(range(layers)))
     if strange:
         raise ValueError(f"{where} has {layers} layers of attention, no {strange[0]} to keep")
-    apart = max(1, min(APART, len(windows) // 16))
+    fitted, apart = _split(windows)
     body = network.base_model
 
     def captured(ids: Sequence[int]) -> AttentionData:
         return record(where, body, ids, torch.ones(len(ids), dtype=torch.bool))
 
     def stream() -> Iterator[AttentionData]:
-        for ids in windows[apart:]:
+        for ids in fitted:
             yield captured(ids)
 
-    held_out = [captured(ids) for ids in windows[:apart]]
+    held_out = [captured(ids) for ids in apart]
     dial, why = Dial.get(setting), None
     if window == "auto":
         window, why = choose_window(dial, held_out, budget)
@@ -147,7 +147,7 @@ def linearize(
     else:
         found = fit(
             stream(), dial, features=features, key_weight=key_weight, held_out=held_out,
-            steps=len(windows) - apart, seed=seed, progress=paced(progress, len(windows[0])),
+            steps=len(fitted), seed=seed, progress=paced(progress, len(windows[0])),
             resume=resume,
         )  # fmt: skip
         sizes = [state_bytes(x, held_out[0]) for x in (found.maps.dials[0], Dial(maps.Softmax()))]
@@ -157,11 +157,21 @@ def linearize(
     if finetune != "none":
         beside = None if resume is None else resume.with_name(f"{resume.name}.tuning")
         tuned = tune(
-            made, windows[apart:], windows[:apart], trained=finetune, seed=seed,
+            made, fitted, apart, trained=finetune, seed=seed,
             progress=progress, resume=beside,
         )  # fmt: skip
     made.config.finetune = finetune
     return Linearization(made, found, kept, where, tuned, why)
+
+
+def _split(windows: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+    """Windows to fit to, and windows to stop by, spread over the text: a chapter is not a book."""
+    count = max(1, min(APART, len(windows) // 16))
+    places = {(2 * at + 1) * len(windows) // (2 * count) for at in range(count)}
+    return (
+        [ids for place, ids in enumerate(windows) if place not in places],
+        [windows[place] for place in sorted(places)],
+    )
 
 
 def _means(found: Fit) -> dict[int, float]:

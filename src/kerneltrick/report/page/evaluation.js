@@ -92,7 +92,7 @@ function drawSizes() {
   const plot = drawLines("size", lines, { xLabel: "bytes that a stream holds", yLabel: "perplexity", xFormat: bytes, title: "perplexity against bytes", right: 90 });
   const dots = lines.map(({ name, points: [[x, y]] }) => ({ x: plot.x(x), y: plot.y(y), text: name }));
   placeLabels(plot, dots, [], widthOf).forEach((box, at) => plot.svg.append(draw("text", { x: box.x, y: box.y + 12 }, dots[at].text)));
-  byId("size-reading").textContent = `After ${whole(values.length)} tokens. Lower is better, further left is smaller; only the teacher's state grows with every token.`;
+  byId("size-reading").textContent = `After ${whole(values.length)} tokens. Lower is better, further left is smaller; the state of softmax grows with every token.`;
 }
 
 function drawSpeeds() {
@@ -118,7 +118,7 @@ function drawTexts() {
   byId("texts").append(
     ...values.continuations.map(({ prompt, written }) =>
       make("div", {}, make("p", { class: "reading" }, `… ${prompt.slice(-400)}`),
-        make("dl", { class: "facts" }, ...Object.entries(written).map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))))),
+        make("dl", { class: "facts written" }, ...Object.entries(written).map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text))))),
     ),
   );
 }
