@@ -100,6 +100,17 @@ def test_the_best_weights_of_each_head_are_kept_though_learning_goes_wrong(heads
     assert max(error for _, error in wild.history) > np.mean([*wild.before.values()])
 
 
+def test_a_head_keeps_its_best_weights_whatever_the_others_do(heads, monkeypatch):
+    told = itertools.chain([[0.5, 0.5, 0.5, 0.5]], itertools.repeat([0.1, 0.9, 0.2, 0.6]))
+    monkeypatch.setattr(transfer_module.Transfer, "_errors", lambda _: torch.tensor(next(told)))
+    found = fit(part(heads, 0, 64), steps=1)
+    assert [*found.after.values()] == [pytest.approx((0.1, 0.5)), pytest.approx((0.2, 0.5))]
+    untrained = fit(part(heads, 0, 64), steps=1, learning_rate=1e-30).maps
+    for layer in heads.layers:
+        ours, first = (x.dials[layer].feature_map.weight for x in (found.maps, untrained))
+        assert [np.array_equal(a, b) for a, b in zip(ours, first, strict=True)] == [False, True]
+
+
 def test_a_fit_ends_early_when_held_out_tokens_gain_nothing(heads):
     wild = fit(part(heads, 0, 64), steps=48, learning_rate=1e4)
     assert wild.stopped == "no better"

@@ -775,7 +775,7 @@ MUTANTS = [
         "torch/_transfer.py",
         "better = mean < least",
         "better = (mean.mean() < least.mean()).expand(len(mean))",
-        "test_fit.py::test_the_best_weights_of_each_head_are_kept_though_learning_goes_wrong",
+        "test_fit.py::test_a_head_keeps_its_best_weights_whatever_the_others_do",
     ),
     Mutant(
         "fit: key heads dealt out in turn",
@@ -793,9 +793,9 @@ MUTANTS = [
     ),
     Mutant(
         "fit: judged with another scale than fitted",
-        "analysis/_compare.py",
-        "scale=scale_of(setting), softmax_scale",
-        "softmax_scale",
+        "analysis/_pieces.py",
+        "causal=problem.causal, scale=scale_of(setting),",
+        "causal=problem.causal,",
         "test_fit.py::test_scale_and_causality_are_those_of_the_data_and_compare_says_if_they_differ",
     ),
     Mutant(
