@@ -121,6 +121,8 @@ def problem(name):
             options[mask] = rng.random(N) < 0.7
         elif options.get(mask) == "rows":
             options[mask] = rng.random((batch, N)) < 0.7
+            options[mask][0, [6, 8, 19]] = False  # the last tokens of shards
+            options[mask][0, [9, 10, 11, 12, 20, 21, 22]] = True
     if "segment_ids" in options:
         rows = np.array([[0] * 9 + [1] * 6 + [2] * 8, [0] * 3 + [1] * 13 + [3] * 7])
         options["segment_ids"] = rows if options["segment_ids"] == "rows" else rows[0]
@@ -156,11 +158,47 @@ def test_several_ranks_are_one(team, name):
             np.testing.assert_allclose(total, expected, **close, err_msg=f"{count} {key}")
         for key, expected in state.items():
             other = found[-1][2][key]
-            if key == "k":  # unused slots may be more
-                other = other[..., other.shape[-2] - expected.shape[-2] :, :]
+            assert other.shape == expected.shape
             np.testing.assert_allclose(other, expected, **close, err_msg=f"{count} {key}")
         assert found[-1][3] == bounds
     assert all(math.isfinite(x) for x in output.ravel())
+
+
+def other_shapes(groups, rank, lead, keys, options):
+    """How far outputs of three ranks and the last state are from those of one."""
+    from kerneltrick.torch import distributed
+
+    if rank >= 3:
+        return 0.0
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(*lead, n, 4).double() for n in (17, keys, keys))
+    options = dict(options)
+    output, state = kt.linear_attention(q, k, v, **options, return_state=True)
+    ends = {17: (0, 8, 10, 17), 9: (0, 4, 4, 9)}
+    queries, own = (slice(*ends[n][rank : rank + 2]) for n in (17, keys))
+    if "segment_ids" in options:
+        options["segment_ids"] = options["segment_ids"][own]
+    found, after = distributed.linear_attention(
+        q[..., queries, :], k[..., own, :], v[..., own, :], **options, group=groups[3],
+        return_state=True,
+    )  # fmt: skip
+    error = float((found - output[..., queries, :]).abs().max())
+    return max(error, float((after.U - state.U).abs().max())) if rank == 2 else error
+
+
+@pytest.mark.parametrize(
+    ("lead", "keys", "options"),
+    [
+        ((), 17, {"causal": True, "window": 3, "sinks": 1,
+                  "segment_ids": torch.tensor([0] * 5 + [1] * 7 + [2] * 5)}),
+        ((), 17, {"window": 3, "sinks": 1}),
+        ((2, 2), 9, {"feature_map": "favor:features=5"}),
+        ((2, 2), 9, {"window": 40}),
+    ],
+)  # fmt: skip
+def test_other_shapes_too(team, lead, keys, options):
+    """Arrays without heads, and as many queries as one likes beside keys of full attention."""
+    assert max(team.ask(other_shapes, lead, keys, options)) < 1e-10
 
 
 @pytest.mark.parametrize("text", ["elu", "favor:features=6", "elu@window=4,sinks=2"])

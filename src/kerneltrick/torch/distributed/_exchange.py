@@ -27,7 +27,8 @@ class Ranks:
 
     sent = 0  # bytes that this process has sent to others, of all groups
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, device: Any = None) -> None:
+        self.device = device  # of what is sent: NCCL takes nothing of the CPU's
         if not dist.is_initialized():
             raise RuntimeError(
                 "context parallelism needs torch.distributed.init_process_group() first; torchrun "
@@ -65,7 +66,9 @@ class Ranks:
     def check_equal(self, text: str, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of every rank; ValueError in all of them if their texts differ."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        found = [x.tolist() for x in self.gather(torch.tensor([digest, *numbers]))]
+        found = [
+            x.tolist() for x in self.gather(torch.tensor([digest, *numbers], device=self.device))
+        ]
         if len({row[0] for row in found}) > 1:
             texts: list[Any] = [None] * self.count
             self._do(lambda: dist.all_gather_object(texts, text, group=self.group), len(text))

@@ -73,7 +73,7 @@ def linear_attention(
     window, sinks = check_window("linear_attention", chosen, window, sinks)
     if not causal and (log_decay is not None or segment_ids is not None):
         raise ValueError("log_decay and segment_ids need causal=True: full attention has no order")
-    ranks = Ranks(group)
+    ranks = Ranks(group, q.device)
     tracked = torch.is_grad_enabled() and any(
         torch.is_tensor(x) and x.requires_grad for x in (q, k, v, log_decay, *vars(chosen).values())
     )

@@ -26,7 +26,7 @@ def count_before(
     x (batch, n, ·) are the tokens of this rank, `runs` its segments numbered from 0, `segment_ids`
     the same by their own numbers; `stop` and `count` are of what comes before the first rank.
     """
-    ranks, (batch, n) = Ranks(group), x.shape[:2]
+    ranks, (batch, n) = Ranks(group, x.device), x.shape[:2]
     counted = mask is not None or runs is not None
     text = f"batch {batch}; mask {mask is not None}; segments {runs is not None}"
     rows = ranks.check_equal(text, (n, stop, count is not None))
