@@ -157,6 +157,35 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         assert not Path(f"/proc/{worker}").exists()
 
 
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_too_and_the_run_goes_on(tmp_path):
+    path, kept = tmp_path / "o.json", tmp_path / ".o.json.unfinished"
+    command = [sys.executable, "-m", "kerneltrick", "compare", "--maps", "elu", "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--json", path], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if kept.exists() and kept.read_text().count("\n") >= 3:
+            break
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "kerneltrick: stopped; the same command goes on where this one was\n"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("workers are left")
+    assert kept.exists()
+
+
 @pytest.fixture(scope="module")
 def cluster():
     distributed = pytest.importorskip("distributed")

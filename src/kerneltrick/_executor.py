@@ -151,8 +151,9 @@ class Processes(concurrent.futures.Executor):
                 if self._closed:
                     raise
         raise WorkerDied(
-            f"a worker process died {TRIES} times at the same piece of work; if memory ran out, "
-            "use fewer jobs"
+            f"a worker process died {TRIES} times at the same piece of work: if memory ran out, "
+            "use fewer jobs; if it says so above, begin the script's work under if __name__ == "
+            '"__main__":'
         ) from died
 
     def _started(self) -> concurrent.futures.ProcessPoolExecutor:
