@@ -76,7 +76,7 @@ def preset(name: str, **changes: Any) -> RecallSettings:
                 "softmax", "based:feature_dim=8", "hedgehog", "elu", "elu@window=8",
                 "softmax@window=16", "deltanet", "ssd:state_dim=16",
             ),
-            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=8), steps=700,
+            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=8), steps=1600,
             rates=(1e-2,), batch=32,
         )  # fmt: skip
     elif name == "paper":
