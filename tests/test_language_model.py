@@ -140,12 +140,12 @@ import time
 from kerneltrick.torch import TrainingSettings, _train, train
 from tests_text import TEXT
 whole = _train._step
-def step(model, optimizer, tokens, settings, number):
+def step(spread, optimizer, tokens, settings, number):
     if number == 19:
-        model.embedding.weight.data.mul_(2)
+        spread.model.embedding.weight.data.mul_(2)
         print("now", flush=True)
         time.sleep(600)
-    return whole(model, optimizer, tokens, settings, number)
+    return whole(spread, optimizer, tokens, settings, number)
 _train._step = step
 train(TEXT, {str(tmp_path / "out")!r}, TrainingSettings(**{dataclasses.asdict(SMALL)!r}))
 """.replace("from tests_text import TEXT", f"TEXT = {TEXT!r}")

@@ -233,10 +233,31 @@ def test_a_live_state_has_the_weights_of_a_learned_map():
         close(torch.cat([y, module(x[:, 8:], state.frozen())[0]], dim=1), whole[:, 7:])
 
 
+@pytest.mark.parametrize(
+    "options", [{"window": 4, "sinks": 2}, {"feature_map": "softmax"}, {"window": 100}]
+)
+def test_a_live_state_has_the_tokens_that_are_near(options):
+    module, x = layer(rotary=True, **options), tokens(2, 90)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[1, 3] = False
+    with torch.no_grad():
+        _, kept = module(x[:, :5], mask=mask)
+        whole, _ = module(x[:, 5:], kept)
+        state = module.live(kept)
+        assert state.memory.compiled
+        parts = []
+        for t in range(5, 80):
+            y, state = module(x[:, t : t + 1], state)
+            parts.append(y)
+        rest, _ = module(x[:, 80:], state.frozen())
+        close(torch.cat([*parts, rest], dim=1), whole)
+        close(module(x[:, 5:], kept)[0], whole)
+
+
 def test_what_has_no_compiled_step_decodes_with_values():
-    for options in ({"window": 4}, {"feature_map": "softmax"}, {"causal": False}):
+    for options in ({"causal": False}, {"dtype": torch.bfloat16}):
         module = layer(**options)
-        _, state = module(tokens(1, 5))
+        _, state = module(tokens(1, 5).to(module.q_proj.weight.dtype))
         assert module.live(state) is state
 
 

@@ -263,7 +263,7 @@ class Attention(ProjectedMixer):
         """The same state to decode with, a token at a time: calls change it in place.
 
         Much faster, without gradients, and not to be forked; `frozen()` gives a value back. Where
-        there is no compiled step (other devices, bfloat16, beside a window), it is `state` itself.
+        there is no compiled step (other devices, bfloat16), it is `state` itself.
         """
         self._check_state(state)
         memory, dtype = state.memory, self.q_proj.weight.dtype
@@ -271,7 +271,7 @@ class Attention(ProjectedMixer):
         kinds = {torch.float16: "float32", torch.float32: "float32", torch.float64: "float64"}
         if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
             return state
-        if not self.causal or memory.near is not None or self.group is not None:
+        if not self.causal or self.group is not None:
             return state
         decoder = Decoder(
             dial, shape=tuple(memory.sums.hi.shape[:2]), d=self.head_dim,
