@@ -90,7 +90,7 @@ sanitize-arm: $(VENV)/.backend ## the fuzzer on ARM64: cross-compiled, in an emu
 test: $(VENV)/.test ## every test except the long sweeps
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.test ## every test, and more examples of each property: in half an hour
+test-all: $(VENV)/.test ## every test, and more examples of each property: in twenty minutes
 	HYPOTHESIS_PROFILE=all $(PYTEST)
 
 lint: $(VENV)/.lint ## ruff, mypy --strict, import layers
