@@ -164,9 +164,20 @@ def save_picture(figure: Any, name: str, folder: Path = IMAGES, dpi: int = 120) 
 
 def save_png(content: bytes, name: str, folder: Path = IMAGES) -> None:
     """Write the picture of that name with its stamp."""
-    content = stamped(content, PICTURES[name].stamp())
+    content = stamped(packed(content), PICTURES[name].stamp())
     write(folder / name, content)
     print(f"wrote {folder / name}, {len(content) / 1000:.0f} kB")
+
+
+def packed(png: bytes) -> bytes:
+    """The same picture in fewer bytes, since wheels carry it: nothing is transparent."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as picture:
+        opaque = picture.mode == "RGBA" and picture.getextrema()[3] == (255, 255)
+        made = io.BytesIO()
+        (picture.convert("RGB") if opaque else picture).save(made, "png", optimize=True)
+    return made.getvalue()
 
 
 def stamped(png: bytes, stamp: str) -> bytes:
