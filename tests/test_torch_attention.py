@@ -254,6 +254,20 @@ def test_a_live_state_has_the_tokens_that_are_near(options):
         close(module(x[:, 5:], kept)[0], whole)
 
 
+def test_positions_after_a_mask_are_those_of_each_row():
+    module, x = layer(feature_map="cosformer:horizon=50", on_zero="zero"), tokens(2, 12)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[1, 2:4] = False
+    with torch.no_grad():
+        _, state = module(x[:, :6], mask=mask)
+        whole, _ = module(x[:, 6:], state)
+        state, parts = module.live(state), []
+        for t in range(6, 12):
+            y, state = module(x[:, t : t + 1], state)
+            parts.append(y)
+    close(torch.cat(parts, dim=1), whole)
+
+
 def test_what_has_no_compiled_step_decodes_with_values():
     for options in ({"causal": False}, {"dtype": torch.bfloat16}):
         module = layer(**options)

@@ -263,7 +263,8 @@ class Attention(ProjectedMixer):
         """The same state to decode with, a token at a time: calls change it in place.
 
         Much faster, without gradients, and not to be forked; `frozen()` gives a value back. Where
-        there is no compiled step (other devices, bfloat16), it is `state` itself.
+        there is no compiled step (other devices, bfloat16, a map that looks at positions where rows
+        have different ones after a mask), it is `state` itself.
         """
         self._check_state(state)
         memory, dtype = state.memory, self.q_proj.weight.dtype
@@ -272,6 +273,8 @@ class Attention(ProjectedMixer):
         if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
             return state
         if not self.causal or self.group is not None:
+            return state
+        if state.count is not None and isinstance(dial.feature_map, maps.Cosformer):
             return state
         decoder = Decoder(
             dial, shape=tuple(memory.sums.hi.shape[:2]), d=self.head_dim,
