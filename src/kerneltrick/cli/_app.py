@@ -38,15 +38,19 @@ from kerneltrick.cli._options import (
     Causal,
     DaskAddress,
     Heads,
+    HtmlPath,
     Jobs,
+    JsonPath,
     Layers,
     Quiet,
     Scale,
 )
 from kerneltrick.cli._output import (
-    check_outputs,
     check_writable,
+    outputs_of,
     progress_bar,
+    resumable,
+    say_written,
     unfinished,
     words_stream,
 )
@@ -196,16 +200,8 @@ def _compare(
     causal: Causal = None,
     scale: Scale = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
-    html_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="PATH", help="Write the report, one file to open; - is stdout."
-        ),
-    ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
-    ] = None,
+    html_path: HtmlPath = None,
+    json_path: JsonPath = None,
     jobs: Jobs = None,
     dask: DaskAddress = None,
     quiet: Quiet = False,
@@ -219,21 +215,14 @@ def _compare(
         raise UsageError(f"--seed must be a whole number ≥ 0, not {seed}")
     if scale is not None and not (0 < scale < math.inf):
         raise UsageError(f"--scale must be > 0 and finite, not {scale}")
-    given = {"--html": html_path, "--json": json_path}
-    outputs = {option: path for option, path in given.items() if path is not None}
-    check_outputs(outputs)
+    outputs = outputs_of(html_path, json_path)
     chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
     data = read_data(file, synthetic, seed, chosen_layers, chosen_heads, axes)
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
-    try:
-        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
-            result = compare(data, chosen, causal=causal, scale=scale, seed=seed,
-                             progress=progress, resume=resume, executor=executor)  # fmt: skip
-    except KeyboardInterrupt:
-        would = "would go on where it was" if resume is None else "goes on where this one was"
-        condition = "with --html or --json " if resume is None else ""
-        raise Stopped(f"stopped; {condition}the same command {would}") from None
+    with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+        result = compare(data, chosen, causal=causal, scale=scale, seed=seed,
+                         progress=progress, resume=resume, executor=executor)  # fmt: skip
     if html_path is not None:
         report.save_html(result, data, html_path)
     if json_path is not None:
@@ -243,9 +232,7 @@ def _compare(
     if not quiet:
         words = words_stream(outputs)
         show(result, words)
-        for path in outputs.values():
-            if not is_standard_output(path):
-                print(f"wrote {path}", file=words)
+        say_written(outputs, words)
 
 
 @app.command("capture")

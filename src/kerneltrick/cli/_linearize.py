@@ -19,8 +19,8 @@ from kerneltrick.attention._dial import combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers
 from kerneltrick.cli._options import Features, KeyWeight, Quiet
 from kerneltrick.cli._output import (
-    check_outputs,
     console,
+    outputs_of,
     plain,
     progress_bar,
     words_stream,
@@ -184,9 +184,7 @@ def evaluate_command(
     quiet: Quiet = False,
 ) -> None:
     """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
-    given = {"--html": html, "--json": json}
-    outputs = {option: path for option, path in given.items() if path is not None}
-    check_outputs(outputs)
+    outputs = outputs_of(html, json)
     words, count = _read(text), _count("--tokens", tokens)
     timed = [_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
     hf = _models()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,4 +52,11 @@ DaskAddress = Annotated[
         metavar="ADDRESS",
         help="Share the work among the workers of a Dask cluster, such as tcp://host:8786.",
     ),
+]
+HtmlPath = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="PATH", help="Write the report, one file to open; - is stdout."),
+]
+JsonPath = Annotated[
+    Path | None, typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout.")
 ]

@@ -15,7 +15,7 @@ from rich.text import Text
 from kerneltrick import _files
 from kerneltrick._text import printable
 from kerneltrick.analysis import ProgressReport
-from kerneltrick.cli._arguments import UsageError
+from kerneltrick.cli._arguments import Stopped, UsageError
 
 WIDTH = 100
 
@@ -51,6 +51,20 @@ def check_outputs(outputs: Mapping[str, Path]) -> None:
         places[place] = option
 
 
+def outputs_of(html: Path | None, json: Path | None) -> dict[str, Path]:
+    """The files that --html and --json ask for, by option, checked."""
+    given = {"--html": html, "--json": json}
+    outputs = {option: path for option, path in given.items() if path is not None}
+    check_outputs(outputs)
+    return outputs
+
+
+def say_written(outputs: Mapping[str, Path], words: TextIO) -> None:
+    for path in outputs.values():
+        if not _files.is_standard_output(path):
+            print(f"wrote {path}", file=words)
+
+
 def words_stream(outputs: Mapping[str, Path]) -> TextIO:
     """Where words for people go: stderr, if standard output is taken by what a command writes."""
     taken = any(_files.is_standard_output(path) for path in outputs.values())
@@ -64,6 +78,17 @@ def unfinished(outputs: Mapping[str, Path]) -> Path | None:
         if target is not None:
             return target.with_name(f".{target.name}.unfinished")
     return None
+
+
+@contextlib.contextmanager
+def resumable(resume: Path | None) -> Iterator[None]:
+    """Ctrl-C ends the work, and says whether the same command would go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        would = "would go on where it was" if resume is None else "goes on where this one was"
+        condition = "with --html or --json " if resume is None else ""
+        raise Stopped(f"stopped; {condition}the same command {would}") from None
 
 
 @contextlib.contextmanager

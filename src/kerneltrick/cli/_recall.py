@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,14 +11,16 @@ from rich.table import Table
 
 from kerneltrick import recall as room
 from kerneltrick import report
-from kerneltrick._files import is_standard_output, write
-from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, split_maps
-from kerneltrick.cli._options import DaskAddress, Jobs, Quiet
+from kerneltrick._files import write
+from kerneltrick.cli._arguments import DataError, UsageError, read_numbers, split_maps
+from kerneltrick.cli._options import DaskAddress, HtmlPath, Jobs, JsonPath, Quiet
 from kerneltrick.cli._output import (
-    check_outputs,
     console,
+    outputs_of,
     plain,
     progress_bar,
+    resumable,
+    say_written,
     unfinished,
     words_stream,
 )
@@ -82,16 +83,8 @@ def recall_command(
             help="Learning rates; the best counts for each mixer and width.",
         ),
     ] = None,
-    html_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="PATH", help="Write the report, one file to open; - is stdout."
-        ),
-    ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout."),
-    ] = None,
+    html_path: HtmlPath = None,
+    json_path: JsonPath = None,
     jobs: Jobs = None,
     dask: DaskAddress = None,
     quiet: Quiet = False,
@@ -102,12 +95,7 @@ def recall_command(
     --json, finished trainings are kept beside that file until the end: a run that was killed goes
     on with the others.
     """
-    outputs = {
-        option: path
-        for option, path in (("--html", html_path), ("--json", json_path))
-        if path is not None
-    }
-    check_outputs(outputs)
+    outputs = outputs_of(html_path, json_path)
     changes: dict[str, Any] = {"seeds": seeds, "steps": steps}
     changes["mixers"] = tuple(split_maps(mixers)) if mixers else None
     found = read_numbers("--widths", widths)
@@ -126,13 +114,8 @@ def recall_command(
         raise DataError(str(error)) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-    try:
-        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
-            result = room.recall(settings, progress=progress, resume=resume, executor=executor)
-    except KeyboardInterrupt:
-        would = "would go on where it was" if resume is None else "goes on where this one was"
-        condition = "with --html or --json " if resume is None else ""
-        raise Stopped(f"stopped; {condition}the same command {would}") from None
+    with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+        result = room.recall(settings, progress=progress, resume=resume, executor=executor)
     if html_path is not None:
         write(html_path, report.render_recall(result.to_dict()))
     if json_path is not None:
@@ -142,9 +125,7 @@ def recall_command(
     if not quiet:
         words = words_stream(outputs)
         _show(result, words)
-        for path in outputs.values():
-            if not is_standard_output(path):
-                print(f"wrote {path}", file=words)
+        say_written(outputs, words)
 
 
 def _rates(text: str) -> tuple[float, ...]:
