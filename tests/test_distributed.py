@@ -494,18 +494,21 @@ def fail(groups, rank, how, who):
         if rank == who and turn == 2:
             if how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(300)
         distributed.linear_attention(x, x, x, causal=True).sum().backward()
 
 
-@pytest.mark.parametrize(("how", "who"), [("dies", 1), ("stalls", 2)])
+# A death is noticed at once; a rank that is only slow, on a busy machine, must not seem to stall.
+@pytest.mark.parametrize(
+    ("how", "who"), [("dies", 1), pytest.param("stalls", 2, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_lost_is_named_by_the_others(how, who):
-    team = Team(3, timeout=4)
+    team = Team(3, timeout=20)
     try:
         for pipe in team.pipes:
             pipe.send((fail, (how, who)))
         for rank in {0, 1, 2} - {who}:
-            assert team.pipes[rank].poll(50), "it hangs"
+            assert team.pipes[rank].poll(120), "it hangs"
             good, (kind, said, _) = team.pipes[rank].recv()
             assert not good
             assert kind == "RankError"
