@@ -1,8 +1,11 @@
 """One code path for NumPy, PyTorch, JAX and array-api-strict, returned in kind."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import array_api_strict
 import numpy as np
@@ -291,6 +294,22 @@ def test_import_adds_little_to_numpy():
     slow = {"asyncio", "concurrent", "ctypes", "email", "http", "inspect", "multiprocessing",
             "socket", "ssl", "subprocess", "tempfile", "unittest", "xml"}  # fmt: skip
     assert not slow & set(loaded)
+
+
+def test_types_are_checked_without_optional_libraries():
+    """`make lint` installs none of them: mypy must be told of each that the package imports."""
+    tomllib = pytest.importorskip("tomllib")
+    root = Path(__file__).resolve().parents[1]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in root.glob("src/**/*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {x.name for node in nodes if isinstance(node, ast.Import) for x in node.names}
+    names |= {x.module for x in nodes if isinstance(x, ast.ImportFrom) and x.module and not x.level}
+    imported = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    told = {name for x in settings["tool"]["mypy"]["overrides"] for name in x["module"]}
+    always = {re.split(r"\W", text)[0] for text in settings["project"]["dependencies"]}
+    known = {name.removesuffix(".*") for name in told} | always
+    assert imported - known == {"kerneltrick"}
 
 
 def test_use_with_numpy_pulls_in_no_optional_library():
