@@ -370,37 +370,13 @@ def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
     assert not tab.page.locator("#timing-section").is_visible()
 
 
-@pytest.mark.parametrize("spoilt", [False, True], ids=["plain", "hostile"])
-def test_the_page_never_scrolls_sideways(open_report, comparison, spoilt):
-    page = open_report(hostile(comparison) if spoilt else comparison).page
-    for width in (1440, 768, 390):
-        page.set_viewport_size({"width": width, "height": 844})
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            brightness = sum(map(int, re.findall(r"\d+", paper)[:3]))
-            assert (brightness > 600) == (scheme == "light")
-
-
-def test_colours_switch_and_print_is_light_without_controls(open_report, comparison):
-    tab = open_report(comparison, color_scheme="light")
-    page = tab.page
-    page.click("#theme")
-    page.click("#theme")
-    assert tab.text("#theme-name") == "Dark"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 26)"
-    page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.locator(".controls").is_visible()
-
-
 EVALUATION = {
     "format": "kerneltrick.evaluate/1", "version": "1", "source": "<b>out</b>", "windows": 4,
     "length": 512, "verdict": "Worth a look.",
     "rows": [
-        {"name": name, "figures": {"perplexity": 20.0 + at, "recall at 10%": 0.5},
-         "state_bytes": 10_000 * (at + 1)}
+        {"name": name, "figures": {"perplexity": 20.0 + at, "0–63": 22.0, "64–511": 19.0 + 30 * at,
+                                   "recall at 10%": 0.5},
+         "state_bytes": 10_000 * (at + 1), "states": {"0–63": 8000, "64–511": 10_000 * (at + 1)}}
         for at, name in enumerate(("teacher", "hybrid", "window alone", "map alone"))
     ],
     "speeds": [
@@ -422,17 +398,42 @@ def test_the_page_of_a_linearised_model_shows_its_figures(open_report, width):
     view = {"viewport": {"width": width, "height": 900}}
     tab = open_report(EVALUATION, render=report.render_evaluation, **view)
     assert tab.text("#source") == "<b>out</b>"
-    assert tab.page.locator("#rows tbody tr").count() == 4
-    assert "recall at 10%" in tab.text("#rows")
+    assert rows_of(tab, "rows") == ["teacher", "hybrid", "window alone", "map alone"]
+    assert "recall at 10%" in tab.text("#rows-table")
     assert tab.page.locator("#before .cell").count() == 4
     assert "mean 0.325" in tab.text("#after-title")
     assert "Layer 1 keeps softmax: error 0.5." in tab.text("#kept")
-    assert tab.page.locator("#fit circle").count() == 2
-    assert tab.page.locator("#size circle").count() == 4
-    assert tab.page.locator("#decoding circle").count() == 4
-    assert "<i>" in tab.text("#texts")
-    sideways = "document.documentElement.scrollWidth > innerWidth"
-    assert not tab.page.evaluate(sideways)
+    assert tab.page.locator("#fit circle").count() == 3  # before the first step too
+    assert tab.page.locator("#tuned circle").count() == 2
+    for name in ("prefill", "decoding", "memory"):
+        assert tab.page.locator(f"#{name} circle").count() == 4
+
+
+def test_quality_is_drawn_against_the_bytes_of_every_stretch_of_positions(open_report):
+    tab = open_report(EVALUATION, render=report.render_evaluation)
+    marks = tab.page.locator("#size .point title").all_text_contents()
+    assert len(marks) == 8
+    assert marks[3] == "hybrid, positions 64–511: perplexity 49.0, 19.5\xa0KiB held after them"
+    assert tab.page.locator("#size path.point").count() == 2  # far above the teacher: triangles
+    names = tab.page.locator("#size .note").all_text_contents()
+    assert {"teacher", "hybrid", "window alone (79.0)", "map alone (109)"} <= set(names)
+    short = copy.deepcopy(EVALUATION)
+    for row in short["rows"]:
+        row["states"] = {"perplexity": row["state_bytes"]}
+    tab = open_report(short, render=report.render_evaluation)
+    marks = tab.page.locator("#size .point title").all_text_contents()
+    assert marks[0] == "teacher, all positions: perplexity 20.0, 9.77\xa0KiB held after them"
+    assert len(marks) == 4
+
+
+def test_what_is_written_is_coloured_from_the_word_that_leaves_the_teachers(open_report):
+    written = {"teacher": " the white whale", "hybrid": " the wide sea", "map alone": " the white"}
+    told = {**EVALUATION, "continuations": [{"prompt": "<i>", "written": written}]}
+    tab = open_report(told, render=report.render_evaluation)
+    shown = tab.page.locator(".written dd").all_text_contents()
+    assert shown == [text.strip() for text in written.values()]
+    assert tab.page.locator(".written .own").all_text_contents() == ["", "wide sea", ""]
+    assert tab.text("#texts .prompt") == "… <i>"
 
 
 def test_a_page_without_a_record_leaves_its_pictures_out(open_report):
@@ -446,3 +447,97 @@ def test_a_page_without_a_record_leaves_its_pictures_out(open_report):
         report.render_evaluation(
             {name: EVALUATION[name] for name in EVALUATION if name != "record"}
         )
+
+
+RECALL = {
+    "format": "kerneltrick.recall/1", "version": "1",
+    "settings": {"task": {"pairs": 8, "length": 64, "vocabulary": 128}, "steps": 40, "batch": 32,
+                 "seeds": 2, "rates": [0.01]},
+    "points": [
+        {"mixer": mixer, "width": width, "rate": 0.01, "bytes": 100 * width * (at + 1),
+         "accuracy": 0.2 * at + width / 100, "lowest": 0.1, "highest": 0.9, "seeds": 2,
+         "on_front": at == 2}
+        for at, mixer in enumerate(("softmax@window=8", "<b>elu</b>", "based:feature_dim=8"))
+        for width in (8, 32)
+    ],
+    "trainings": [
+        {"mixer": mixer, "width": width, "rate": 0.01, "seed": 0, "accuracy": 0.5, "steps": 40,
+         "seconds": 60.0, "curve": [[2, 4.9], [40, 4.1]]}
+        for mixer in ("softmax@window=8", "<b>elu</b>", "based:feature_dim=8") for width in (8, 32)
+    ],
+    "published": {"gated DeltaNet": [[17_000, 0.89], [67_000, 0.99]], "RWKV-7": [[67_000, 0.98]]},
+}  # fmt: skip
+PAGES = {
+    "compare": (report.render_html, None),
+    "hostile": (report.render_html, hostile),
+    "recall": (report.render_recall, lambda _: RECALL),
+    "evaluation": (report.render_evaluation, lambda _: EVALUATION),
+}
+
+
+@pytest.fixture(params=PAGES)
+def open_page(request, open_report, comparison):
+    """Each of the pages, to be opened with options."""
+    render, change = PAGES[request.param]
+    values = change(comparison) if change else comparison
+    return lambda **options: open_report(values, render=render, **options)
+
+
+def brightness(page: Any) -> int:
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(int, re.findall(r"\d+", paper)[:3]))
+
+
+def test_no_page_scrolls_sideways_and_each_has_the_colours_of_the_system(open_page):
+    page = open_page().page
+    for width in (1440, 768, 400, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+            assert (brightness(page) > 600) == (scheme == "light")
+
+
+def test_the_colours_of_every_page_can_be_chosen_and_print_is_light(open_page):
+    tab = open_page(color_scheme="light")
+    for name, dark in (("Light", False), ("Dark", True), ("Auto", False), ("Light", False)):
+        tab.page.click("#theme")
+        assert tab.text("#theme-name") == name
+        assert (brightness(tab.page) < 200) == dark
+    tab.page.wait_for_url(re.compile("theme=light"))
+    tab = open_page(color_scheme="light", fragment="#theme=dark")  # the address keeps it
+    page = tab.page
+    assert tab.text("#theme-name") == "Dark"
+    assert page.locator("#theme").get_attribute("aria-label") == "Colours: dark"
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for control in (".controls", ".segmented", "#theme"):
+        assert not any(x.is_visible() for x in page.locator(control).all())
+
+
+def test_squares_of_heads_follow_the_chosen_colours(open_report):
+    page = open_report(EVALUATION, render=report.render_evaluation, color_scheme="light").page
+    colour = "getComputedStyle(document.querySelector('#after .cell')).backgroundColor"
+    light = page.evaluate(colour)
+    page.click("#theme")
+    page.click("#theme")
+    assert page.evaluate(colour) != light
+
+
+def test_labels_and_ticks_of_every_page_lie_inside_and_apart(open_page):
+    """At 400 and 1280 pixels: the boxes of ticks, names and notes in one chart do not meet."""
+    page = open_page().page
+    found = """() => [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+      const texts = [...svg.querySelectorAll('.tick, .note')];
+      const boxes = texts.map((x) => ({ box: x.getBoundingClientRect(), words: x.textContent }));
+      const meet = ({ box: a }, { box: b }) => a.left < b.right - 1 && b.left < a.right - 1
+        && a.top < b.bottom - 5 && b.top < a.bottom - 5;
+      return boxes.flatMap((one, i) => [
+        ...boxes.slice(i + 1).filter((x) => meet(one, x)).map((x) => `${one.words}, ${x.words}`),
+        ...(one.box.left < 0 || one.box.right > innerWidth ? [`${one.words} is outside`] : []),
+      ]);
+    })"""
+    for width in (1280, 400):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_timeout(100)
+        assert page.evaluate(found) == []

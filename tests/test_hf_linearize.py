@@ -109,7 +109,13 @@ def test_perplexity_is_that_of_the_losses(linearized, folders):
     assert figures["64–99"] == pytest.approx(float(loss[:, 64:].mean().exp()), rel=1e-4)
     assert result.rows[0].figures["agreement"] == 1.0
     assert 0 < figures["agreement"] < 1
+    held = {row.name: list(row.states.values()) for row in result.rows}
+    assert all(list(row.states) == ["0–63", "64–99"] for row in result.rows)
+    assert held["teacher"][1] / held["teacher"][0] == pytest.approx(100 / 64)
+    for name in ("hybrid", "window alone", "map alone"):
+        assert held[name][0] == held[name][1]  # beyond the window a state stays as it is
     size = {row.name: row.state_bytes for row in result.rows}
+    assert size == {name: sizes[-1] for name, sizes in held.items()}
     assert 0 < size["map alone"] < size["hybrid"] < size["teacher"]
     assert size["window alone"] < size["hybrid"]
     assert (result.windows, result.length) == (3, 100)
@@ -147,7 +153,7 @@ def test_embeddings_are_compared_with_the_teachers(linearized, folders):
     cosine = torch.nn.functional.cosine_similarity(*means).mean()
     assert result.rows[1].figures["cosine"] == pytest.approx(float(cosine), abs=1e-5)
     assert result.rows[0].figures == pytest.approx({"cosine": 1, "pairs": 1, "nearest": 1})
-    assert result.rows[1].state_bytes is None
+    assert (result.rows[1].state_bytes, result.rows[1].states) == (None, {})
 
 
 def test_numbers_are_planted_at_their_depth_and_asked_for_at_the_end(folders, monkeypatch):

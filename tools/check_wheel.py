@@ -29,7 +29,7 @@ def main(folder: str) -> int:
         "kerneltrick/maps/_favor.py",
         "kerneltrick/analysis/sample/minilm-moby-dick.safetensors",
         "kerneltrick/analysis/sample/NOTE.md",
-        "kerneltrick/report/page/report.html",
+        "kerneltrick/report/page/frame.html",
         "kerneltrick/report/page/base.js",
         "kerneltrick/labs/lab02_kernel_trick/src/kernel_trick.py",
         "kerneltrick/labs/lab02_kernel_trick/pyproject.toml",

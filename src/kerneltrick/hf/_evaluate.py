@@ -36,6 +36,7 @@ class EvaluationRow:
     name: str  # teacher, hybrid, window alone, map alone
     figures: dict[str, float]
     state_bytes: int | None  # of one stream after a window; None for encoders
+    states: dict[str, int]  # the same after each stretch of positions, by the name of its figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ def evaluate(
             "original as teacher (--teacher MODEL)"
         )
     ways = _ways(model, teacher)
-    run = _Decoder(len(windows[0])) if model.config.language else _Encoder()
+    run = (_Decoder if model.config.language else _Encoder)(len(windows[0]))
     tasks = [(ids, run.see) for ids in windows]
     if isinstance(run, _Decoder):
         tasks += [(x.ids, functools.partial(run.recall, x)) for x in passkeys]
@@ -107,12 +108,17 @@ def evaluate(
                     see(name, model(input_ids=batch, **run.how), batch)
         meter.close(len(tasks) * len(ways))
         exact = [Dial(maps.Softmax())] * len(model.settings)
-        sizes = {name: _size(model, own or exact, windows[0]) for name, own in ways.items()}
+        states = {
+            name: _states(model, own or exact, windows[0], run.ends) for name, own in ways.items()
+        }
     timed = speeds(model, contexts, progress=progress) if contexts else ()
     said = prompts if model.config.language else ()
     written = continuations(model, ways, teacher, said, progress) if said else ()
     model.train(training)
-    rows = tuple(EvaluationRow(name, run.figures(name), sizes[name]) for name in ways)
+    rows = tuple(
+        EvaluationRow(name, run.figures(name), next(reversed(held.values()), None), held)
+        for name, held in states.items()
+    )
     verdict = run.verdict({row.name: row for row in rows})
     return Evaluation(rows, len(windows), len(windows[0]), verdict, timed, written)
 
@@ -154,14 +160,19 @@ def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
     return found
 
 
-def _size(model: Linearized, settings: Sequence[Any], ids: Sequence[int]) -> int | None:
-    """Bytes that one stream holds after these tokens; of softmax keys and values."""
+def _states(
+    model: Linearized, settings: Sequence[Any], ids: Sequence[int], ends: dict[str, int]
+) -> dict[str, int]:
+    """Bytes that one stream holds after so many of these tokens; of softmax keys and values."""
     if not model.config.causal:
-        return None
-    cache = Cache()
+        return {}
+    cache, held, start = Cache(), {}, 0
     with model.attending_by(settings):
-        model(input_ids=torch.tensor([list(ids)], device=model.device), past_key_values=cache)
-    return cache.nbytes
+        for name, end in ends.items():
+            piece = torch.tensor([list(ids[start:end])], device=model.device)
+            model(input_ids=piece, past_key_values=cache)
+            held[name], start = cache.nbytes, end
+    return held
 
 
 class _Decoder:
@@ -174,6 +185,9 @@ class _Decoder:
             (a, b) for a, b in zip(EDGES, (*EDGES[1:], length), strict=True) if a < length
         ]
         self.spans = [(a, min(b, length)) for a, b in self.spans]
+        self.ends = {f"{a}–{b - 1}": b for a, b in self.spans}  # tokens, by the name of a figure
+        if len(self.spans) == 1:
+            self.ends = {"perplexity": length}
         self.losses: dict[str, list[Any]] = {}
         self.same: dict[str, list[float]] = {}
         self.recalled: dict[str, dict[float, list[bool]]] = {}
@@ -224,7 +238,8 @@ class _Encoder:
 
     how: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
-    def __init__(self) -> None:
+    def __init__(self, length: int) -> None:
+        self.ends = {"cosine": length}
         self.embeddings: dict[str, list[Any]] = {}
 
     def see(self, name: str, out: Any, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else: of a comparison, and of a linearised model."""
+"""Reports as one HTML file that needs nothing else: one frame, and what each page puts into it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -16,14 +17,38 @@ from kerneltrick._files import write
 from kerneltrick.analysis import AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
 
-_SCRIPTS = (
-    "base.js", "maps.js", "weights.js", "colour.js", "state.js", "attention.js", "chart.js",
-    "pareto.js", "lines.js", "tables.js", "main.js",
+
+@dataclass(frozen=True)
+class _Page:
+    """A page: a folder of `page/` with a body and own parts, and the words of its frame."""
+
+    folder: str
+    command: str
+    title: str
+    question: str
+    told: str  # what the text at the head is …
+    facts: str  # … and what the numbers beside it are of
+    parts: tuple[str, ...]  # styles and scripts, in this order
+
+
+_FRAME = ("style.css", "base.js", "colour.js", "page.js", "mosaic.js", "table.js", "chart.js")
+_COMPARE = _Page(
+    "compare", "kerneltrick compare", "Feature maps against softmax attention",
+    "Which feature map can replace softmax here?", "Verdict", "Data",
+    ("style.css", "maps.js", "weights.js", "state.js", "attention.js", "pareto.js", "lines.js",
+     "tables.js", "main.js"),
+)  # fmt: skip
+_RECALL = _Page(
+    "recall", "kerneltrick recall", "Recall against the size of the state",
+    "How much does a mixer remember for each byte of its state?", "Task", "Training", ("main.js",),
+)  # fmt: skip
+_EVALUATION = _Page(
+    "evaluation", "kerneltrick evaluate", "A linearised model beside its teacher",
+    "What is left of the model without its softmax?", "Verdict", "Measured on",
+    ("style.css", "main.js"),
 )  # fmt: skip
 EVALUATION = "kerneltrick.evaluate/1"
-_OF_EVALUATION = ("base.js", "colour.js", "chart.js", "evaluation.js")
 RECALL = "kerneltrick.recall/1"
-_OF_RECALL = ("base.js", "colour.js", "chart.js", "recall.js")
 # Inside <script type="application/json"> these could end the element or start another; JSON
 # reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
 # to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
@@ -45,7 +70,7 @@ def render_html(comparison: Mapping[str, Any]) -> str:
     """
     check_comparison(comparison)
     check_picture(comparison)
-    return _page("report.html", _SCRIPTS, comparison)
+    return _framed(_COMPARE, comparison)
 
 
 def render_evaluation(evaluation: Mapping[str, Any]) -> str:
@@ -62,7 +87,7 @@ def render_evaluation(evaluation: Mapping[str, Any]) -> str:
     for name in ("source", "rows", "verdict", "speeds", "continuations", "record"):
         if name not in evaluation:
             raise ValueError(f"the evaluation has no {name!r}, which the report draws")
-    return _page("evaluation.html", _OF_EVALUATION, evaluation)
+    return _framed(_EVALUATION, evaluation)
 
 
 def render_recall(found: Mapping[str, Any]) -> str:
@@ -78,26 +103,34 @@ def render_recall(found: Mapping[str, Any]) -> str:
     for name in ("settings", "points", "trainings", "published"):
         if not found.get(name):
             raise ValueError(f"the recall has no {name!r}, which the report draws")
-    return _page("recall.html", _OF_RECALL, found)
+    return _framed(_RECALL, found)
 
 
-def _page(template: str, scripts: Sequence[str], values: Mapping[str, Any]) -> str:
-    """A template with style, script and data in it."""
-    style = _asset("report.css")
-    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, scripts)) + "})();\n"
+def _framed(page: _Page, values: Mapping[str, Any]) -> str:
+    """The frame with a page and its data in it."""
+    parts = (*_FRAME, *(f"{page.folder}/{name}" for name in page.parts))
+    style = "\n".join(_asset(name) for name in parts if name.endswith(".css"))
+    scripts = "\n".join(_asset(name) for name in parts if name.endswith(".js"))
+    script = f'(() => {{\n"use strict";\n{scripts}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    parts = {
+    filled = {
         "POLICY": policy,
         "ICON": base64.b64encode(_read("icon.png")).decode(),
+        "TITLE": page.title,
         "STYLE": style,
-        "SCRIPT": script,
+        "COMMAND": page.command,
+        "QUESTION": page.question,
+        "TOLD": page.told,
+        "FACTS": page.facts,
+        "BODY": _asset(f"{page.folder}/body.html"),
         "DATA": embedded_json(values),
+        "SCRIPT": script,
     }
-    # One pass: what is put in is not searched again, so data cannot name a place of the template.
-    return re.sub(r"@([A-Z]+)@", lambda match: parts[match[1]], _asset(template))
+    # One pass: what is put in is not searched again, so data cannot name a place of the frame.
+    return re.sub(r"@([A-Z]+)@", lambda match: filled[match[1]], _asset("frame.html"))
 
 
 def embedded_json(value: Any) -> str:

@@ -63,21 +63,11 @@ function bytes(x) {
   return `${unit ? short(x) : x}\u00a0${units[unit]}`;
 }
 
-// Labels for axes: 0.01, 1, 100, 10⁻⁵.
+// Labels for axes: 0.01, 0.65, 1, 100, 10⁻⁵.
 function tick(x) {
   if (x === 0) return "0";
   const exponent = Math.floor(Math.log10(x) + 1e-9);
-  const lead = Math.round(x / 10 ** exponent);
+  const lead = Number((x / 10 ** exponent).toPrecision(3));
   if (exponent < -3 || exponent > 4) return (lead === 1 ? "" : `${lead}·`) + "10" + superscript(exponent);
-  return exponent < 0 ? x.toFixed(-exponent) : whole(x);
-}
-
-// A group of radio buttons that looks like one control.
-function segmented(fieldset, options, chosen, choose) {
-  for (const [value, label] of options) {
-    const input = make("input", { type: "radio", name: fieldset.id, value });
-    input.checked = value === chosen;
-    input.addEventListener("change", () => choose(value));
-    fieldset.append(make("label", {}, input, make("span", {}, label)));
-  }
+  return exponent < 3 ? String(Number(x.toPrecision(3))) : whole(x);
 }

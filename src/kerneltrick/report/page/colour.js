@@ -71,6 +71,3 @@ const SCALES = {
   root: { forward: (x) => Math.sqrt(x), back: (t) => t * t },
   log: { forward: (x) => Math.max(0, 1 + Math.log10(x) / 4), back: (t) => 10 ** (4 * (t - 1)) },
 };
-
-const wantsDark = matchMedia("(prefers-color-scheme: dark)");
-let printing = false;

@@ -2,21 +2,22 @@
 
 function drawHeader() {
   const data = comparison.data;
-  byId("source").textContent = data.source;
-  byId("verdict").textContent = comparison.verdict;
-  const facts = [
-    ["tokens n", whole(data.n)],
-    ["width d", whole(data.d)],
-    ["heads", `${LAYERS.length} ${LAYERS.length === 1 ? "layer" : "layers"} × ${HEADS.length}${data.kv_heads === HEADS.length ? "" : ` on ${data.kv_heads} key heads`}`],
-    ["attention", CAUSAL ? "causal" : "full"],
-    ["softmax scale", short(data.scale)],
-    ["stored as", data.dtype],
-    ["maps", String(maps.length)],
-  ];
-  byId("facts").append(...facts.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, String(text)))));
-  byId("notes").append(...(data.notes || []).map((note) => make("li", {}, note)));
+  fillHeader({
+    source: data.source,
+    told: comparison.verdict,
+    notes: data.notes || [],
+    facts: [
+      ["tokens n", whole(data.n)],
+      ["width d", whole(data.d)],
+      ["heads", `${LAYERS.length} ${LAYERS.length === 1 ? "layer" : "layers"} × ${HEADS.length}${data.kv_heads === HEADS.length ? "" : ` on ${data.kv_heads} key heads`}`],
+      ["attention", CAUSAL ? "causal" : "full"],
+      ["softmax scale", short(data.scale)],
+      ["stored as", data.dtype],
+      ["maps", maps.length],
+    ],
+    colophon: `Seed ${data.seed}. Times are measured on the machine that made this file; the weights are computed here, from the queries and keys inside it.`,
+  });
   byId("limit-kind").textContent = ESTIMATED ? ", here an estimate" : "";
-  byId("colophon").textContent = `Made by kerneltrick ${comparison.version}, seed ${data.seed}. Times are measured on the machine that made this file; the weights are computed here, from the queries and keys inside it.`;
 }
 
 function fillSelect(id, items) {
@@ -26,16 +27,10 @@ function fillSelect(id, items) {
 
 function buildMosaic() {
   const mosaic = byId("mosaic");
-  mosaic.style.setProperty("--columns", HEADS.length);
-  const corner = make("span", { class: "mosaic-label", "aria-hidden": "true" }, "");
-  mosaic.append(corner, ...HEADS.map((head) => make("span", { class: "mosaic-label top", "aria-hidden": "true" }, String(head))));
-  LAYERS.forEach((layer, l) => {
-    mosaic.append(make("span", { class: "mosaic-label", "aria-hidden": "true" }, `layer ${layer}`));
-    HEADS.forEach((_, h) => {
-      const cell = make("button", { type: "button", class: "cell", "data-layer": l, "data-head": h });
-      cell.addEventListener("click", () => select({ layer: l, head: h }));
-      mosaic.append(cell);
-    });
+  layMosaic(mosaic, LAYERS, HEADS, (l, h) => {
+    const cell = make("button", { type: "button", class: "cell", "data-layer": l, "data-head": h });
+    cell.addEventListener("click", () => select({ layer: l, head: h }));
+    return cell;
   });
   mosaic.addEventListener("keydown", (event) => {
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -49,20 +44,14 @@ function buildMosaic() {
 }
 
 function drawMosaic() {
-  const { weight } = palette();
   byId("mosaic-title").textContent = `Output error of ${labels[state.map]}, every head`;
   for (const cell of byId("mosaic").querySelectorAll(".cell")) {
     const [l, h] = [Number(cell.dataset.layer), Number(cell.dataset.head)];
     const metrics = maps[state.map].heads[l][h];
-    const error = metrics ? number(metrics.output_error) : NaN;
     const chosen = l === state.layer && h === state.head;
-    cell.style.backgroundColor = Number.isNaN(error) ? "" : colourOf(weight, 0.04 + 0.86 * Math.min(1, error));
-    cell.classList.toggle("missing", Number.isNaN(error));
+    paintCell(cell, LAYERS[l], HEADS[h], metrics ? number(metrics.output_error) : NaN);
     cell.setAttribute("aria-pressed", String(chosen));
     cell.tabIndex = chosen ? 0 : -1;
-    const words = `layer ${LAYERS[l]}, head ${HEADS[h]}: output error ${short(error)}`;
-    cell.setAttribute("aria-label", words);
-    cell.title = words;
   }
 }
 
@@ -79,16 +68,12 @@ function drawStats() {
   ];
   byId("stats-title").textContent = `Layer ${LAYERS[state.layer]}, head ${HEADS[state.head]} with ${labels[state.map]}`;
   byId("stats").replaceChildren(
-    ...stats.map(([key, term, text]) => make("div", { "data-key": key }, make("dt", {}, term), make("dd", {}, text))),
+    ...stats.map(([key, name, text]) => term(name, text, { "data-key": key })),
   );
 }
 
 function drawControls() {
   for (const id of ["map", "layer", "head"]) byId(id).value = String(state[id]);
-  const names = { auto: "Auto", light: "Light", dark: "Dark" };
-  byId("theme-name").textContent = names[state.theme];
-  byId("theme").setAttribute("aria-label", `Colours: ${state.theme === "auto" ? "as the system" : state.theme}`);
-  document.documentElement.dataset.theme = printing ? "light" : state.theme;
 }
 
 // One step along all heads of all layers.
@@ -100,37 +85,31 @@ function step(by) {
 
 function select(change) {
   Object.assign(state, change);
-  drawControls();
-  drawMosaic();
-  drawStats();
-  updateAttention();
+  drawHead();
   if ("map" in change) {
     drawPareto();
     drawMapsTable();
   }
-  drawHeadsTable();
   writeAddress();
 }
 
-function drawAll() {
+// All that shows the chosen head.
+function drawHead() {
   drawControls();
   drawMosaic();
   drawStats();
   updateAttention();
+  drawHeadsTable();
+}
+
+view.draw = () => {
+  drawHead();
   drawPareto();
   drawCurves();
   drawTiming();
   drawWindows();
   drawMapsTable();
-  drawHeadsTable();
-}
-
-function redrawColours() {
-  drawControls();
-  drawMosaic();
-  drawAttention();
-  writeAddress();
-}
+};
 
 function start() {
   // A view worth a first look: the best map of all, in a head that it serves neither well nor badly.
@@ -151,49 +130,13 @@ function start() {
   fillSelect("head", HEADS);
   buildPanels();
   buildMosaic();
-  segmented(byId("colour-scale"), [["linear", "linear"], ["root", "√"], ["log", "log"]], state.scale, (scale) => {
-    state.scale = scale;
-    redrawColours();
-  });
-  const toggle = (id, name, options, redraw) =>
-    segmented(byId(id), options, state[name], (value) => {
-      state[name] = value;
-      redraw();
-      writeAddress();
-    });
-  toggle("pareto-x", "cost", [["time", "time"], ["memory", "memory"]], drawPareto);
-  toggle("pareto-y", "error", [["output", "output"], ["mse", "weights"]], drawPareto);
-  toggle("curves-y", "curve", [["output", "output"], ["mse", "weights"]], drawCurves);
+  segmented("colour-scale", "scale", ["linear", "√", "log"], drawAttention);
+  segmented("pareto-x", "cost", ["time", "memory"], drawPareto);
+  segmented("pareto-y", "error", ["output", "weights"], drawPareto);
+  segmented("curves-y", "curve", ["output", "weights"], drawCurves);
   byId("previous-head").addEventListener("click", () => step(-1));
   byId("next-head").addEventListener("click", () => step(1));
-  byId("theme").addEventListener("click", () => {
-    state.theme = CHOICES.theme[(CHOICES.theme.indexOf(state.theme) + 1) % 3];
-    redrawColours();
-  });
-  wantsDark.addEventListener("change", redrawColours);
-  addEventListener("hashchange", () => {
-    readAddress();
-    drawAll();
-  });
-  addEventListener("beforeprint", () => {
-    printing = true;
-    drawAll();
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
-    drawAll();
-  });
-  drawAll();
-  let width = byId("pareto").clientWidth;
-  new ResizeObserver(() => {
-    if (byId("pareto").clientWidth === width) return;
-    width = byId("pareto").clientWidth;
-    drawAttention();
-    drawPareto();
-    drawCurves();
-    drawTiming();
-    drawWindows();
-  }).observe(byId("pareto"));
+  show();
 }
 
 start();

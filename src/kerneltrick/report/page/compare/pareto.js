@@ -1,8 +1,8 @@
 // Error against cost: one dot a map, and the front that no other map beats.
 
 const COSTS = {
-  time: { label: "ms per 1000 tokens", of: (map) => number(map.ms_per_1000_tokens), softmax: number(comparison.softmax.ms_per_1000_tokens), format: (x) => `${short(x)} ms` },
-  memory: { label: "state, bytes", of: (map) => number(map.state_bytes), softmax: number(comparison.softmax.cache_bytes), format: bytes },
+  time: { label: "ms per 1000 tokens", of: (map) => number(map.ms_per_1000_tokens), softmax: number(comparison.softmax.ms_per_1000_tokens), axis: LOG, format: (x) => `${short(x)} ms` },
+  memory: { label: "state, bytes", of: (map) => number(map.state_bytes), softmax: number(comparison.softmax.cache_bytes), axis: BYTES, format: bytes },
 };
 const ERRORS = {
   output: { label: "output error", of: (metrics) => number(metrics.output_error) },
@@ -30,41 +30,32 @@ function drawPareto() {
   const withBounds = state.error === "mse";
   const ceiling = middle(good.map((dot) => dot.error)) * (withBounds ? 30 : 4);
   const bounds = withBounds ? good.map((dot) => dot.bound).filter((bound) => bound > good.reduce((low, dot) => Math.min(low, dot.error), Infinity) / 1e4) : [];
-  const xs = range([...good.map((dot) => dot.cost), cost.softmax], 1.35, 1.35);
   const plot = frame(host, {
     height: roomOf(host) < 500 ? 400 : 460,
-    xs,
+    xs: range([...good.map((dot) => dot.cost), cost.softmax], 1.35, 1.35),
     ys: range([...good.map((dot) => Math.min(dot.error, ceiling)), error.of(uniform.summary), ...bounds], withBounds ? 2 : 1.4, 1.4),
     xLabel: cost.label,
     yLabel: error.label,
-    xFormat: state.cost === "memory" ? bytes : tick,
-    xTicks: state.cost === "memory" ? binaryTicks(xs, roomOf(host)) : null,
+    xAxis: cost.axis,
     title: `${error.label} against ${cost.label}`,
   });
   drawSoftmaxCost(plot, cost);
   drawLevel(plot, error.of(uniform.summary), "looking at nothing");
   const best = front(good);
-  const line = drawFront(plot, best);
+  drawFront(plot, best);
   for (const dot of good) {
     dot.above = dot.error > ceiling;
     Object.assign(dot, { x: plot.x(dot.cost), y: dot.above ? plot.top + 4 : plot.y(dot.error) });
     Object.assign(dot, { text: labels[dot.at] + (dot.above ? ` (${short(dot.error)})` : ""), weight: (dot.at === state.map) * 2 + best.includes(dot) });
   }
   if (withBounds) good.forEach((dot) => drawBound(plot, dot));
-  const places = placeLabels(plot, good, line, (text) => widthOf(text) + 4);
+  const places = placeLabels(plot, good);
   good.forEach((dot, i) => drawDot(plot, dot, places[i], best.includes(dot), cost, error));
   if (focused !== null && focused !== undefined) host.querySelector(`[data-map="${Number(focused)}"]`)?.focus();
   byId("pareto-reading").textContent = paretoReading(all.filter((dot) => !good.includes(dot)), withBounds, good.some((dot) => dot.above));
 }
 
 const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1] ?? 1;
-
-function binaryTicks([low, high], width) {
-  const out = [];
-  const step = Math.log2(high / low) / 2 > width / 90 ? 16 : 4;
-  for (let x = 1; x <= high; x *= step) if (x >= low) out.push(x);
-  return out;
-}
 
 function drawSoftmaxCost(plot, cost) {
   const x = plot.x(cost.softmax);
@@ -82,13 +73,13 @@ function drawFront(plot, best) {
     if (i) points.push([plot.x(dot.cost), plot.y(best[i - 1].error)]);
     points.push([plot.x(dot.cost), plot.y(dot.error)]);
   });
-  if (!points.length) return [];
+  if (!points.length) return;
   const line = [[points[0][0], plot.top], ...points, [plot.right, points[points.length - 1][1]]];
   plot.svg.append(
     draw("path", { class: "front-area", d: `${path([...line, [plot.right, plot.top]])}Z` }),
     draw("path", { class: "front", d: path(line) }),
   );
-  return line;
+  trace(plot, line);
 }
 
 // From the dot down to the least error that any map with as many features can have.
@@ -109,11 +100,7 @@ function drawDot(plot, dot, place, best, cost, error) {
   const chosen = dot.at === state.map;
   const words = `${dot.map.map}: ${error.label} ${short(dot.error)}, ${cost.format(dot.cost)}`;
   const group = draw("g", { class: `dot${best ? " best" : ""}${chosen ? " chosen" : ""}`, role: "button", tabindex: "0", "data-map": dot.at, "aria-label": words, "aria-pressed": String(chosen) });
-  if (place.far) {
-    const nearX = Math.min(Math.max(dot.x, place.x), place.x + place.w);
-    const nearY = Math.min(Math.max(dot.y, place.y), place.y + place.h);
-    group.append(draw("line", { class: "leader", x1: dot.x, y1: dot.y, x2: nearX, y2: nearY }));
-  }
+  if (place.far) group.append(leader(dot, place));
   group.append(
     draw("title", {}, words),
     draw("circle", { class: "target", cx: dot.x, cy: dot.y, r: 14 }),

@@ -154,12 +154,16 @@ function drawAttention() {
   drawCross();
 }
 
-const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour of the style as a canvas takes it: resolved, where it is one of a light and a dark one.
+function colourFor(context, name) {
+  context.canvas.style.color = `var(${name})`;
+  return getComputedStyle(context.canvas).color;
+}
 
 function axes(context, side) {
-  context.strokeStyle = styleOf("--line-strong");
+  context.strokeStyle = colourFor(context, "--line-strong");
   context.strokeRect(MARGIN.left - 0.5, MARGIN.top - 0.5, side + 1, side + 1);
-  context.fillStyle = styleOf("--faint");
+  context.fillStyle = colourFor(context, "--faint");
   context.font = font(11);
   const step = [1, 2, 5, 8, 16, 32, 64].find((size) => N / size <= 8) || 64;
   for (let at = 0; at < N; at += step) {
@@ -196,9 +200,9 @@ function drawBar(name, width) {
     context.fillStyle = colourOf(table, Math.abs(t));
     context.fillRect(left + x, 0, 1.5, 8);
   }
-  context.strokeStyle = styleOf("--line-strong");
+  context.strokeStyle = colourFor(context, "--line-strong");
   context.strokeRect(left - 0.5, 0.5, length + 1, 8);
-  context.fillStyle = styleOf("--faint");
+  context.fillStyle = colourFor(context, "--faint");
   context.font = font(11);
   context.textBaseline = "top";
   const marks = signed ? [-1, -0.5, 0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
@@ -228,7 +232,7 @@ function crosshair(context, side) {
   const x = MARGIN.left + (state.j + 0.5) * cell;
   const y = MARGIN.top + (state.i + 0.5) * cell;
   const size = Math.max(cell, 5) + 3;
-  context.fillStyle = context.strokeStyle = styleOf("--accent");
+  context.fillStyle = context.strokeStyle = colourFor(context, "--accent");
   context.globalAlpha = 0.55;
   context.fillRect(MARGIN.left, y - 0.5, side, 1);
   context.fillRect(x - 0.5, MARGIN.top, 1, side);

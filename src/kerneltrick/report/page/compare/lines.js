@@ -24,19 +24,15 @@ function drawCurves() {
     title: "error against the number of features",
   });
   drawLimit(plot, limit.filter(([, bound]) => bound > low));
-  drawLevel(plot, nothing, "looking at nothing", true);
-  const height = (p) => (p.error > ceiling ? plot.top + 4 : plot.y(p.error));
   for (const { family, series, points } of families) {
-    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(p.m), height(p)])) }));
-    for (const p of points) {
-      const words = `${family}, m = ${p.m}: ${short(p.error)}`;
-      const shape = p.error > ceiling ? ["path", { d: triangle(plot.x(p.m), height(p)) }] : ["circle", { cx: plot.x(p.m), cy: height(p), r: 4 }];
-      plot.svg.append(draw(shape[0], { class: `point s${series % 6}`, ...shape[1] }, draw("title", {}, words)));
-    }
+    const marks = points.map((p) => ({ x: p.m, y: p.error, words: `${family}, m = ${p.m}: ${short(p.error)}` }));
+    drawLine(plot, series, marks, ceiling);
+    drawMarks(plot, series, marks, ceiling);
   }
-  const keys = families.map(({ family, series }) => make("span", {}, swatch(series % 6), family));
-  if (limit.length) keys.push(make("span", {}, swatch("limit", true), ESTIMATED ? "limit for any map, estimated" : "limit for any map"));
-  byId("curves-legend").replaceChildren(...keys);
+  drawLevel(plot, nothing, "looking at nothing");
+  const keys = families.map(({ family, series }) => ({ name: family, series }));
+  if (limit.length) keys.push({ name: ESTIMATED ? "limit for any map, estimated" : "limit for any map", dashed: true });
+  drawLegend("curves-legend", keys);
   byId("curves-reading").textContent =
     "More features cost more and should err less: a line that falls steeply repays its features. Above the dotted line a map does worse than giving every token the same weight." +
     (points.some((p) => p.error > ceiling) ? " A triangle marks an error that lies above the picture." : "") +
@@ -55,30 +51,28 @@ function drawWindows() {
   const lines = curves.map(({ map, points }, series) => ({
     name: map === "softmax" ? "the window alone" : shorten(map),
     series,
-    points: points.filter((p) => of(p) > 0 && Number.isFinite(of(p))),
+    points: points
+      .filter((p) => of(p) > 0 && Number.isFinite(of(p)))
+      .map((p) => ({ x: Math.max(0.5, p.window), y: of(p), window: p.window })), // a logarithm has no 0
   }));
   const all = lines.flatMap((line) => line.points);
-  const place = (p) => Math.max(0.5, p.window); // a logarithm has no 0
+  const places = [...new Set(all.map((p) => p.x))];
   const plot = frame(byId("windows"), {
     height: 380,
-    xs: range(all.map(place), 1.2, 1.2),
-    ys: range([...all.map((p) => Math.min(of(p), ceiling)), nothing], 1.5, 1.5),
+    xs: range(places, 1.2, 1.2),
+    ys: range([...all.map((p) => Math.min(p.y, ceiling)), nothing], 1.5, 1.5),
     xLabel: "window, tokens",
     yLabel: "output error, all heads together",
-    xTicks: [...new Set(all.map(place))],
-    xFormat: (x) => (x < 1 ? "0" : whole(x)),
+    xAxis: { scale: logScale, ticks: () => places, format: (x) => (x < 1 ? "0" : whole(x)) },
     title: "error against the window",
   });
-  drawLevel(plot, nothing, "looking at nothing");
   for (const { name, series, points } of lines) {
-    const height = (p) => (of(p) > ceiling ? plot.top + 4 : plot.y(of(p)));
-    plot.svg.append(draw("path", { class: `line s${series % 6}`, d: path(points.map((p) => [plot.x(place(p)), height(p)])) }));
-    for (const p of points) {
-      const words = `${name}, window ${p.window}: ${short(of(p))}`;
-      plot.svg.append(draw("circle", { class: `point s${series % 6}`, cx: plot.x(place(p)), cy: height(p), r: 4 }, draw("title", {}, words)));
-    }
+    drawLine(plot, series, points, ceiling);
+    drawMarks(plot, series, points.map((p) => ({ ...p, words: `${name}, window ${p.window}: ${short(p.y)}` })), ceiling);
   }
-  byId("windows-legend").replaceChildren(...lines.map(({ name, series }) => make("span", {}, swatch(series % 6), name)));
+  drawLevel(plot, nothing, "looking at nothing");
+  drawLegend("windows-legend", lines);
+  byId("windows-above").textContent = all.some((p) => p.y > ceiling) ? " A triangle marks an error that lies above the picture." : "";
 }
 
 // One limit for each m, whichever family it was measured with.
@@ -111,21 +105,21 @@ function drawTiming() {
   const xs = range(Number.isFinite(crossover) ? [...measured, crossover] : measured, 1.15, 1.25);
   const linearFit = (n) => timing.linear_fit[0] + timing.linear_fit[1] * n;
   const softmaxFit = (n) => timing.softmax_fit[0] + timing.softmax_fit[1] * n + timing.softmax_fit[2] * n * n;
-  const sampled = (fit) => Array.from({ length: 81 }, (_, i) => xs[0] * (xs[1] / xs[0]) ** (i / 80)).map((n) => [n, fit(n)]).filter(([, ms]) => ms > 0);
+  const sampled = (fit) => Array.from({ length: 81 }, (_, i) => xs[0] * (xs[1] / xs[0]) ** (i / 80)).map((n) => ({ x: n, y: fit(n) }));
   const times = [...timing.linear_ms, ...timing.softmax_ms].map(number);
   const ys = range([...times, Number.isFinite(crossover) ? linearFit(crossover) : NaN], 1.5, 1.6);
   const plot = frame(byId("timing"), { height: 380, xs, ys, xLabel: "length n, tokens", yLabel: "milliseconds", title: "time against length" });
-  const inside = ([, ms]) => ms >= ys[0] && ms <= ys[1];
-  const series = [[timing.baseline, softmaxFit, timing.softmax_ms, "soft"], [shorten(timing.map), linearFit, timing.linear_ms, 0]];
+  const lines = [
+    { name: timing.baseline, series: "soft", fit: softmaxFit, ms: timing.softmax_ms },
+    { name: shorten(timing.map), series: 0, fit: linearFit, ms: timing.linear_ms },
+  ];
   if (Number.isFinite(crossover)) drawCrossover(plot, crossover, linearFit(crossover));
-  for (const [name, fit, ms, colour] of series) {
-    plot.svg.append(draw("path", { class: `line thin s${colour}`, d: path(sampled(fit).filter(inside).map(([n, t]) => [plot.x(n), plot.y(t)])) }));
-    measured.forEach((n, i) => {
-      const t = number(ms[i]);
-      if (t > 0) plot.svg.append(draw("circle", { class: `point s${colour}`, cx: plot.x(n), cy: plot.y(t), r: 4 }, draw("title", {}, `${name}, n = ${n}: ${short(t)} ms`)));
-    });
+  for (const { name, series, fit, ms } of lines) {
+    drawLine(plot, series, sampled(fit).filter(({ y }) => y >= ys[0] && y <= ys[1]), Infinity, " thin");
+    const found = measured.map((n, i) => ({ x: n, y: number(ms[i]), words: `${name}, n = ${n}: ${short(number(ms[i]))} ms` }));
+    drawMarks(plot, series, found.filter(({ y }) => y > 0));
   }
-  byId("timing-legend").replaceChildren(...series.map(([name, , , colour]) => make("span", {}, swatch(colour), name)));
+  drawLegend("timing-legend", lines);
   byId("timing-reading").textContent = timingReading(timing, crossover);
 }
 

@@ -1,0 +1,172 @@
+// A linearised model: its figures, how it was made, how fast it is and what it writes.
+
+const record = values.record || {};
+const SERIES = { teacher: "soft", hybrid: 0, "window alone": 1, "map alone": 2 };
+const HELP = {
+  perplexity: "e to the mean loss: lower is better",
+  agreement: "how often the most likely next token is the teacher's",
+  cosine: "mean cosine of embeddings with the teacher's",
+  pairs: "rank correlation of all similarities of pairs with the teacher's",
+  nearest: "how often the nearest neighbour is the teacher's",
+};
+const isShare = (name) => /agreement|recall|nearest/.test(name);
+
+function helpOf(name) {
+  if (/^\d/.test(name)) return `perplexity of the tokens at positions ${name}`;
+  return HELP[name] || "how often a number planted at that depth of the text is said again at its end";
+}
+
+function drawHeader() {
+  const facts = [["windows", whole(values.windows)], ["tokens of each", whole(values.length)]];
+  if (record.fit) facts.push(["steps of the fit", whole(record.fit.steps)]);
+  if (record.tuned) facts.push(["trained end to end", record.tuned.trained], ["on tokens", whole(record.tuned.tokens)]);
+  fillHeader({
+    source: values.source,
+    told: values.verdict,
+    notes: record.window ? [`Window: ${record.window}.`] : [],
+    facts,
+    colophon: "Times are measured on the machine that made this file.",
+  });
+}
+
+function drawRows() {
+  const names = Object.keys(values.rows[0].figures);
+  const columns = [
+    { key: "name", label: "attends as", text: (row) => row.name, of: (row) => row.at },
+    ...names.map((name) => ({ key: name, label: name, help: helpOf(name), write: isShare(name) ? percent : (x) => short(x, 4), of: (row) => number(row.figures[name]) })),
+    { key: "state", label: "state", help: `bytes that a stream holds after ${values.length} tokens`, write: bytes, of: (row) => number(row.state_bytes) },
+  ];
+  const held = values.rows.some((row) => row.state_bytes !== null);
+  drawTable("rows", held ? columns : columns.slice(0, -1), values.rows.map((row, at) => ({ ...row, at, fixed: true })));
+  byId("recall-reading").textContent = names.some((name) => name.startsWith("recall")) ? "; “recall” is how often a number planted at that depth of the text is said again at its end" : "";
+}
+
+const mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;
+const errorsOf = (name) => Object.values(record.fit[name]).flat().map(number);
+
+function drawHeads() {
+  byId("heads-section").hidden = !record.fit;
+  if (!record.fit) return;
+  for (const name of ["before", "after"]) {
+    const layers = Object.keys(record.fit[name]);
+    const errors = Object.values(record.fit[name]);
+    byId(`${name}-title`).textContent = `${name} the fit: mean ${short(mean(errorsOf(name)))}`;
+    layMosaic(byId(name), layers, [...errors[0].keys()], (l, head) => paintCell(make("span", { class: "cell", role: "img" }), layers[l], head, number(errors[l][head])));
+  }
+  byId("scale").style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map(errorColour).join(", ")})`;
+  byId("kept").textContent = Object.entries(record.kept || {}).map(([layer, why]) => `Layer ${layer} keeps softmax: ${why}.`).join(" ");
+}
+
+// Lines {name, series, points} with a mark at each point.
+function drawLines(id, lines, { ceiling = Infinity, ...options }) {
+  const points = lines.flatMap((line) => line.points);
+  const plot = frame(byId(id), { height: 320, xs: range(points.map((p) => p.x), 1.2, 1.2), ys: range(points.map((p) => Math.min(p.y, ceiling)), 1.15, 1.15), ...options });
+  for (const line of lines) {
+    drawLine(plot, line.series, line.points, ceiling);
+    drawMarks(plot, line.series, line.points, ceiling);
+  }
+  return plot;
+}
+
+function drawTrainings() {
+  const draws = (id, { history }, series, yLabel, title) => {
+    const points = history.map(([x, y]) => ({ x, y: number(y), words: `step ${x}: ${short(number(y))}` })).filter(({ y }) => y > 0);
+    drawLines(id, [{ series, points }], { xs: [0, Math.max(1, ...points.map((p) => p.x))], xAxis: LINEAR, xLabel: "step", yLabel, title });
+  };
+  const { fit, tuned } = record;
+  byId("trainings").hidden = !fit && !tuned;
+  byId("trainings").classList.toggle("single", !fit || !tuned);
+  byId("fit-section").hidden = !fit;
+  byId("tuned-section").hidden = !tuned;
+  if (fit) draws("fit", { history: [[0, mean(errorsOf("before"))], ...fit.history] }, 0, "output error", "error while the maps were fitted");
+  if (tuned) {
+    draws("tuned", tuned, 1, "loss", "loss while it was trained");
+    byId("tuned-reading").textContent = `Distance from the teacher on held-out text, while “${tuned.trained}” were trained on ${whole(tuned.tokens)} tokens; the best weights are kept.`;
+  }
+}
+
+// A dot for each stretch of positions: the perplexity of its tokens, and what a stream holds after them.
+function drawSizes() {
+  const rows = values.rows.filter((row) => Object.keys(row.states).length && "perplexity" in row.figures);
+  byId("size-section").hidden = !rows.length;
+  if (!rows.length) return;
+  const lines = rows.map((row) => ({
+    name: row.name,
+    series: SERIES[row.name],
+    points: Object.entries(row.states)
+      .map(([name, held]) => ({ name, x: held, y: number(row.figures[name]) }))
+      .filter(({ y }) => Number.isFinite(y))
+      .map((p) => ({ ...p, words: `${row.name}, ${p.name === "perplexity" ? "all positions" : `positions ${p.name}`}: perplexity ${short(p.y)}, ${bytes(p.x)} held after them` })),
+  }));
+  // A map alone can be worse by orders of magnitude: by how many does not matter.
+  const ceiling = 3 * Math.max(...lines[0].points.map((p) => p.y));
+  const plot = drawLines("size", lines, { ceiling, height: 400, xAxis: BYTES, xLabel: "bytes that a stream holds", yLabel: "perplexity", title: "perplexity against bytes" });
+  const dots = lines.flatMap(({ name, points }) =>
+    points.map((p, at) => {
+      const last = at === points.length - 1;
+      const [x, y] = placeOf(plot, p, ceiling);
+      const told = p.y > ceiling ? `${name} (${short(p.y)})` : name;
+      return { x, y, text: last ? told : name === "teacher" ? p.name : "", weight: Number(last), strong: last, optional: !last };
+    }),
+  );
+  drawLabels(plot, dots);
+  const stretched = lines.some((line) => line.points.length > 1);
+  byId("size-reading").textContent =
+    (stretched ? "Each dot is a stretch of positions: the perplexity of its tokens against what a stream holds after them, counted in its state; the last dot of a line has its name." : `After ${whole(values.length)} tokens.`) +
+    " Lower is better, further left is smaller; the state of softmax grows with every token." +
+    (lines.some((line) => line.points.some((p) => p.y > ceiling)) ? " A triangle marks a perplexity that lies above the picture." : "");
+}
+
+function drawSpeeds() {
+  byId("speeds").hidden = !values.speeds.length;
+  if (!values.speeds.length) return;
+  const decodes = values.speeds.some((x) => x.decoding !== null);
+  const places = [...new Set(values.speeds.map((x) => x.context))];
+  const lines = (of, write) =>
+    ["teacher", "hybrid"].map((name) => ({
+      name,
+      series: SERIES[name],
+      points: values.speeds.filter((x) => x.name === name).map((x) => ({ x: x.context, y: number(of(x)), words: `${name}, ${whole(x.context)} tokens: ${write(number(of(x)))}` })),
+    }));
+  const axis = { height: 300, xLabel: "context, tokens", xAxis: { ...LOG, ticks: () => places, format: whole } };
+  const speed = (x) => `${short(x)} tokens/s`;
+  drawLines("prefill", lines((x) => x.prefill, speed), { ...axis, yLabel: "reading, tokens/s", title: "tokens read in a second" });
+  for (const id of ["decoding", "memory"]) byId(id).hidden = !decodes;
+  if (decodes) {
+    drawLines("decoding", lines((x) => x.decoding, speed), { ...axis, yLabel: "decoding, tokens/s", title: "tokens decoded in a second" });
+    drawLines("memory", lines((x) => x.state_bytes, bytes), { ...axis, yLabel: "bytes held", yAxis: BYTES, title: "bytes that a stream holds" });
+  }
+  drawLegend("speeds-legend", lines((x) => x.prefill, speed));
+  byId("speeds-reading").textContent = decodes ? "Reading is that of a prompt, decoding that of single tokens after it." : "Reading is that of a whole text.";
+}
+
+// The text, coloured from the word on that leaves the teacher's.
+function besideTeacher(text, teacher) {
+  let same = 0;
+  while (same < text.length && text[same] === teacher[same]) same += 1;
+  if (same < text.length) same = text.slice(0, same).search(/\S*$/);
+  return [text.slice(0, same), make("span", { class: "own" }, text.slice(same))];
+}
+
+function drawTexts() {
+  byId("texts-section").hidden = !values.continuations.length;
+  byId("texts").append(
+    ...values.continuations.flatMap(({ prompt, written }) => [
+      make("p", { class: "prompt" }, `… ${prompt.slice(-400)}`),
+      make("dl", { class: "written" }, ...Object.entries(written).map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, ...besideTeacher(text.trim(), written.teacher.trim()))))),
+    ]),
+  );
+}
+
+view.draw = () => {
+  drawHeads();
+  drawTrainings();
+  drawSizes();
+  drawSpeeds();
+};
+
+readAddress();
+drawHeader();
+drawRows();
+drawTexts();
+show();
