@@ -468,8 +468,7 @@ RECALL = {
     "published": {"gated DeltaNet": [[17_000, 0.89], [67_000, 0.99]], "RWKV-7": [[67_000, 0.98]]},
 }  # fmt: skip
 PAGES = {
-    "compare": (report.render_html, None),
-    "hostile": (report.render_html, hostile),
+    "compare": (report.render_html, lambda comparison: comparison),
     "recall": (report.render_recall, lambda _: RECALL),
     "evaluation": (report.render_evaluation, lambda _: EVALUATION),
 }
@@ -478,9 +477,8 @@ PAGES = {
 @pytest.fixture(params=PAGES)
 def open_page(request, open_report, comparison):
     """Each of the pages, to be opened with options."""
-    render, change = PAGES[request.param]
-    values = change(comparison) if change else comparison
-    return lambda **options: open_report(values, render=render, **options)
+    render, values = PAGES[request.param]
+    return lambda **options: open_report(values(comparison), render=render, **options)
 
 
 def brightness(page: Any) -> int:
@@ -489,7 +487,14 @@ def brightness(page: Any) -> int:
 
 
 def test_no_page_scrolls_sideways_and_each_has_the_colours_of_the_system(open_page):
-    page = open_page().page
+    check_width_and_colours(open_page().page)
+
+
+def test_hostile_texts_do_not_widen_the_page(open_report, comparison):
+    check_width_and_colours(open_report(hostile(comparison)).page)
+
+
+def check_width_and_colours(page: Any) -> None:
     for width in (1440, 768, 400, 390):
         page.set_viewport_size({"width": width, "height": 844})
         for scheme in ("light", "dark"):
@@ -513,6 +518,33 @@ def test_the_colours_of_every_page_can_be_chosen_and_print_is_light(open_page):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for control in (".controls", ".segmented", "#theme"):
         assert not any(x.is_visible() for x in page.locator(control).all())
+
+
+def test_a_seventh_line_does_not_look_like_the_first(open_report):
+    """There are six colours."""
+    many = copy.deepcopy(RECALL)
+    for at in range(8):
+        more = {**RECALL["points"][0], "mixer": f"elu@window={at}", "bytes": 900 + at}
+        many["points"].append({**more, "on_front": False})
+    page = open_report(many, render=report.render_recall).page
+    swatches = page.locator("#recall-legend .swatch")
+    look = "(swatch) => getComputedStyle(swatch).background"
+    assert len({x.evaluate(look) for x in swatches.all()}) == 11
+
+
+def test_charts_of_an_encoder_are_drawn_for_the_room_they_have(open_report):
+    encoder = copy.deepcopy(EVALUATION)
+    for row in encoder["rows"]:
+        row |= {"figures": {"cosine": 0.9}, "state_bytes": None, "states": {}}
+    for speed in encoder["speeds"]:
+        speed |= {"decoding": None, "state_bytes": None}
+    tab = open_report(encoder, render=report.render_evaluation)
+    assert tab.text("#speeds-title") == "Speed against length"
+    for hidden in ("#decoding", "#memory", "#size-section", "#rows-table [data-key=state]"):
+        assert not any(x.is_visible() for x in tab.page.locator(hidden).all())
+    drawn = "[...document.querySelectorAll('.chart svg')].filter((x) => x.clientWidth)"
+    wrong = f"{drawn}.filter((x) => Math.abs(x.viewBox.baseVal.width - x.clientWidth) > 1).length"
+    assert tab.page.evaluate(wrong) == 0
 
 
 def test_squares_of_heads_follow_the_chosen_colours(open_report):

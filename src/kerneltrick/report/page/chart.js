@@ -1,6 +1,7 @@
 // Axes, scales, lines and labels shared by all charts.
 
-const seriesClass = (series) => `s${typeof series === "number" ? series % 6 : series}`;
+// Six colours; the seventh line has the first again, but dashed and with hollow marks.
+const seriesClass = (series) => (typeof series === "number" ? `s${series % 6}${series % 12 > 5 ? " again" : ""}` : `s${series}`);
 
 const linearScale = ([low, high], [from, to]) => (x) => from + ((x - low) / (high - low)) * (to - from);
 

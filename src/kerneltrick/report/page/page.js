@@ -80,7 +80,7 @@ function redraw() {
 // Before printing the page still has the width of the screen, so the paper's is given here.
 function roomOf(host) {
   if (!printing) return host.clientWidth;
-  return host.closest(".pair") ? 340 : 700;
+  return host.closest(".trio") ? 280 : host.closest(".pair") ? 340 : 700;
 }
 
 function show() {

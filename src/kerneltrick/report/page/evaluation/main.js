@@ -47,14 +47,18 @@ const errorsOf = (name) => Object.values(record.fit[name]).flat().map(number);
 function drawHeads() {
   byId("heads-section").hidden = !record.fit;
   if (!record.fit) return;
+  const kept = record.kept || {};
   for (const name of ["before", "after"]) {
     const layers = Object.keys(record.fit[name]);
     const errors = Object.values(record.fit[name]);
     byId(`${name}-title`).textContent = `${name} the fit: mean ${short(mean(errorsOf(name)))}`;
-    layMosaic(byId(name), layers, [...errors[0].keys()], (l, head) => paintCell(make("span", { class: "cell", role: "img" }), layers[l], head, number(errors[l][head])));
+    const named = layers.map((layer) => (name === "after" && layer in kept ? `${layer}: softmax` : layer));
+    layMosaic(byId(name), named, [...errors[0].keys()], (l, head) => paintCell(make("span", { class: "cell", role: "img" }), layers[l], head, number(errors[l][head])));
   }
   byId("scale").style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map(errorColour).join(", ")})`;
-  byId("kept").textContent = Object.entries(record.kept || {}).map(([layer, why]) => `Layer ${layer} keeps softmax: ${why}.`).join(" ");
+  const reasons = new Map();
+  for (const [layer, why] of Object.entries(kept)) reasons.set(why, [...(reasons.get(why) || []), layer]);
+  byId("kept").textContent = [...reasons].map(([why, layers]) => `${layers.length > 1 ? "Layers" : "Layer"} ${layers.join(", ")} ${layers.length > 1 ? "keep" : "keeps"} softmax: ${why}.`).join(" ");
 }
 
 // Lines {name, series, points} with a mark at each point.
@@ -130,8 +134,9 @@ function drawSpeeds() {
     }));
   const axis = { height: 300, xLabel: "context, tokens", xAxis: { ...LOG, ticks: () => places, format: whole } };
   const speed = (x) => `${short(x)} tokens/s`;
-  drawLines("prefill", lines((x) => x.prefill, speed), { ...axis, yLabel: "reading, tokens/s", title: "tokens read in a second" });
   for (const id of ["decoding", "memory"]) byId(id).hidden = !decodes;
+  byId("speeds-title").textContent = decodes ? "Speed and memory against context" : "Speed against length";
+  drawLines("prefill", lines((x) => x.prefill, speed), { ...axis, yLabel: "reading, tokens/s", title: "tokens read in a second" });
   if (decodes) {
     drawLines("decoding", lines((x) => x.decoding, speed), { ...axis, yLabel: "decoding, tokens/s", title: "tokens decoded in a second" });
     drawLines("memory", lines((x) => x.state_bytes, bytes), { ...axis, yLabel: "bytes held", yAxis: BYTES, title: "bytes that a stream holds" });
