@@ -35,7 +35,8 @@ function logTicks([low, high], room) {
   };
   const found = ticks(decades * 3 <= room ? [1, 2, 5] : [1]);
   if (found.length > 2) return found;
-  return decades > 1 ? ticks([1, 2, 5]) : linearTicks([low, high], room);
+  if (decades <= 1) return linearTicks([low, high], room);
+  return ticks(decades * 3 <= 1.2 * room ? [1, 2, 5] : [1, 3]);
 }
 
 // Powers of two, four, … bytes; equal steps of the unit where the range is short.
@@ -129,20 +130,23 @@ function drawLegend(id, lines) {
   );
 }
 
-// A horizontal line with its name, for what every curve is measured against; drawn after the curves,
-// so that the name stands where it covers least of them.
+// A horizontal line with its name, for what every curve is measured against. It is drawn after the
+// curves, but under them, so that the name can stand where they cross it least, far right if it can.
 function drawLevel(plot, value, name) {
   const y = plot.y(value);
   if (!(y >= plot.top && y <= plot.bottom)) return;
   const w = widthOf(name, 12);
-  const places = [[plot.right - w, y - 5], [plot.left + 4, y + 14], [plot.right - w, y + 14], [plot.left + 4, y - 5]];
-  const covered = ([left, base]) => plot.drawn.filter(([px, py]) => px > left - 6 && px < left + w + 6 && py > base - 14 && py < base + 6).length;
-  const counts = places.map(covered);
-  const [left, base] = places[counts.indexOf(Math.min(...counts))];
-  plot.svg.append(
-    draw("line", { class: "reference", x1: plot.left, x2: plot.right, y1: y, y2: y }),
-    draw("text", { class: "note level", x: left, y: base }, name),
-  );
+  const crossed = (x, base) => plot.drawn.filter(([px, py]) => px > x - 6 && px < x + w + 6 && py > base - 14 && py < base + 6).length;
+  let place = null;
+  for (let x = plot.right - w; x > plot.left; x -= 12) {
+    for (const base of [y - 5, y + 14]) {
+      const count = crossed(x, base);
+      if (!place || count < place.count) place = { x, base, count };
+    }
+  }
+  const first = plot.svg.querySelector(".line");
+  plot.svg.insertBefore(draw("line", { class: "reference", x1: plot.left, x2: plot.right, y1: y, y2: y }), first);
+  plot.svg.insertBefore(draw("text", { class: "note level", x: place.x, y: place.base }, name), first);
 }
 
 const triangle = (x, y) => `M${x - 6} ${y + 4}L${x + 6} ${y + 4}L${x} ${y - 6}Z`;
