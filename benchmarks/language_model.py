@@ -23,7 +23,7 @@ THREADS = 2
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
 TOKENS = 8192  # of a training step
 PROMPT, STEPS = 16_384, 256  # of decoding
-TARGETS = {("elu", 2048): 2.5, ("elu", 8192): 8.0, ("elu@window=64", 8192): 5.0}
+TARGETS = {("elu", 256): 1.0, ("elu", 2048): 2.5, ("elu", 8192): 8.0, ("elu@window=64", 8192): 5.0}
 DECODING_TARGET = 10.0
 SDPA, NONE = "softmax (SDPA)", "no attention: the limit"
 
@@ -161,7 +161,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(THREADS)
     quiet = Quiet(0.0 if quick else 120.0)
-    lengths, tokens = ((128, 256), 256) if quick else ((2048, 8192), TOKENS)
+    lengths, tokens = ((128, 256), 256) if quick else ((256, 2048, 8192), TOKENS)
     prompt, steps = (256, 8) if quick else (PROMPT, STEPS)
     note = "* while others were at work"
     print(f"Width {WIDTH}, {LAYERS} layers, {HEADS} heads, {THREADS} threads, float32.\n")

@@ -90,6 +90,11 @@ PICTURES = {
                    *(f"{PACKAGE}/torch/_transfer.py:Transfer.{name}"
                      for name in ("_take_step", "_loss", "_errors", "_look"))),
     ),
+    "trained.png": Product(
+        "trained", ("tools/make_trained.py:figure", f"{PACKAGE}/recall/_model.py",
+                    f"{PACKAGE}/recall/_task.py:Task.examples",
+                    *(f"{PACKAGE}/recall/_train.py:{name}" for name in ("_schedule", "_batch"))),
+    ),
     "kin.png": Product("kin", ("tools/make_kin.py:kin_figure", "tools/make_kin.py:weights")),
     "choose.png": Product(
         "kin", ("tools/make_kin.py:choose_figure", "tools/make_kin.py:measure",

@@ -22,9 +22,11 @@ MIXERS = (
 class RecallSettings:
     """Mixers × widths × learning rates × seeds, each a model that is trained on a task.
 
-    Of the rates, the best counts for each mixer and width. Texts are new at every step, unless
-    `trained_on` says of which tasks there are how many, which come again and again in another
-    order, as in the published runs. What is asked is of `task`, or of each of `asked` alike.
+    Of the rates, the best counts for each mixer and width. Texts are new at every step, of `task`
+    and of easier ones in turn (`Task.easier`), without which most steps pass before a model learns
+    anything; unless `trained_on` says of which tasks there are how many, which come again and again
+    in another order, as in the published runs. What is asked is of `task`, or of each of `asked`
+    alike.
     """
 
     mixers: tuple[str, ...]
@@ -74,9 +76,9 @@ def preset(name: str, **changes: Any) -> RecallSettings:
         found = RecallSettings(
             mixers=(
                 "softmax", "based:feature_dim=8", "hedgehog", "elu", "elu@window=8",
-                "softmax@window=16", "deltanet", "ssd:state_dim=16",
+                "softmax@window=16", "deltanet", "gla", "retention", "ssd:state_dim=16",
             ),
-            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=8), steps=1600,
+            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=16), steps=1600,
             rates=(1e-2,), batch=32,
         )  # fmt: skip
     elif name == "paper":

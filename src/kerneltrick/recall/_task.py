@@ -55,6 +55,18 @@ class Task:
         if not 0 < self.power <= 1:
             raise ValueError(f"recall needs 0 < power ≤ 1, not {self.power}")
 
+    def easier(self) -> tuple[Task, ...]:
+        """This task after those of half its pairs, a quarter and so on, down to two.
+
+        >>> [(task.pairs, task.length) for task in Task(pairs=16, length=64).easier()]
+        [(2, 16), (4, 32), (8, 64), (16, 64)]
+        """
+        if self.pairs < 4:
+            return (self,)
+        fewer = self.pairs // 2
+        half = dataclasses.replace(self, pairs=fewer, length=min(self.length, 8 * fewer))
+        return (*half.easier(), self)
+
     def examples(self, count: int, seed: Any) -> Examples:
         """So many texts, drawn from a seed (anything that np.random.default_rng takes)."""
         rng = np.random.default_rng(seed)
