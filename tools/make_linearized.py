@@ -40,29 +40,49 @@ from kerneltrick import hf
 
 PAGE = ROOT / "docs" / "linearize.md"
 KEPT = ROOT / "out" / "linearize"
-PIECE = 2000  # letters of long texts that stay together
+PIECE = 2000  # letters of long texts that stay together …
+LONG_PIECE = 20_000  # … for a decoder
 BIBLE = 1_400_000  # letters of it: as many as Python's documentation has
 LEAST_LETTERS = 400  # of a docstring that is prose
 OUTSIDE = ("site-packages", f"{os.sep}test", "idlelib")  # folders beside Python's own library
 
 
-class Recipe(NamedTuple):
-    """How a model is linearised."""
+class Student(NamedTuple):
+    """What is put in place of softmax."""
 
     setting: str
+    keep: Any = ()
+
+
+class Recipe(NamedTuple):
+    """How a model is linearised: every student reads the same windows and is trained alike."""
+
+    students: dict[str, Student]
     length: int
     windows: int
     finetune: Any
-    keep: Any = ()
-    judged: tuple[int, ...] = ()  # lengths of windows to judge on
-    most: int = 40  # windows to judge on
+    judged: tuple[int, ...]  # lengths of windows to judge on
+    most: int  # windows to judge on
+    mixed: bool = True  # the text, in short pieces
+    contexts: tuple[int, ...] = ()  # numbers of tokens after which decoding is timed
 
+
+NEAR = "window=64,sinks=4"
+FAR = f"hedgehog@{NEAR},gain=-4,relative"
 
 RECIPES = {
-    "minilm": Recipe("hedgehog@window=16,sinks=2", 256, 400, "all", judged=(128, 256)),
+    "minilm": Recipe(
+        {"hybrid": Student("hedgehog@window=16,sinks=2")},
+        length=256, windows=400, finetune="all", judged=(128, 256), most=40,
+    ),
     "smollm2": Recipe(
-        "hedgehog@window=64,sinks=4,gain=-4,relative", 512, 64, "lora", keep="auto",
-        judged=(1024,), most=4,
+        {
+            "hybrid": Student(FAR),
+            "window": Student(f"softmax@{NEAR}"),
+            "hybrid with softmax layers": Student(FAR, keep="auto"),
+        },
+        length=1024, windows=48, finetune="lora", judged=(1024,), most=4, mixed=False,
+        contexts=(1024, 4096, 8180),
     ),
 }  # fmt: skip
 
@@ -91,12 +111,19 @@ def bible() -> str:
     return found.read_text().split('"""')[1][:BIBLE]
 
 
-def fit_text() -> str:
-    """What models are fitted to: pieces of all texts, mixed."""
-    pieces = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
-    pieces += docstrings()
-    for text in (bible(), (ROOT / "tools" / "moby_dick_fit.txt").read_text(encoding="utf-8")):
-        pieces += [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+def fit_text(mixed: bool) -> str:
+    """What models are fitted to: pieces of all texts in another order.
+
+    Mixed, topics and docstrings are pieces of their own, and others short; else pieces are long, so
+    that a decoder has something far back to attend to.
+    """
+    topics = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
+    moby = (ROOT / "tools" / "moby_dick_fit.txt").read_text(encoding="utf-8")
+    texts, pieces, size = [bible(), moby], [*topics, *docstrings()], PIECE
+    if not mixed:
+        texts, pieces, size = [" ".join(topics), " ".join(docstrings()), *texts], [], LONG_PIECE
+    for text in texts:
+        pieces += [text[at : at + size] for at in range(0, len(text), size)]
     random.Random(0).shuffle(pieces)
     return " ".join(" ".join(pieces).split())
 
@@ -133,6 +160,7 @@ told.next = 0.0  # type: ignore[attr-defined]
 
 
 def judged_texts(held_out: Path | None) -> dict[str, str]:
+    """Words by the name of their text."""
     moby = (ROOT / "tools" / "moby_dick_judge.txt").read_text(encoding="utf-8")
     found = {"Moby-Dick": " ".join(moby.split())}
     if held_out is not None:
@@ -141,21 +169,19 @@ def judged_texts(held_out: Path | None) -> dict[str, str]:
 
 
 def measure(name: str, held_out: Path | None, transfer: bool) -> str:
-    """Linearise the model, if it is not yet, and judge it: a table for each text and length."""
-    recipe, folder = RECIPES[name], KEPT / (f"{name}-transfer" if transfer else name)
+    """Make every student that is not there yet, and judge it: a table for each text and length."""
+    recipe = RECIPES[name]
     teacher = model_folder() if name == "minilm" else smollm2()
     texts = judged_texts(held_out)
-    if not folder.exists():
-        count = recipe.windows * recipe.length
-        windows = hf.windows(teacher, fit_text(), tokens=count, length=recipe.length, least=8)
-        found = hf.linearize(
-            teacher, windows, recipe.setting, keep=recipe.keep,
-            finetune="none" if transfer else recipe.finetune,
-            progress=told, resume=KEPT / f"{name}.unfinished",
-        )  # fmt: skip
-        text, length = [*texts.values()][-1], recipe.judged[0]
-        ids = hf.windows(teacher, text, tokens=4 * length, length=length, least=2)
-        found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
+    if name == "smollm2" and held_out is not None:  # one text takes ten minutes
+        texts = {held_out.name: texts[held_out.name]}
+    folders = {
+        student: KEPT / "-".join([name, *student.split(), *["transfer"] * transfer])
+        for student in recipe.students
+    }
+    for student, folder in folders.items():
+        if not folder.exists():
+            make(teacher, recipe, student, folder, transfer)
     tables = []
     for length in recipe.judged:
         for text, words in texts.items():
@@ -165,22 +191,71 @@ def measure(name: str, held_out: Path | None, transfer: bool) -> str:
                 )
             except ValueError:  # a text that is too short for this length
                 continue
-            tables.append(markdown(judge(folder, teacher, ids, text)))
+            tables.append(markdown(judge(folders, teacher, ids, text)))
+    if recipe.contexts:
+        tables.append(markdown(timed(folders["hybrid"], teacher, recipe.contexts)))
     return "\n\n".join(tables)
 
 
-def judge(folder: Path, teacher: Path, ids: list[list[int]], text: str) -> list[tuple[str, ...]]:
+def make(teacher: Path, recipe: Recipe, student: str, folder: Path, transfer: bool) -> None:
+    """Fit and train one, judge it a little for its card, and say how long it took."""
+    start, (setting, keep) = time.monotonic(), recipe.students[student]
+    count = recipe.windows * recipe.length
+    windows = hf.windows(
+        teacher, fit_text(recipe.mixed), tokens=count, length=recipe.length, least=8
+    )
+    # One fit serves all students of a setting.
+    resume = KEPT / f"{teacher.name}-{setting.partition('@')[0]}.unfinished"
+    found = hf.linearize(
+        teacher, windows, setting, keep=keep, finetune="none" if transfer else recipe.finetune,
+        progress=told, resume=resume,
+    )  # fmt: skip
+    ids = windows[:: len(windows) // 2][:2]
+    found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
+    print(f"{folder.name}: made in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
+
+
+def judge(
+    folders: dict[str, Path], teacher: Path, ids: list[list[int]], text: str
+) -> list[tuple[str, ...]]:
     """The rows of one text, with their heading; each judgement is kept."""
-    path = KEPT / f"{folder.name}-{text}-{len(ids[0])}.json"
+    lines: list[tuple[str, ...]] = []
+    for student, folder in folders.items():
+        path = KEPT / f"{folder.name}-{text}-{len(ids[0])}.json"
+        if not path.exists():
+            planted = hf.passkeys(teacher, ids[:2]) if folder.name.startswith("smollm2") else []
+            result = hf.evaluate(folder, ids, teacher=teacher, passkeys=planted, progress=told)
+            path.write_text(json.dumps([(row.name, row.figures) for row in result.rows]))
+        for row, figures in json.loads(path.read_text()):
+            if row == "teacher":
+                heading = (f"{text}, {len(ids)} × {len(ids[0])} tokens", *figures)
+                lines = lines or [heading, (row, *shown(figures))]
+            elif row == "hybrid":
+                lines.append((student, *shown(figures)))
+            elif not student.startswith("window"):
+                lines.append((f"{student}: {row}" if len(folders) > 1 else row, *shown(figures)))
+    return lines
+
+
+def shown(figures: dict[str, float]) -> tuple[str, ...]:
+    return tuple(f"{x:.4g}" for x in figures.values())
+
+
+def timed(folder: Path, teacher: Path, contexts: tuple[int, ...]) -> list[tuple[str, ...]]:
+    """Tokens a second and bytes of a stream after each context; kept like judgements."""
+    path = KEPT / f"{folder.name}-times.json"
     if not path.exists():
-        planted = hf.passkeys(teacher, ids[:1]) if folder.name.startswith("smollm2") else []
-        result = hf.evaluate(folder, ids, teacher=teacher, passkeys=planted, progress=told)
-        values = [(row.name, row.figures) for row in result.rows]
-        path.write_text(json.dumps(values))
-    values = json.loads(path.read_text())
-    heading = (f"{text}, {len(ids)} × {len(ids[0])} tokens", *values[0][1])
-    lines = [(row, *(f"{x:.4g}" for x in figures.values())) for row, figures in values]
-    return [heading, *lines]
+        ids = hf.windows(teacher, judged_texts(None)["Moby-Dick"], tokens=128, length=64, least=2)
+        result = hf.evaluate(folder, ids, teacher=teacher, contexts=contexts, progress=told)
+        path.write_text(json.dumps([x._asdict() for x in result.speeds]))
+    heading = ("model", "context", "prefill, tokens/s", "decoding, tokens/s", "state, bytes")
+    return [heading] + [
+        (
+            x["name"], f"{x['context']:,}", f"{x['prefill']:.0f}", f"{x['decoding']:.1f}",
+            f"{x['state_bytes']:,}",
+        )
+        for x in json.loads(path.read_text())
+    ]  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,36 +74,32 @@ def state_bytes(dial: Dial, data: AttentionData) -> int:
     return int(state.nbytes)
 
 
-def keep_layers(
-    errors: Mapping[int, float],
-    keep: Sequence[int] | Literal["auto"],
-    share: float,
-    budget: int | None,
-    sizes: tuple[int, int],
-) -> dict[int, str]:
-    """The layers that keep softmax, and why.
+def most_kept(layers: int, share: float, budget: int | None, sizes: tuple[int, int]) -> int:
+    """How many of the layers may keep softmax: a share, or what a budget of bytes allows.
 
-    budget: bytes of all layers, of which one takes sizes[0] by its map and sizes[1] by softmax.
+    sizes: bytes that a layer holds linearised, and by softmax.
     """
-    if keep != "auto":
-        return {layer: f"as asked (error {errors[layer]:.2f})" for layer in sorted(keep)}
     if not 0 <= share <= 1:
         raise ValueError(f"linearize needs a share of layers between 0 and 1, not {share}")
-    most = math.floor(share * len(errors))
-    if budget is not None:
-        least, more = len(errors) * sizes[0], sizes[1] - sizes[0]
-        if least > budget:
-            raise ValueError(
-                f"the maps and windows of {len(errors)} layers need {least:,} bytes, more than the "
-                f"budget of {budget:,}; give more, or a shorter window"
-            )
-        most = len(errors) if more <= 0 else (budget - least) // more
-    mean = sum(errors.values()) / len(errors)
-    worst = sorted(errors, key=lambda layer: -errors[layer])[:most]
+    if budget is None:
+        return math.floor(share * layers)
+    least, more = layers * sizes[0], sizes[1] - sizes[0]
+    if least > budget:
+        raise ValueError(
+            f"the maps and windows of {layers} layers need {least:,} bytes, more than the budget "
+            f"of {budget:,}; give more, or a shorter window"
+        )
+    return layers if more <= 0 else (budget - least) // more
+
+
+def keep_layers(losses: Mapping[int, float], most: int) -> dict[int, str]:
+    """The layers that keep softmax, those with the largest losses above the mean, and why."""
+    mean = sum(losses.values()) / len(losses)
+    worst = sorted(losses, key=lambda layer: -losses[layer])[:most]
     return {
-        layer: f"error {errors[layer]:.2f} after the fit, the mean is {mean:.2f}"
+        layer: f"alone it changes the model by {losses[layer]:.2g}; the mean is {mean:.2g}"
         for layer in sorted(worst)
-        if errors[layer] > mean
+        if losses[layer] > mean
     }
 
 

@@ -12,12 +12,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport, paced
 from kerneltrick._version import __version__
 from kerneltrick.analysis._store import run_key
-from kerneltrick.attention import Dial
 from kerneltrick.hf._linearized import Linearized, attention_blocks
+from kerneltrick.hf._loss import loss, outcome, softmax_everywhere
 from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
 Trained: TypeAlias = Literal["maps", "lora", "all"]
@@ -28,11 +27,12 @@ PAUSE = 5.0  # seconds between snapshots …
 PACE = 20.0  # … or so many times as long as the last took to write
 BATCH = 8  # windows of a step …
 LEAST = 32  # … fewer, where there would not be so many steps
-MAP_RATE = 3e-3  # learning rates: of maps and gains, …
-WEIGHT_RATE = {"lora": 3e-4, "all": 5e-5}  # … and of the weights that are trained with them
+MAP_RATE = 3e-3  # learning rates: of maps, …
+GAIN_RATE = 3e-2  # … of gains, which are logarithms, and few, …
+WEIGHT_RATE = {"lora": 1e-3, "all": 5e-5}  # … and of the weights that are trained with them
 RANK = 8  # of the matrices that `lora` adds
 MOST = 1.0  # norm of a gradient, to which larger ones are cut
-FORMAT = "kerneltrick.Finetune/2"
+FORMAT = "kerneltrick.Finetune/3"
 
 
 class Tuned(NamedTuple):
@@ -65,11 +65,9 @@ def finetune(
 ) -> Tuned:
     """Train the model so that the whole of it gives what its teacher gives.
 
-    The teacher is the model as it comes, with softmax in every layer. Eight windows are one step of
-    Adam, of a short text fewer. Language models: the Kullback–Leibler divergence of the teacher's
-    next tokens from the model's, mean over tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of the
-    hidden states, mean over layers, and the same of their mean over tokens, which embeddings are
-    made of. The weights that were best on held-out windows are kept, before the first step too.
+    The teacher is the model as it comes, with softmax in every layer; `_loss` says what is made
+    small. Eight windows are one step of Adam, of a short text fewer. The weights that were best on
+    held-out windows are kept, before the first step too.
 
     trained:       "maps": maps and gains, nothing else. "all": the weights of attention too.
                    "lora": matrices of rank 8 beside these weights (peft), which they take in at the
@@ -168,15 +166,17 @@ class _Run:
             raise ValueError("finetune needs a map with weights or gains; this model has none")
         for x in weights.values():
             x.requires_grad_(True)
-        self.rates = [MAP_RATE, WEIGHT_RATE.get(trained, 0.0)]
+        gains = [x for name, x in own.items() if name.endswith("gain")]
+        matrices = [x for name, x in own.items() if not name.endswith("gain")]
+        rates = [MAP_RATE, GAIN_RATE, WEIGHT_RATE.get(trained, 0.0)]
         if rate is not None:
-            self.rates[bool(weights)] = rate
-        groups = [{"params": list(own.values())}, {"params": list(weights.values())}]
+            rates[2 if weights else 0] = rate
+        groups = [{"params": x} for x in (matrices, gains, list(weights.values()))]
         self.optimizer = torch.optim.Adam([x for x in groups if x["params"]], betas=(0.9, 0.99))
-        self.rates = [r for r, x in zip(self.rates, groups, strict=True) if x["params"]]
+        self.rates = [r for r, x in zip(rates, groups, strict=True) if x["params"]]
         # What the teacher has in place of weights that change: LoRA's begin at nothing.
         self.teacher = {name: x.detach().clone() for name, x in weights.items()}
-        self.softmax = [Dial(maps.Softmax())] * len(model.settings)
+        self.softmax = softmax_everywhere(model)
         self.step = 0
         self.history: list[tuple[int, float]] = []
         self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
@@ -233,25 +233,9 @@ class _Run:
             return float(np.mean([float(self._loss(ids)) for ids in self.held_out]))
 
     def _loss(self, ids: Sequence[int]) -> Any:
-        batch = torch.tensor([list(ids)], device=self.model.device)
         with torch.no_grad(), self.model.attending_by(self.softmax):
-            wanted = self._outcome(batch, self.teacher)
-        found = self._outcome(batch, {})
-        if self.model.config.language:
-            logs = (x.log_softmax(-1) for x in (found, wanted))
-            return torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean")
-        # The first hidden states are embeddings, which are the teacher's own.
-        every = [_distance(a, b) for a, b in zip(found[1:], wanted[1:], strict=True)]
-        return sum(every) / len(every) + _distance(found[-1].mean(0), wanted[-1].mean(0))
-
-    def _outcome(self, batch: Any, weights: dict[str, Any]) -> Any:
-        """Logits (n, V) of a language model, else the hidden states (n, F) of every layer."""
-        how = {"use_cache": False} if self.model.config.language else {"output_hidden_states": True}
-        given = {"input_ids": batch, **how}
-        out = torch.func.functional_call(self.model, weights, (), given)
-        if self.model.config.language:
-            return out.logits[0].float()
-        return [x[0].float() for x in out.hidden_states]
+            wanted = outcome(self.model, ids, self.teacher)
+        return loss(self.model, outcome(self.model, ids, {}), wanted)
 
     def _keep(self, path: Path, key: str) -> None:
         about = {"format": FORMAT, "key": key, "step": str(self.step)}
@@ -266,7 +250,3 @@ class _Run:
             return
         self.step = int(found[0]["step"])
         self.history = [(int(step), loss) for step, loss in found[1]["history"].tolist()]
-
-
-def _distance(found: Any, wanted: Any) -> Any:
-    return (found - wanted).square().sum() / wanted.square().sum()

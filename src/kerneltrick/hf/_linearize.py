@@ -15,18 +15,20 @@ from kerneltrick._progress import ProgressReport, paced
 from kerneltrick.analysis import AttentionData
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import load_network, place_of, quiet, record
-from kerneltrick.hf._choose import choose_window, is_softmax, keep_layers, state_bytes
+from kerneltrick.hf._choose import choose_window, is_softmax, keep_layers, most_kept, state_bytes
 from kerneltrick.hf._evaluate import Evaluation
 from kerneltrick.hf._finetune import Tuned, peft_package
 from kerneltrick.hf._finetune import finetune as tune
 from kerneltrick.hf._folder import save_folder
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules
+from kerneltrick.hf._loss import layer_losses
 from kerneltrick.hf._recorder import register as register_recorder
 from kerneltrick.hf._texts import model_kind
 from kerneltrick.maps._base import one_of
 from kerneltrick.torch import Fit, fit
 
 APART = 8  # windows to stop by, at most; a sixteenth of a short text
+CHOOSING = 2  # of these, by which layers that keep softmax are chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +100,9 @@ def linearize(
               `softmax` beside a window has nothing to fit: the window alone, to compare with.
     window:   another than that of `setting`. "auto": the shortest that gives half of the output by
               itself, measured on a few windows.
-    keep:     numbers of layers that keep softmax. "auto": those whose error after the fit is
-              largest, as long as it is above the mean, at most `share` of all layers; or as many as
-              `budget` allows.
+    keep:     numbers of layers that keep softmax. "auto": those that change the model most if each
+              is linearised alone, as long as it is more than on average, at most `share` of all
+              layers; or as many as `budget` allows.
     budget:   bytes that a stream may hold after one window, for what is chosen.
     finetune: train end to end afterwards, in a second pass over the windows, so that the whole
               model gives what the original gives. "maps": the maps; weights of the original stay.
@@ -138,22 +140,26 @@ def linearize(
         window, why = choose_window(dial, held_out, budget)
     if window is not None:
         dial = dataclasses.replace(dial, window=window)
-    found, kept = None, {}
-    dials = {layer: dial for layer in range(layers) if keep == "auto" or layer not in keep}
-    if is_softmax(dial):
-        if not (dial.window or dial.sinks):
-            raise ValueError("linearize needs a map, or a window beside softmax; this is the model")
-        kept = {layer: "as asked" for layer in range(layers) if layer not in dials}
-    else:
+    found, dials = None, dict.fromkeys(range(layers), dial)
+    if not is_softmax(dial):
         found = fit(
             stream(), dial, features=features, key_weight=key_weight, held_out=held_out,
             steps=len(fitted), seed=seed, progress=paced(progress, len(windows[0])),
             resume=resume,
         )  # fmt: skip
-        sizes = [state_bytes(x, held_out[0]) for x in (found.maps.dials[0], Dial(maps.Softmax()))]
-        kept = keep_layers(_means(found), keep, share, budget, (sizes[0], sizes[1]))
-        dials = {layer: x for layer, x in found.maps.dials.items() if layer not in kept}
-    made, tuned = assemble(network, dials, causal=bool(held_out[0].causal)), None
+        dials = dict(found.maps.dials)
+    elif not (dial.window or dial.sinks):
+        raise ValueError("linearize needs a map, or a window beside softmax; this is the model")
+    causal = bool(held_out[0].causal)
+    if keep == "auto":
+        sizes = [state_bytes(x, held_out[0]) for x in (dials[0], Dial(maps.Softmax()))]
+        most = most_kept(layers, share, budget, (sizes[0], sizes[1]))
+        every = assemble(network, dials, causal=causal)
+        kept = keep_layers(layer_losses(every, apart[:CHOOSING], progress), most)
+    else:
+        kept = dict.fromkeys(sorted(keep), "as asked")
+    dials = {layer: own for layer, own in dials.items() if layer not in kept}
+    made, tuned = assemble(network, dials, causal=causal), None
     if finetune != "none":
         beside = None if resume is None else resume.with_name(f"{resume.name}.tuning")
         tuned = tune(
