@@ -164,6 +164,32 @@ def test_several_ranks_are_one(team, name):
     assert all(math.isfinite(x) for x in output.ravel())
 
 
+def learn_a_state(groups, rank, kind):
+    """The gradient of a state alone, through tokens of three ranks that have none."""
+    from kerneltrick.torch.mixers import make
+
+    if rank >= 3:
+        return None
+    torch.manual_seed(0)
+    made = make(kind, 8, 2).double().requires_grad_(False)
+    x = torch.randn(1, 6, 8).double()
+    _, state = made(torch.randn(1, 2, 8).double())
+    memory = state.memory
+    learned = memory.tensor if hasattr(memory, "tensor") else memory.sums.hi
+    learned.requires_grad_()
+    made(x, state)[0].square().sum().backward()
+    expected, learned.grad = learned.grad, None
+    made.spread(groups[3])
+    own = slice(2 * rank, 2 * rank + 2)
+    made(x[:, own], None if rank else state)[0].square().sum().backward()
+    return None if rank else float((learned.grad - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["elu", "deltanet"])
+def test_a_state_that_alone_is_learned_has_the_gradient_of_all_ranks(team, kind):
+    assert team.ask(learn_a_state, kind)[0] < 1e-10
+
+
 def other_shapes(groups, rank, lead, keys, options):
     """How far outputs of three ranks and the last state are from those of one."""
     from kerneltrick.torch import distributed
@@ -262,63 +288,103 @@ def test_ranks_that_call_for_different_things_are_refused_by_all(team, which, wo
         assert words in said
 
 
-def layer(groups, rank, count, cuts, kind, causal):
-    """A layer with masks, texts and a state, over ranks or in one."""
+def layer(groups, rank, count, cuts, kind, plain):
+    """A layer after a state, with masks and texts if not `plain`, over ranks or in one."""
     from kerneltrick.torch import Attention
-    from kerneltrick.torch.mixers import GatedLinearAttention, Retention
+    from kerneltrick.torch.mixers import make
 
     if groups is not None and rank >= count:
         return None
     torch.manual_seed(0)
-    made = {
-        "attention": lambda: Attention(8, 2, rotary=True, causal=causal, output_gate=True,
-                                       feature_map="elu", window=3, num_kv_heads=1),
-        "retention": lambda: Retention(8, 2),
-        "gla": lambda: GatedLinearAttention(8, 2),
-    }[kind]().double()  # fmt: skip
+    own = {"rotary": True, "output_gate": True, "window": 3, "num_kv_heads": 1}
+    group = None if groups is None else groups[count]
+    if kind in LAYERS:
+        made = Attention(8, 2, feature_map="elu", **own, **LAYERS[kind], group=group)
+    else:
+        made = make(kind, 8, 2, group=group)
+    made = made.double()
+    causal = kind != "full attention"
     x0, x = torch.randn(2, 5, 8).double(), torch.randn(2, N, 8).double().requires_grad_()
-    mask = torch.rand(2, N) < 0.8
-    ids = torch.tensor([[0] * 9 + [1] * 6 + [2] * 8, [0] * 3 + [1] * 13 + [3] * 7])
+    mask, mask0 = torch.rand(2, N) < 0.8, torch.rand(2, 5) < 0.8
+    ids = torch.tensor([[0] * 9 + [1] * 6 + [0] * 8, [0] * 3 + [1] * 13 + [3] * 7])
     ends = np.cumsum([0, *cuts])
     where = slice(None) if groups is None else slice(ends[rank], ends[rank + 1])
-    tokens = {"mask": mask[:, where]} | ({"segment_ids": ids[:, where]} if causal else {})
-    state = None
+    tokens, state = {}, None
+    if not plain:
+        tokens = {"mask": mask[:, where]} | ({"segment_ids": ids[:, where]} if causal else {})
     if causal and rank == 0:
-        _, state = made(x0, mask=torch.rand(2, 5) < 0.8)
-    if groups is not None:
-        made.spread(groups[count])
+        made.spread(None)
+        _, state = made(x0, mask=None if plain else mask0)
+        made.spread(group)
     y, after = made(x[:, where], state, **tokens)
-    (y * torch.sin(torch.arange(N * 8.0).reshape(N, 8)[where]).double()).sum().backward()
-    grads = {name: p.grad.numpy() for name, p in made.named_parameters()}
+    loss = (y * torch.sin(torch.arange(N * 8.0).reshape(N, 8)[where]).double()).sum()
+    memory = after.memory
+    parts = [memory.tensor] if hasattr(memory, "tensor") else [memory.U, memory.Z]
+    parts += [] if after.tail is None else [after.tail]
+    if groups is None or rank == count - 1:
+        loss = loss + sum(part.sin().sum() for part in parts)
+    loss.backward()
+    grads = {
+        name: np.zeros(p.shape) if p.grad is None else p.grad.numpy()
+        for name, p in [("x", x), *made.named_parameters()]
+    }
     counted = None if after.count is None else after.count.numpy()
-    return y.detach().numpy(), {"x": x.grad.numpy()} | grads, after.stop, counted
+    return y.detach().numpy(), grads, [x.detach().numpy() for x in parts], (after.stop, counted)
 
 
-@pytest.mark.parametrize(
-    ("kind", "causal"),
-    [("attention", True), ("attention", False), ("retention", True), ("gla", True)],
-)
-def test_a_layer_over_ranks_is_one(team, kind, causal):
-    y, grads, stop, count = layer(None, 0, 1, [N], kind, causal)
-    for ranks, cuts in SHARDS.items():
-        found = team.ask(layer, ranks, cuts, kind, causal)[:ranks]
-        np.testing.assert_allclose(np.concatenate([x[0] for x in found], 1), y, atol=1e-10, rtol=0)
+LAYERS = {
+    "attention": {},
+    "attention after a convolution": {"short_convolution": 4},
+    "full attention": {"causal": False, "short_convolution": 3},
+}
+MIXERS = [
+    "based:short_convolution=3", "retention", "gla:short_convolution=4", "ssd:state_dim=4", "rwkv",
+    "deltanet", "deltanet:short_convolution=0", "gated_deltanet", "hyena:length=11",
+    "hyena:length=40",
+]  # fmt: skip
+
+
+def _same_layer(team, kind, plain, *shards):
+    y, grads, state, stop = layer(None, 0, 1, [N], kind, plain)
+    close = {"rtol": 0, "atol": 1e-10}
+    for cuts in shards:
+        ranks = len(cuts)
+        found = team.ask(layer, ranks, cuts, kind, plain)[:ranks]
+        np.testing.assert_allclose(np.concatenate([x[0] for x in found], 1), y, **close)
         for name, expected in grads.items():
             total = sum(x[1][name] for x in found)
-            np.testing.assert_allclose(total, expected, atol=1e-10, rtol=0, err_msg=name)
-        assert found[-1][2] == stop
-        np.testing.assert_array_equal(found[-1][3], count)
+            np.testing.assert_allclose(total, expected, **close, err_msg=name)
+        for other, expected in zip(found[-1][2], state, strict=True):
+            if kind.startswith("hyena"):  # which may hold tokens of 0 in front
+                rows = min(other.shape[1], expected.shape[1])
+                assert not other[:, :-rows].any()
+                assert not expected[:, :-rows].any()
+                other, expected = other[:, -rows:], expected[:, -rows:]
+            np.testing.assert_allclose(other, expected, **close)
+        np.testing.assert_equal(found[-1][3], stop)
 
 
-def test_layers_that_look_at_tokens_themselves_are_not_spread():
-    from kerneltrick.torch import Attention, HardAttention
-    from kerneltrick.torch.mixers import SSD, DeltaNet
+@pytest.mark.parametrize("kind", [*LAYERS, *MIXERS])
+def test_a_layer_over_ranks_is_one(team, kind):
+    """Texts begin with ranks, go on over them, and one has the number of an earlier one; what a
+    convolution or a filter reaches lies on several ranks before."""
+    _same_layer(team, kind, False, [9, 14], [7, 10, 6], [7, 2, 0, 14], [9, 4, 0, 10])
+    _same_layer(team, kind, True, [9, 14], [4, 1, 18])
 
-    with pytest.raises(ValueError, match="short_convolution looks at tokens before"):
-        Attention(8, 2, short_convolution=3, group="any")
-    for kind in (SSD, DeltaNet, HardAttention):
-        with pytest.raises(ValueError, match="which other ranks would have"):
-            kind(8, 2).spread("any")
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", [*LAYERS, *MIXERS])
+def test_a_layer_over_any_number_of_ranks_is_one(team, kind, plain):
+    _same_layer(team, kind, plain, *SHARDS.values(), [0, 23], [1, 21, 1], [2, 1, 1, 19])
+    _same_layer(team, kind, plain, [23, 0], [14, 0, 9], [16, 3, 4], [9, 0, 13, 1])
+
+
+def test_a_layer_without_a_state_is_not_spread():
+    from kerneltrick.torch import HardAttention
+
+    with pytest.raises(ValueError, match="HardAttention keeps no state"):
+        HardAttention(8, 2, group="any")
 
 
 TOKENS = np.random.default_rng(3).integers(0, 11, (4, 21))
@@ -329,7 +395,7 @@ def model_of(group=None):
 
     torch.manual_seed(1)
     return LanguageModel(
-        11, mixer="hedgehog@window=3+retention", hidden_size=8, num_layers=2, num_heads=2,
+        11, mixer="hedgehog@window=3+deltanet+rwkv", hidden_size=8, num_layers=3, num_heads=2,
         group=group,
     ).double()  # fmt: skip
 

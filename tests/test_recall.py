@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kerneltrick import recall, report  # noqa: E402
+from kerneltrick._executor import Processes  # noqa: E402
 from kerneltrick.cli import main  # noqa: E402
 from kerneltrick.recall import _train  # noqa: E402
 from kerneltrick.recall._model import RecallModel  # noqa: E402
@@ -106,6 +107,32 @@ def test_any_executor_gives_the_same_and_small_models_come_first():
     assert "kerneltrick.recall/1" in page
     with pytest.raises(ValueError, match="the recall has format None"):
         report.render_recall({})
+
+
+@pytest.mark.slow
+def test_trainings_are_the_same_to_the_bit_for_any_workers_though_one_is_killed(tmp_path):
+    settings, kept = dataclasses.replace(SMALL, steps=60), tmp_path / "kept"
+    with Processes(1) as one:
+        whole = recall.recall(settings, executor=one)
+    strip = [dataclasses.replace(t, seconds=0.0) for t in whole.trainings]
+    with Processes(2) as two:
+
+        def lose(what, done, count):
+            if done == 2 and len(two._pids) < 3:
+                os.kill(next(iter(two._pids)), signal.SIGKILL)
+
+        found = recall.recall(settings, executor=two, resume=kept, progress=lose)
+        assert [dataclasses.replace(t, seconds=0.0) for t in found.trainings] == strip
+        assert len(two._pids) == 3  # another one came in its place
+        lines = kept.read_text().splitlines(keepends=True)
+        assert len(lines) == 1 + 8  # each training once
+        # What goes on trains what is missing, and nothing else.
+        kept.write_text("".join(lines[:4]))
+        found = recall.recall(settings, executor=two, resume=kept)
+    assert [dataclasses.replace(t, seconds=0.0) for t in found.trainings] == strip
+    again = kept.read_text().splitlines(keepends=True)
+    assert again[:4] == lines[:4]
+    assert len(again) == 1 + 8
 
 
 def test_a_run_that_was_stopped_trains_only_what_is_left(tmp_path, monkeypatch):

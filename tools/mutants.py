@@ -767,9 +767,30 @@ MUTANTS = [
     Mutant(
         "ranks: positions count on over texts",
         "torch/distributed/_tokens.py",
-        "total = torch.where(first != last, 0, total)",
-        "total = total",
-        "test_distributed.py::test_a_layer_over_ranks_is_one[attention-True]",
+        "torch.where(text == first, each[0], 0)",
+        "each[0]",
+        "test_distributed.py::test_a_layer_over_ranks_is_one[attention]",
+    ),
+    Mutant(
+        "ranks: a text that has an earlier number again goes on from it",
+        "torch/distributed/_tokens.py",
+        "own[1], own[2], own[3] = runs[:, -1], segment_ids[..., 0], segment_ids[..., -1]",
+        "own[2], own[3] = segment_ids[..., 0], segment_ids[..., -1]",
+        "test_distributed.py::test_a_layer_over_ranks_is_one[attention]",
+    ),
+    Mutant(
+        "ranks: taps reach no further than the rank before",
+        "torch/distributed/_tokens.py",
+        "slots <= end[:, None] for end in self.ends",
+        "(slots <= end[:, None]) & (end is self.ends[-1]) for end in self.ends",
+        "test_distributed.py::test_a_layer_over_ranks_is_one[ssd:state_dim=4]",
+    ),
+    Mutant(
+        "ranks: a corrected state goes on in another text",
+        "torch/distributed/_tokens.py",
+        "A = torch.where(fresh, torch.zeros_like(A), A)",
+        "A = A",
+        "test_distributed.py::test_a_layer_over_ranks_is_one[deltanet]",
     ),
     Mutant(
         "workers: what is shared is sent for each piece of work",
@@ -844,15 +865,15 @@ MUTANTS = [
     Mutant(
         "taps of a convolution reach into the text before",
         "torch/_short_convolution.py",
-        "same = runs[:, count - t : count - t + n] == runs[:, count:]",
-        "same = runs[:, count:] == runs[:, count:]",
+        "same = line.runs[:, count - t : count - t + n] == line.runs[:, count:]",
+        "same = line.runs[:, count:] == line.runs[:, count:]",
         "test_torch_attention.py::test_packed_texts_do_not_see_each_other[elu, all options]",
     ),
     Mutant(
         "a convolution keeps padding for the next call",
         "torch/_short_convolution.py",
-        "kept = mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)",
-        "kept = n + torch.arange(count, device=x.device).expand(batch, count)",
+        "if mask is None else kept + mask.sum(1, True)",
+        "if True else kept",
         "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there"
         "[elu, all options]",
     ),

@@ -76,8 +76,6 @@ class Attention(ProjectedMixer):
     (True, 100)
     """
 
-    spreads = True
-
     def __init__(
         self,
         hidden_size: int,
@@ -103,12 +101,11 @@ class Attention(ProjectedMixer):
         super().__init__(
             hidden_size, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
             value_dim=value_dim, rotary=rotary, bias=bias, short_convolution=short_convolution,
-            output_norm=output_norm, output_gate=output_gate, layer_idx=layer_idx,
+            output_norm=output_norm, output_gate=output_gate, layer_idx=layer_idx, group=group,
         )  # fmt: skip
         self.causal, self.on_zero = bool(causal), on_zero
         check_on_zero(on_zero)
         self._set_map(feature_map, window, sinks, far)
-        self.spread(group)
 
     def _set_map(
         self, feature_map: maps.MapLike | Dial | LearnedMap, window: int, sinks: int, far: Any

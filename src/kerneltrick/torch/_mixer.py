@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import _pytree
 
 from kerneltrick.attention import State, linear_attention
 from kerneltrick.attention._arguments import check_count
@@ -21,19 +23,41 @@ from kerneltrick.torch._tokens import (
     rotate,
     turns,
 )
+from kerneltrick.torch.distributed._tokens import Before
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
-class Tokens(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
     """The tokens of a call."""
 
     x: Tensor  # with masked tokens 0, in the dtype that is computed in
     mask: Tensor | None  # (batch, n), True where a token takes part
     runs: Tensor | None  # (batch or 1, n): the number of the text that each token is in
     dtype: Any  # of y
-    segment_ids: Tensor | None = None  # (batch, n), as attention takes them
-    before: tuple[int, Tensor | None] | None = None  # tokens before a shard, as of its state
+    segment_ids: Tensor | None  # (batch, n), as attention takes them
+    start: int  # the number of the first
+    count: Tensor | None  # (batch,): tokens of the text before it that took part; None: all
+    before: Before | None = None  # what other ranks have
+
+    def counted(self) -> tuple[Tensor, Tensor | None]:
+        """Positions of the tokens in their texts, and the count of the state after."""
+        return count_tokens(self.x, self.mask, self.runs, self.start, self.count)
+
+    def tail(self, x: Tensor, tail: Tensor | None, count: int) -> Tensor | None:
+        """The last `count` of x before the first token: of a state's tail, and of other ranks."""
+        if self.before is None or not count:
+            return tail
+        return self.before.tail(x, tail, count, self.mask, self.runs)
+
+    def convolved(
+        self, layer: ShortConvolution, x: Tensor, state: MixerState | None
+    ) -> tuple[Tensor, Tensor]:
+        """x (batch, n, channels) after a short convolution, and the tail of the state after."""
+        tail = self.tail(x, None if state is None else state.tail, layer.taps - 1)
+        made: tuple[Tensor, Tensor] = layer(x, tail, mask=self.mask, runs=self.runs)
+        return made
 
 
 class Heads(NamedTuple):
@@ -59,15 +83,15 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     together. Its last projection is `o_proj`.
     """
 
-    spreads = False  # whether the tokens of a sequence may lie on several ranks
-    group: Any = None
+    spreads = True  # whether the tokens of a sequence may lie on several ranks
 
-    def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None, group: Any) -> None:
         super().__init__()
         self.hidden_size = check_count(self._who, "hidden_size", hidden_size, least=1)
         self.num_heads = check_count(self._who, "num_heads", num_heads, least=1)
         self.layer_idx = layer_idx
         self.norm: Any = None
+        self.spread(group)
 
     @property
     def _who(self) -> str:
@@ -85,12 +109,10 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         See `kerneltrick.torch.distributed`. All ranks call the mixer, each with as many tokens as
         it has; a state goes to the first of them, and the last gives that of the whole sequence.
         """
-        if group is not None and (not self.spreads or getattr(self, "convolution", None)):
-            what = "with short_convolution looks" if self.spreads else "looks"
+        if group is not None and not self.spreads:
             raise ValueError(
-                f"{self._who} {what} at tokens before, as they are, which other ranks would have: "
-                "Attention, Based, Retention and GatedLinearAttention without short_convolution "
-                "need only their sums"
+                f"{self._who} keeps no state, which is what ranks send to each other: give it "
+                "whole texts, or spread another mixer"
             )
         self.group = group
 
@@ -145,15 +167,19 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         if mask is not None:  # so that NaN in padding reaches nothing, backward neither
             x = torch.where(mask[..., None], x, torch.zeros_like(x))
         ids = None if runs is None else runs.expand(x.shape[:2])
+        bounds = None if state is None else (state.stop, state.count)
         if self.group is None:
-            return Tokens(x, mask, runs, dtype, ids)
+            return Tokens(x, mask, runs, dtype, ids, *(bounds or (0, None)))
         if cu_seqlens is not None:
             raise ValueError("texts that are spread over ranks are told apart by segment_ids")
         # By their own numbers: whether a text goes on from another rank is told by these.
         ids = None if segment_ids is None else segment_ids.expand(x.shape[:2])
-        stop, count = (0, None) if state is None else (state.stop, state.count)
-        before = distributed.count_before(self.group, x, mask, ids, runs, stop, count)
-        return Tokens(x, mask, runs, dtype, ids, before)
+        learned = (x, *self.parameters(), *_pytree.tree_leaves(state))
+        tracked = torch.is_grad_enabled() and any(
+            isinstance(each, torch.Tensor) and each.requires_grad for each in learned
+        )
+        before = Before.look(self.group, self._owner, x, mask, ids, runs, bounds, tracked)
+        return Tokens(x, mask, runs, dtype, ids, before.stop, before.count, before)
 
     def _check_state(self, state: Any) -> None:
         if not isinstance(state, MixerState):
@@ -229,8 +255,9 @@ class ProjectedMixer(Mixer):
         output_norm: bool = False,
         output_gate: bool = False,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
-        super().__init__(hidden_size, num_heads, layer_idx)
+        super().__init__(hidden_size, num_heads, layer_idx, group)
         who = self._who
         given = num_heads if num_kv_heads is None else num_kv_heads
         self.num_kv_heads = check_count(who, "num_kv_heads", given, least=1)
@@ -270,14 +297,11 @@ class ProjectedMixer(Mixer):
         parts = [linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj)]
         tail = None
         if self.convolution is not None:
-            before = None if state is None else state.tail
-            whole, tail = self.convolution(
-                torch.cat(parts, -1), before, mask=tokens.mask, runs=tokens.runs
-            )
+            whole, tail = tokens.convolved(self.convolution, torch.cat(parts, -1), state)
             parts = list(whole.split([part.shape[-1] for part in parts], dim=-1))
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         q, k, v = (split(part, count) for part, count in zip(parts, counts, strict=True))
-        positions, after = counted(tokens, state)
+        positions, after = tokens.counted()
         if self.rotary:
             cos, sin = turns(x, positions, self._frequencies)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -307,14 +331,6 @@ def head_width(size: int, num_heads: int) -> int:
             f"hidden_size {size} is not a multiple of {num_heads} heads; give head_dim"
         )
     return size // num_heads
-
-
-def counted(tokens: Tokens, state: MixerState | None) -> tuple[Tensor, Tensor | None]:
-    """Positions of the tokens in their texts, and the count of the state after."""
-    stop, count = (0, None) if state is None else (state.stop, state.count)
-    if tokens.before is not None:
-        stop, count = tokens.before
-    return count_tokens(tokens.x, tokens.mask, tokens.runs, stop, count)
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -67,34 +67,59 @@ def before(
 
     Before the start of a text, and so of a stream without a tail, x is 0.
     """
+    n, line = x.shape[1], _line(x, tail, count, mask, runs)
+    seen = []
+    for t in range(1, count + 1):
+        back = line.x[:, count - t : count - t + n]
+        if line.runs is not None:
+            same = line.runs[:, count - t : count - t + n] == line.runs[:, count:]
+            back = torch.where(same[..., None], back, torch.zeros_like(back))
+        if line.order is not None:
+            back = torch.empty_like(back).scatter(1, line.order[..., None].expand_as(back), back)
+        seen.append(back)
+    return seen, _last(line, count, mask)
+
+
+def tail_after(
+    x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
+) -> Tensor:
+    """The last `count` tokens that take part, of the last text, after `tail` and x; before it 0."""
+    return _last(_line(x, tail, count, mask, runs), count, mask)
+
+
+class _Line(NamedTuple):
+    """A tail and the tokens after it, those that take part in front, in their order."""
+
+    x: Tensor
+    runs: Tensor | None
+    last: Tensor | None  # (batch, 1): the run of the last token, whether it takes part or not
+    order: Tensor | None  # (batch, n): where the tokens without the tail were
+
+
+def _line(
+    x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
+) -> _Line:
     batch, n, channels = x.shape
     if tail is None:
         tail = x.new_zeros(batch, count, channels)
-    runs = None if runs is None else runs.expand(batch, n)
-    last = None if runs is None else runs[:, -1:]
-    order = None
-    if mask is not None:  # those that take part in front, in their order
+    order = last = None
+    if runs is not None:  # the tail belongs to the first segment
+        runs = torch.cat([runs.new_zeros(batch, count), runs.expand(batch, n)], dim=1)
+        last = runs[:, -1:]
+    if mask is not None:
         order = torch.argsort(~mask, dim=1, stable=True)
         x = x.gather(1, order[..., None].expand_as(x))
-        runs = None if runs is None else runs.gather(1, order)
-    x = torch.cat([tail.to(x.dtype), x], dim=1)
-    if runs is not None:  # the tail belongs to the first segment
-        runs = torch.cat([runs.new_zeros(batch, count), runs], dim=1)
-    seen = []
-    for t in range(1, count + 1):
-        back = x[:, count - t : count - t + n]
         if runs is not None:
-            same = runs[:, count - t : count - t + n] == runs[:, count:]
-            back = torch.where(same[..., None], back, torch.zeros_like(back))
-        if order is not None:
-            back = torch.empty_like(back).scatter(1, order[..., None].expand_as(back), back)
-        seen.append(back)
-    if mask is None:
-        kept = torch.arange(n, n + count, device=x.device).expand(batch, count)
-    else:
-        kept = mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)
-    tail = x.gather(1, kept[..., None].expand(batch, count, channels))
-    if runs is not None:
-        same = runs.gather(1, kept) == last
+            runs = torch.cat([runs[:, :count], runs[:, count:].gather(1, order)], dim=1)
+    return _Line(torch.cat([tail.to(x.dtype), x], dim=1), runs, last, order)
+
+
+def _last(line: _Line, count: int, mask: Tensor | None) -> Tensor:
+    batch, n, channels = line.x.shape
+    kept = torch.arange(count, device=line.x.device)
+    kept = (kept + n - count).expand(batch, count) if mask is None else kept + mask.sum(1, True)
+    tail = line.x.gather(1, kept[..., None].expand(batch, count, channels))
+    if line.runs is not None:
+        same = line.runs.gather(1, kept) == line.last
         tail = torch.where(same[..., None], tail, torch.zeros_like(tail))
-    return seen, tail
+    return tail

@@ -7,6 +7,5 @@
 
 from kerneltrick.torch.distributed._exchange import RankError
 from kerneltrick.torch.distributed._linear import linear_attention
-from kerneltrick.torch.distributed._tokens import count_before
 
-__all__ = ["RankError", "count_before", "linear_attention"]
+__all__ = ["RankError", "linear_attention"]

@@ -81,6 +81,12 @@ class Ranks:
             )
         return [row[1:] for row in found]
 
+    def check_first(self, given: Sequence[int]) -> None:
+        """ValueError in all ranks if another than the first was given a state."""
+        late = [i for i, has in enumerate(given) if has and i]
+        if late:
+            raise ValueError(f"state= is what comes before the sequence: of rank 0, not of {late}")
+
     def _do(self, exchange: Callable[[], Any], size: int) -> None:
         """An exchange; if it fails, RankError with the ranks that are not there to say so."""
         Ranks.sent += size

@@ -74,14 +74,15 @@ def linear_attention(
     if not causal and (log_decay is not None or segment_ids is not None):
         raise ValueError("log_decay and segment_ids need causal=True: full attention has no order")
     ranks = Ranks(group, q.device)
+    learned = (q, k, v, log_decay, *vars(chosen).values(), *_tensors(state))
     tracked = torch.is_grad_enabled() and any(
-        torch.is_tensor(x) and x.requires_grad for x in (q, k, v, log_decay, *vars(chosen).values())
+        torch.is_tensor(x) and x.requires_grad for x in learned
     )
     dial = Dial(chosen, _given(chosen, window), sinks)
     options = {
         "map": dial, "far": far is not None, "causal": causal, "scale": scale,
         "normalize": normalize, "log_decay": _kind(log_decay, k), "mask": mask is not None,
-        "segments": None if segment_ids is None else segment_ids.ndim, "gradient": tracked,
+        "segments": None if segment_ids is None else segment_ids.ndim,
         "positions": positions is not None,
         "q": (*q.shape[:-2], "n", q.shape[-1], q.dtype),
         "k": (*k.shape[:-2], "n", k.shape[-1], k.dtype),
@@ -93,15 +94,13 @@ def linear_attention(
     shards = [
         _Shard(*row)
         for row in ranks.check_equal(
-            text, (k.shape[-2], q.shape[-2], state is not None, held, *bounds)
+            text, (k.shape[-2], q.shape[-2], (state is not None) + 2 * tracked, held, *bounds)
         )
     ]
-    late = [i for i, shard in enumerate(shards) if shard.has_state and i]
-    if late:
-        raise ValueError(f"state= is what comes before the sequence: of rank 0, not of {late}")
+    ranks.check_first([shard.has_state for shard in shards])
     call = _Call(
         ranks, shards, dial, chosen, scale, window, sinks, causal, k, v, mask, log_decay,
-        segment_ids, positions, tracked,
+        segment_ids, positions, any(shard.tracked for shard in shards),
     )  # fmt: skip
     rest: dict[str, Any] = {
         "scale": scale, "normalize": normalize, "on_zero": on_zero, "chunk_size": chunk_size,
@@ -132,10 +131,18 @@ class _Shard(NamedTuple):
 
     keys: int
     queries: int
-    has_state: int
+    flags: int  # 1: a state before it was given, 2: there will be gradients
     held: int  # tokens of the window in its initial state
     start: int  # of its initial state
     stop: int
+
+    @property
+    def has_state(self) -> int:
+        return self.flags & 1
+
+    @property
+    def tracked(self) -> int:
+        return self.flags & 2
 
 
 class _Call(NamedTuple):
@@ -153,7 +160,7 @@ class _Call(NamedTuple):
     log_decay: Any
     segment_ids: Tensor | None
     positions: Positions | None
-    tracked: bool  # whether there will be gradients
+    tracked: bool  # whether there will be gradients, on any rank
 
     @property
     def start(self) -> int:
@@ -194,6 +201,14 @@ class _Call(NamedTuple):
         else:
             return None
         return own, own[..., :0] if own.ndim == 1 else own[:1, ..., :0].reshape(0)
+
+
+def _tensors(state: State | None) -> list[Any]:
+    """What of a state may have a gradient."""
+    if state is None:
+        return []
+    near = [] if state.near is None else [state.near.k, state.near.v]
+    return [state.sums.hi, *near]
 
 
 def _given(feature_map: maps.FeatureMap, window: int) -> int:

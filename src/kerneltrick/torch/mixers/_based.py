@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._mixer import head_width
 
@@ -29,9 +31,10 @@ class Based(Attention):
         feature_dim: int = 16,
         short_convolution: int = 0,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
         super().__init__(
             hidden_size, num_heads, head_dim=feature_dim,
             value_dim=head_width(hidden_size, num_heads), feature_map="taylor:order=2",
-            short_convolution=short_convolution, layer_idx=layer_idx,
+            short_convolution=short_convolution, layer_idx=layer_idx, group=group,
         )  # fmt: skip

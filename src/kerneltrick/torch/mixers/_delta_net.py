@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear
 from kerneltrick.torch._mixer_state import Held, Memory, MixerState
+from kerneltrick.torch.distributed._tokens import Before
 from kerneltrick.torch.mixers._delta_rule import delta_rule
 
 
@@ -36,11 +40,12 @@ class DeltaNet(ProjectedMixer):
         short_convolution: int = 4,
         output_gate: bool = False,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
         super().__init__(
             hidden_size, num_heads, head_dim=head_dim, value_dim=value_dim,
             short_convolution=short_convolution, output_norm=True, output_gate=output_gate,
-            layer_idx=layer_idx,
+            layer_idx=layer_idx, group=group,
         )  # fmt: skip
         self.beta_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
@@ -54,12 +59,12 @@ class DeltaNet(ProjectedMixer):
 
     def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
         assert past is None or isinstance(past, Held)
-        o, after = delta_rule(
+        rule = delta_rule if tokens.before is None else partial(_over_ranks, tokens.before)
+        o, after = rule(
             heads.q, heads.k, heads.v, heads.beta, heads.log_decay, mask=tokens.mask,
             runs=tokens.runs, state=None if past is None else past.tensor,
         )  # fmt: skip
-        stop = 0 if past is None else past.stop
-        return o, Held(after, stop + tokens.x.shape[1])
+        return o, Held(after, tokens.start + tokens.x.shape[1])
 
 
 class GatedDeltaNet(DeltaNet):
@@ -78,10 +83,12 @@ class GatedDeltaNet(DeltaNet):
         value_dim: int | None = None,
         short_convolution: int = 4,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
         super().__init__(
             hidden_size, num_heads, head_dim=head_dim, value_dim=value_dim,
             short_convolution=short_convolution, output_gate=True, layer_idx=layer_idx,
+            group=group,
         )  # fmt: skip
         self.decay_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.A_log = nn.Parameter(torch.log(1 + 15 * torch.rand(num_heads)))
@@ -92,6 +99,35 @@ class GatedDeltaNet(DeltaNet):
         step = linear(self.decay_proj, tokens.x) + self.step_bias.to(tokens.x.dtype)
         decay = -torch.exp(self.A_log.to(step.dtype)) * functional.softplus(step)
         return super()._heads(tokens, state)._replace(log_decay=decay.transpose(1, 2))
+
+
+def _over_ranks(
+    before: Before,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    *,
+    state: Tensor | None,
+    **tokens: Any,
+) -> tuple[Tensor, Tensor]:
+    """The delta rule of tokens that go on from those of other ranks.
+
+    S after them is A S + B and o = o₀ + P S, each column of values by itself: B and o₀ is what
+    becomes of S = 0, A and P what becomes of the identity where values are 0. So they are columns
+    of one pass, and A and B all that is sent.
+    """
+    d, width, dtype = k.shape[-1], v.shape[-1], v.dtype
+    v = v.to(torch.promote_types(dtype, torch.float32))
+    own = torch.eye(d, dtype=v.dtype, device=v.device).expand(*v.shape[:2], d, d)
+    o, after = delta_rule(
+        q, k, functional.pad(v, (0, d)), beta, log_decay,
+        state=functional.pad(own, (width, 0)), **tokens,
+    )  # fmt: skip
+    (o, P), (B, A) = (x.split([width, d], dim=-1) for x in (o, after))
+    S = before.carried(A, B, state)
+    return (o + P @ S).to(dtype), A @ S + B
 
 
 def unit(x: Tensor) -> Tensor:

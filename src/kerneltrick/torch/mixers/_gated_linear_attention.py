@@ -29,8 +29,6 @@ class GatedLinearAttention(ProjectedMixer):
     (torch.Size([2, 100, 64]), (2, 4, 8, 16))
     """
 
-    spreads = True
-
     def __init__(
         self,
         hidden_size: int,
@@ -40,12 +38,13 @@ class GatedLinearAttention(ProjectedMixer):
         value_dim: int | None = None,
         short_convolution: int = 0,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
         width = head_width(hidden_size, num_heads) if value_dim is None else value_dim
         super().__init__(
             hidden_size, num_heads, head_dim=max(1, width // 2) if head_dim is None else head_dim,
             value_dim=width, short_convolution=short_convolution, output_norm=True,
-            output_gate=True, layer_idx=layer_idx,
+            output_gate=True, layer_idx=layer_idx, group=group,
         )  # fmt: skip
         self.decay_down = nn.Linear(hidden_size, RANK, bias=False)
         self.decay_up = nn.Linear(RANK, num_heads * self.head_dim)

@@ -29,6 +29,7 @@ class Hyena(Mixer):
 
     **A stream has no state of constant size**: h is any function of the distance, so each token
     needs all before it, up to `length` of them. The state keeps them, and a token costs O(length).
+    For the same reason ranks send each other not sums but so many tokens.
 
     `num_heads` is of no account: every channel has a filter of its own.
 
@@ -48,8 +49,9 @@ class Hyena(Mixer):
         length: int = 1024,
         short_convolution: int = 3,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
-        super().__init__(hidden_size, num_heads, layer_idx)
+        super().__init__(hidden_size, num_heads, layer_idx, group)
         self.length = check_count(self._who, "length", length, least=1)
         taps = check_count(self._who, "short_convolution", short_convolution, least=1)
         self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
@@ -74,10 +76,7 @@ class Hyena(Mixer):
         return torch.where(t < 1, h, torch.zeros_like(h))
 
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
-        mixed, tail = self.convolution(
-            linear(self.in_proj, tokens.x), None if state is None else state.tail,
-            mask=tokens.mask, runs=tokens.runs,
-        )  # fmt: skip
+        mixed, tail = tokens.convolved(self.convolution, linear(self.in_proj, tokens.x), state)
         v, x1, x2 = mixed.chunk(3, dim=-1)
         return Heads(x2, x1, v, tail)
 
@@ -89,6 +88,12 @@ class Hyena(Mixer):
         if tokens.mask is not None:
             z = torch.where(tokens.mask[..., None], z, torch.zeros_like(z))
         held = z.new_zeros(batch, 0, size) if past is None else past.tensor.to(z.dtype)
+        if tokens.before is not None:  # a tail as long as the filter, of tokens that there are
+            reach = self.length - 1
+            held = nn.functional.pad(held, (0, 0, reach - held.shape[1], 0))
+            held = tokens.tail(z, held, reach)
+            assert held is not None
+            held = held[:, max(reach - tokens.start, 0) :]
         row, place, texts, longest = _places(tokens)
         # Each text by itself, what is held before the first one of its row: (batch·texts, …, size)
         before, place = held.shape[1], place + held.shape[1]
@@ -97,9 +102,7 @@ class Hyena(Mixer):
         where = (row * (before + longest) + place).flatten()
         line = line.flatten(0, 1).index_add(0, where, z.flatten(0, 1)).view_as(line)
         o = self._convolved(line, n == 1).flatten(0, 1)[where].view_as(z)
-        return o.to(heads.v.dtype), Held(
-            self._kept(tokens, line, row, place), n + (0 if past is None else past.stop)
-        )
+        return o.to(heads.v.dtype), Held(self._kept(tokens, line, row, place), tokens.start + n)
 
     def _convolved(self, line: Tensor, last: bool) -> Tensor:
         """Σ_j h_{i−j} z_j at every i of a line; with `last`, at its end alone."""
@@ -108,9 +111,10 @@ class Hyena(Mixer):
         if last:
             end = (line * h.flip(0)).sum(1, keepdim=True)
             return nn.functional.pad(end, (0, 0, n - 1, 0))
-        # Twice as long, so that the end does not come round to the beginning.
-        product = torch.fft.rfft(line, 2 * n, dim=1) * torch.fft.rfft(h, 2 * n, dim=0)
-        return torch.fft.irfft(product, 2 * n, dim=1)[:, :n]
+        # Twice as long, so that the end does not come round to the beginning; FFT knows no 0.
+        size = max(2 * n, 1)
+        product = torch.fft.rfft(line, size, dim=1) * torch.fft.rfft(h, size, dim=0)
+        return torch.fft.irfft(product, size, dim=1)[:, :n]
 
     def _kept(self, tokens: Tokens, line: Tensor, row: Tensor, place: Tensor) -> Tensor:
         """What the next token of the last text of each row needs, the latest at the end."""

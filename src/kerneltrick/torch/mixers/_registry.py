@@ -36,6 +36,7 @@ def make(
     num_heads: int,
     *,
     layer_idx: int | None = None,
+    group: Any = None,
     **attention: Any,
 ) -> Mixer:
     """The mixer of a text `name:key=value,…`, or `Attention` with the map of that name.
@@ -53,7 +54,7 @@ def make(
         if name in MIXERS:
             if "@" in mixer:
                 raise ValueError(f"{mixer!r}: a window goes with a map, not with {name}")
-            return _made(name, given, hidden_size, num_heads, layer_idx)
+            return _made(name, given, hidden_size, num_heads, layer_idx, group)
         if name not in maps.names():
             raise ValueError(
                 f"unknown mixer {name!r}; {_text.nearest(name, [*MIXERS, *maps.names()])}"
@@ -63,18 +64,23 @@ def make(
     # A token that sees only weights of 0, as with relu it can, adds nothing.
     return Attention(
         hidden_size, num_heads, feature_map=_map(mixer, hidden_size // num_heads, num_heads),
-        layer_idx=layer_idx, on_zero="zero", **attention,
+        layer_idx=layer_idx, on_zero="zero", group=group, **attention,
     )  # fmt: skip
 
 
 def _made(
-    name: str, given: dict[str, str], hidden_size: int, num_heads: int, layer_idx: int | None
+    name: str,
+    given: dict[str, str],
+    hidden_size: int,
+    num_heads: int,
+    layer_idx: int | None,
+    group: Any,
 ) -> Mixer:
     kind = MIXERS[name]
     known = [
         x.name
         for x in inspect.signature(kind).parameters.values()
-        if x.kind is x.KEYWORD_ONLY and x.name != "layer_idx"
+        if x.kind is x.KEYWORD_ONLY and x.name not in ("layer_idx", "group")
     ]
     values: dict[str, int | bool] = {}
     for key, value in given.items():
@@ -90,7 +96,7 @@ def _made(
                 raise ValueError(
                     f"{name} needs {key} to be a whole number, not {value!r}"
                 ) from None
-    return kind(hidden_size, num_heads, layer_idx=layer_idx, **values)
+    return kind(hidden_size, num_heads, layer_idx=layer_idx, group=group, **values)
 
 
 def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:

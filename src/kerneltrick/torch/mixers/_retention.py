@@ -27,8 +27,6 @@ class Retention(ProjectedMixer):
     True
     """
 
-    spreads = True
-
     def __init__(
         self,
         hidden_size: int,
@@ -37,13 +35,14 @@ class Retention(ProjectedMixer):
         head_dim: int | None = None,
         value_dim: int | None = None,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
         width = head_width(hidden_size, num_heads) if head_dim is None else head_dim
         # Eq. 5 is xPos with one rate of decay for all columns of a head: rotation, and γ.
         super().__init__(
             hidden_size, num_heads, head_dim=width,
             value_dim=2 * width if value_dim is None else value_dim, rotary=True,
-            output_norm=True, output_gate=True, layer_idx=layer_idx,
+            output_norm=True, output_gate=True, layer_idx=layer_idx, group=group,
         )  # fmt: skip
         # Eq. 8: γ = 1 − 2^{−5−h}
         self._log_decay = [math.log1p(-(2.0 ** (-5 - h))) for h in range(num_heads)]

@@ -12,7 +12,6 @@ from kerneltrick.torch._mixer import (
     Heads,
     Mixer,
     Tokens,
-    counted,
     head_width,
     joined,
     linear,
@@ -39,8 +38,15 @@ class RWKV(Mixer):
     (torch.Size([2, 100, 64]), (2, 2, 32, 32))
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, *, layer_idx: int | None = None) -> None:
-        super().__init__(hidden_size, num_heads, layer_idx)
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        layer_idx: int | None = None,
+        group: Any = None,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, layer_idx, group)
         self.head_dim = head_width(hidden_size, num_heads)
         along = torch.arange(hidden_size) / hidden_size
         self.shift_mix = nn.Parameter(along.clone())  # μ_x
@@ -63,31 +69,34 @@ class RWKV(Mixer):
         x, size = tokens.x, self.hidden_size
         tail: Any = None if state is None else state.tail
         tails = (None, None) if tail is None else tail.split((size, 3 * size), dim=-1)
-        (previous,), x_tail = before(x, tails[0], 1, tokens.mask, tokens.runs)
+        previous, x_tail = self._previous(tokens, x, tails[0])
         w, k, v, r, gate = self._shifted(x, previous - x)
         decay = linear(self.decay_up, torch.tanh(linear(self.decay_down, w)))  # Eq. 17
         k, v, r = linear(self.k_proj, k), linear(self.v_proj, v), linear(self.r_proj, r)
         # Eq. 19 reads S before the token is in it. That is reading after the one before: keys,
         # values and decays of a token come in one later, and 0 stands before the first.
         log_decay = -torch.exp(decay)  # Eq. 18
-        late, late_tail = before(
-            torch.cat([k, v, log_decay], dim=-1), tails[1], 1, tokens.mask, tokens.runs
-        )
+        late, late_tail = self._previous(tokens, torch.cat([k, v, log_decay], dim=-1), tails[1])
         k, v, r = (split(part, self.num_heads) for part in (k, v, r))
         own = (r * self.bonus.to(r.dtype)[:, None] * k).sum(-1, keepdim=True)
         late_k, late_v, late_decay = (
-            split(part, self.num_heads) for part in late[0].split(size, dim=-1)
+            split(part, self.num_heads) for part in late.split(size, dim=-1)
         )
         return Heads(
             q=r,
             k=late_k,
             v=late_v,
             tail=torch.cat([x_tail, late_tail], dim=-1),
-            counted=counted(tokens, state)[1],
+            counted=tokens.counted()[1],
             gate=linear(self.g_proj, gate),
             log_decay=late_decay,
             skip=own * v,
         )
+
+    def _previous(self, tokens: Tokens, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x of the token before each, and the tail after x."""
+        (found,), after = before(x, tokens.tail(x, tail, 1), 1, tokens.mask, tokens.runs)
+        return found, after
 
     def _shifted(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         """Eqs. 14 and 15: x + δ ⊙ (λ + tanh(zA)B), z = x + δ ⊙ μ, δ = x_{t−1} − x_t, five times."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention._arguments import check_count
-from kerneltrick.torch._mixer import Heads, Mixer, Tokens, counted, joined, linear, split
+from kerneltrick.torch._mixer import Heads, Mixer, Tokens, joined, linear, split
 from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 
@@ -43,8 +43,9 @@ class SSD(Mixer):
         num_groups: int = 1,
         short_convolution: int = 4,
         layer_idx: int | None = None,
+        group: Any = None,
     ) -> None:
-        super().__init__(hidden_size, num_heads, layer_idx)
+        super().__init__(hidden_size, num_heads, layer_idx, group)
         who = self._who
         self.state_dim = check_count(who, "state_dim", state_dim, least=1)
         self.num_groups = check_count(who, "num_groups", num_groups, least=1)
@@ -69,9 +70,7 @@ class SSD(Mixer):
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
         sizes = (self.inner, self.convolution.channels, self.num_heads)
         gate, mixed, step = linear(self.in_proj, tokens.x).split(sizes, dim=-1)
-        mixed, tail = self.convolution(
-            mixed, None if state is None else state.tail, mask=tokens.mask, runs=tokens.runs
-        )
+        mixed, tail = tokens.convolved(self.convolution, mixed, state)
         wide = self.num_groups * self.state_dim
         x, B, C = mixed.split((self.inner, wide, wide), dim=-1)
         x, B, C = split(x, self.num_heads), split(B, self.num_groups), split(C, self.num_groups)
@@ -83,7 +82,7 @@ class SSD(Mixer):
             k=B.repeat_interleave(shared, dim=1),
             v=x * step[..., None],
             tail=tail,
-            counted=counted(tokens, state)[1],
+            counted=tokens.counted()[1],
             gate=gate,
             log_decay=A[:, None] * step,
             skip=self.D.to(x.dtype)[:, None, None] * x,
