@@ -767,8 +767,8 @@ MUTANTS = [
     Mutant(
         "ranks: positions count on over texts",
         "torch/distributed/_tokens.py",
-        "torch.where(text == first, each[0], 0)",
-        "each[0]",
+        "torch.where(texts[i][1] == first, found[i][0], 0)",
+        "found[i][0]",
         "test_distributed.py::test_a_layer_over_ranks_is_one[attention]",
     ),
     Mutant(

@@ -68,22 +68,14 @@ class Before:
             own[0] = count_tokens(x, mask, runs, 0, own[0].clone())[1]
         if n and runs is not None and segment_ids is not None:
             own[1], own[2], own[3] = runs[:, -1], segment_ids[..., 0], segment_ids[..., -1]
-        # Texts are numbered over all ranks, because one may have a number that was there before.
-        first = last = whole(0)  # of this rank's first token, and of the last one so far
-        texts, name = [], None
         found = ranks.gather(own)
-        for size, (_, more, begin, end) in zip(sizes, found[: ranks.rank + 1], strict=False):
-            first = last if name is None or not size else last + (begin != name)
-            last, name = first + more, end if size else name
-            texts.append(last)
-        ends = [
-            torch.where(text == first, each[0], 0)
-            for text, each in zip(texts[: ranks.rank], found, strict=False)
-        ]
+        texts = _texts(sizes, found)
+        first = texts[ranks.rank][0]
+        ends = [torch.where(texts[i][1] == first, found[i][0], 0) for i in range(ranks.rank)]
         before = sum(ends, whole(0)) if ranks.rank else held
         fresh = None
         if runs is not None:
-            fresh = first != texts[ranks.rank - 1] if ranks.rank else first != 0
+            fresh = first != (texts[ranks.rank - 1][1] if ranks.rank else 0)
         return Before(ranks, start, before, ends, fresh, longest, tracked)
 
     def tail(
@@ -129,3 +121,14 @@ class Before:
         token, *flat = Gather.apply(self.ranks, used, anchor, *own)
         size = len(own)
         return [flat[i : i + size] for i in range(0, len(flat), size)], token
+
+
+def _texts(sizes: list[int], found: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The texts that each rank begins and ends in, numbered over all ranks: of their own numbers
+    one may have been there before. Without tokens a rank is in the text of those before it."""
+    last, name, texts = torch.zeros_like(found[0][0]), None, []
+    for size, (_, more, begin, end) in zip(sizes, found, strict=True):
+        first = last if name is None or not size else last + (begin != name)
+        last, name = first + more, end if size else name
+        texts.append((first, last))
+    return texts

@@ -42,7 +42,8 @@ def make(
     """The mixer of a text `name:key=value,…`, or `Attention` with the map of that name.
 
     What there is to learn in a map, and the gain beside a window, is learned with the layer.
-    `attention` are options of `Attention` alone, such as rotary.
+    `attention` are options of `Attention` alone, such as rotary; with a `group` of ranks the tokens
+    are spread over them (`Attention.spread`).
 
     >>> make("deltanet:head_dim=16", 64, 2).extra_repr()
     '64, num_heads=2, head_dim=16, value_dim=16'
