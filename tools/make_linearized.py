@@ -181,7 +181,7 @@ def measure(name: str, held_out: Path | None, transfer: bool) -> str:
     }
     for student, folder in folders.items():
         if not folder.exists():
-            make(teacher, recipe, student, folder, transfer)
+            make(teacher, recipe, student, folder, transfer, [*texts.values()][-1])
     tables = []
     for length in recipe.judged:
         for text, words in texts.items():
@@ -197,8 +197,10 @@ def measure(name: str, held_out: Path | None, transfer: bool) -> str:
     return "\n\n".join(tables)
 
 
-def make(teacher: Path, recipe: Recipe, student: str, folder: Path, transfer: bool) -> None:
-    """Fit and train one, judge it a little for its card, and say how long it took."""
+def make(
+    teacher: Path, recipe: Recipe, student: str, folder: Path, transfer: bool, other: str
+) -> None:
+    """Fit and train one, judge it a little on other text for its card, and say how long it took."""
     start, (setting, keep) = time.monotonic(), recipe.students[student]
     count = recipe.windows * recipe.length
     windows = hf.windows(
@@ -210,7 +212,8 @@ def make(teacher: Path, recipe: Recipe, student: str, folder: Path, transfer: bo
         teacher, windows, setting, keep=keep, finetune="none" if transfer else recipe.finetune,
         progress=told, resume=resume,
     )  # fmt: skip
-    ids = windows[:: len(windows) // 2][:2]
+    length = recipe.judged[0]
+    ids = hf.windows(teacher, other, tokens=4 * length, length=length, least=2)
     found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
     print(f"{folder.name}: made in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
 
