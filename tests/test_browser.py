@@ -204,6 +204,9 @@ def test_the_address_links_to_a_view(open_report, comparison):
     tab.page.evaluate("location.hash = 'layer=99&head=-1&map=none&i=1e9&scale=constructor'")
     tab.page.wait_for_timeout(300)
     assert tab.text("#stats-title") == "Layer 2, head 2 with poly 2"
+    tab.page.evaluate("location.hash = 'scale=root'")
+    tab.page.wait_for_timeout(300)
+    assert tab.page.locator("#colour-scale input[value=root]").is_checked()
 
 
 def rows_of(tab: Opened, table: str) -> list[str]:

@@ -31,6 +31,7 @@ def main(folder: str) -> int:
         "kerneltrick/analysis/sample/NOTE.md",
         "kerneltrick/report/page/frame.html",
         "kerneltrick/report/page/base.js",
+        "kerneltrick/report/page/evaluation/body.html",
         "kerneltrick/labs/lab02_kernel_trick/src/kernel_trick.py",
         "kerneltrick/labs/lab02_kernel_trick/pyproject.toml",
         "kerneltrick/labs/notebooks/lab02_kernel_trick.ipynb",

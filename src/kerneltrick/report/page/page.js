@@ -57,13 +57,12 @@ function fillHeader({ source = "", told, facts, notes = [], colophon }) {
 }
 
 // A group of radio buttons that looks like one control, for one of the choices.
-function segmented(id, name, labels, redraw) {
+function segmented(id, name, labels, drawChoice) {
   CHOICES[name].forEach((value, at) => {
-    const input = make("input", { type: "radio", name: id, value });
-    input.checked = value === state[name];
+    const input = make("input", { type: "radio", name, value });
     input.addEventListener("change", () => {
       state[name] = value;
-      redraw();
+      drawChoice();
       writeAddress();
     });
     byId(id).append(make("label", {}, input, make("span", {}, labels[at])));
@@ -74,6 +73,7 @@ function redraw() {
   byId("theme-name").textContent = { auto: "Auto", light: "Light", dark: "Dark" }[state.theme];
   byId("theme").setAttribute("aria-label", `Colours: ${state.theme === "auto" ? "as the system" : state.theme}`);
   document.documentElement.dataset.theme = printing ? "light" : state.theme;
+  for (const input of document.querySelectorAll("input[type=radio]")) input.checked = input.value === state[input.name];
   view.draw();
 }
 
