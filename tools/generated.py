@@ -64,7 +64,8 @@ PICTURES = {
     ),
     "report.png": Product(
         "figures",
-        ("tools/make_figures.py:screenshot", f"{PACKAGE}/report/page/*", f"{PACKAGE}/analysis/*.py",
+        ("tools/make_figures.py:screenshot", f"{PACKAGE}/report/page/*",
+         f"{PACKAGE}/report/page/compare/*", f"{PACKAGE}/analysis/*.py",
          f"{PACKAGE}/cli/_arguments.py:default_maps"),
         timed=True,
     ),
