@@ -152,7 +152,7 @@ docs: $(VENV)/.test ## the documentation site, into build/docs; warnings are err
 fitted: $(VENV)/.test ## maps fitted to a real model, judged on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
 
-trained: $(VENV)/.test ## recall of trained mixers against bytes: table and picture, half an hour
+trained: $(VENV)/.test ## recall of trained mixers against the bytes of their state: table and picture
 	$(BIN)/python tools/make_trained.py
 
 # The models are in these packages, and so is text to fit to; what would run them is not needed.

@@ -3,9 +3,8 @@
     python tools/make_trained.py           write docs/howto/recall.md's table and trained.png
     python tools/make_trained.py --print   print the table
 
-Runs `kerneltrick recall --preset minutes`, a quarter of an hour on two processors, and the same
-with other mixers. Numbers are kept in out/recall and not taken again, and a run that was stopped
-goes on; remove that folder to begin anew.
+Runs `kerneltrick recall --preset minutes`, a quarter of an hour on two processors, unless its
+numbers are in out/recall.json. A run that was stopped goes on; remove that file to begin anew.
 """
 
 from __future__ import annotations
@@ -25,23 +24,21 @@ from kerneltrick._pictures import COLOURS, FAINT, INK, picture_style, plain_numb
 from kerneltrick.recall._result import pareto
 
 PAGE = ROOT / "docs" / "howto" / "recall.md"
-KEPT = ROOT / "out" / "recall"
+FOUND = ROOT / "out" / "recall.json"
 BEGIN, END = "<!-- trained:begin -->", "<!-- trained:end -->"
-OTHERS = ("gated_deltanet", "rwkv", "hyena")
 MARKERS = "osD^vP"
 
 Points = list[dict[str, Any]]
 
 
-def measured(name: str, *more: str) -> dict[str, Any]:
+def measured() -> dict[str, Any]:
     """What the command wrote, or writes now."""
-    path = KEPT / f"{name}.json"
-    if not path.exists():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        command = (sys.executable, "-m", "kerneltrick", "recall", "--preset", "minutes", *more)
+    if not FOUND.exists():
+        FOUND.parent.mkdir(exist_ok=True)
+        command = (sys.executable, "-m", "kerneltrick", "recall", "--preset", "minutes")
         jobs = str(os.cpu_count() or 1)
-        subprocess.run([*command, "--jobs", jobs, "--json", str(path)], check=True)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        subprocess.run([*command, "--jobs", jobs, "--json", str(FOUND)], check=True)
+    found: dict[str, Any] = json.loads(FOUND.read_text(encoding="utf-8"))
     return found
 
 
@@ -110,16 +107,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--print", action="store_true", help="print the table, write nothing")
     arguments = parser.parse_args(argv)
-    found = [measured("preset"), measured("others", "--mixers", ",".join(OTHERS))]
-    points = [point for each in found for point in each["points"]]
-    for each in found:
-        took = [training["seconds"] for training in each["trainings"]]
-        print(f"{len(took)} trainings, {sum(took):,.0f} seconds of processor time")
+    found = measured()
+    points, took = found["points"], [training["seconds"] for training in found["trainings"]]
+    print(f"{len(took)} trainings, {sum(took):,.0f} seconds of processor time")
     print(table(points))
     if not arguments.print:
         page = page_with(PAGE.read_text(encoding="utf-8"), table(points), BEGIN, END)
         update({PAGE: page}, check=False, target="trained")
-        save_picture(figure(found[0]["points"]), "trained.png")
+        save_picture(figure(points), "trained.png")
     return 0
 
 
