@@ -124,6 +124,42 @@ def test_its_size_does_not_grow(models):
     assert sizes[0] == 2 * state.nbytes
 
 
+@torch.no_grad()
+def test_tokens_one_by_one_go_through_the_compiled_step(models):
+    model, ids = models(), torch.randint(3, 50, (2, 40))
+    whole, cache = logits(model, ids), kt.hf.Cache()
+    parts, kinds = [logits(model, ids[:, :20], cache)], []
+    for at in range(20, 36):
+        parts.append(logits(model, ids[:, at : at + 1], cache))
+        kinds.append(type(cache.layers[0]._memory).__name__)
+        if at == 30:
+            other, size = cache.fork(), cache.nbytes
+            logits(model, torch.randint(3, 50, (2, 1)), other)
+    parts.append(logits(model, ids[:, 36:], cache))  # and several at once again
+    close(torch.cat(parts, dim=1), whole)
+    assert kinds == ["State"] * 2 + ["Decoder"] * 9 + ["State"] * 2 + ["Decoder"] * 3
+    assert cache.nbytes == size
+    assert other.get_seq_length() == 32
+
+
+@torch.no_grad()
+def test_a_step_sees_that_weights_of_a_map_have_changed():
+    learned = kt.torch.LearnedMap("hedgehog@window=3", num_heads=2, head_dim=4)
+    layer, tokens = kt.hf._cache.Layer(), kt.hf._mask.Tokens(True, None, None)
+    q, k, v = torch.randn(3, 1, 2, 12, 4)
+
+    def step(at):
+        part = [x[:, :, at : at + 1] for x in (q, k, v)]
+        return layer.attend("it", kt.hf._attend.Rule(learned.dial, None), *part, tokens)
+
+    for at in range(6):
+        step(at)
+    assert type(layer._memory).__name__ == "Decoder"
+    learned.weight.mul_(2)
+    with pytest.raises(ValueError, match="hedgehog"):  # sums of another map
+        step(6)
+
+
 def test_a_fork_has_a_future_of_its_own(models):
     model, ids = models(), torch.randint(3, 50, (1, 30))
     cache = kt.hf.Cache()

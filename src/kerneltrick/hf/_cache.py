@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import cache_utils
 
-from kerneltrick.attention import State
+from kerneltrick.attention import Decoder, Far, State
 from kerneltrick.hf._attend import LAYER, Rule, absorb, attend_causal
 from kerneltrick.hf._mask import AttentionError, Tokens
+
+PATIENCE = 2  # tokens that come one by one before a decoder is made
+LONG = 1 << 62  # so many, where there is no compiled step
 
 
 class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not followed by mypy
@@ -21,7 +26,8 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
     context (but for the map `softmax` without a window, which needs every key). Greedy, sampling,
     beam search and assisted generation work as they do with other caches.
 
-    `fork()` is a second cache from here on, at no cost: states are never changed.
+    `fork()` is a second cache from here on, at the cost of its states. Tokens that come one by one
+    without gradients, on the CPU, change states in place by the compiled step (`Decoder`).
 
     >>> import torch, transformers, kerneltrick.hf
     >>> config = transformers.LlamaConfig(
@@ -55,7 +61,7 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
     def fork(self) -> Cache:
         """A cache with the same past and a future of its own."""
         made = Cache()
-        made.layers = [copy.copy(layer) for layer in self.layers]
+        made.layers = [layer.fork() for layer in self.layers]
         made._recording = self._recording
         return made
 
@@ -77,7 +83,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: State | None = None
+        self.state = None
         self.seen = 0  # tokens, padding too
         self.record_past = False
         self._owed = False  # whether keys went out that no attention function has used
@@ -85,6 +91,24 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self._tail: list[tuple[Any, Any, Tokens]] = []  # … these tokens, while recording
         self._rule: Rule | None = None
         self._heads = 0
+
+    @property
+    def state(self) -> State | None:
+        """What is remembered, as a value."""
+        if isinstance(self._memory, Decoder):
+            return self._memory.snapshot().to(torch.empty(0))
+        return self._memory
+
+    @state.setter
+    def state(self, state: State | None) -> None:
+        self._memory: State | Decoder | None = state
+        self._used: list[Any] = []  # what the decoder was made of
+        self._single = 0  # tokens that came one by one since
+
+    def fork(self) -> Layer:
+        """A layer with the same past and a future of its own."""
+        self.state = self.state  # nothing that changes is shared
+        return copy.copy(self)
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -112,14 +136,59 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             raise AttentionError(f"{where} attends to all tokens, so it cannot have a cache")
         if query.shape[2] != key.shape[2]:
             raise AttentionError(f"{where} has {query.shape[2]} queries for {key.shape[2]} keys")
-        out, state = attend_causal(rule, query, key, value, tokens, self.state)
+        self._rule, self._heads = rule, query.shape[1]
+        self.seen += key.shape[2]
+        if self._can_step(query, tokens):
+            decoder = self._decoder(rule, query, key, value)
+            if decoder is not None:
+                new = (x[:, :, 0] for x in (query, key, value))
+                return decoder.step(*new)[:, :, None]
+            single = self._single + 1
+        else:
+            single = 0
+        before = self.state
+        out, self.state = attend_causal(rule, query, key, value, tokens, before)
+        self._single = single
         if self.record_past:
             if not self._tail:
-                self._base = self.state
+                self._base = before
             self._tail = [*self._tail, (key, value, tokens)]  # a fork has the list before
-        self._rule, self._heads = rule, query.shape[1]
-        self.state, self.seen = state, self.seen + key.shape[2]
         return out
+
+    def _can_step(self, query: Any, tokens: Tokens) -> bool:
+        """Whether a `Decoder` can take what comes: one token of each stream, without gradients."""
+        return (
+            query.shape[2] == 1
+            and query.is_cpu
+            and query.dtype in (torch.float32, torch.float64)
+            and not (torch.is_grad_enabled() or self.record_past or self._memory is None)
+            and tokens.segment_ids is None
+            and (tokens.keep is None or bool(tokens.keep.all()))
+        )
+
+    def _decoder(self, rule: Rule, query: Any, key: Any, value: Any) -> Decoder | None:
+        """The decoder that goes on from here by this rule, from the third single token on.
+
+        Not before: beam search takes streams in another order after every token.
+        """
+        used = _parts(rule)
+        if isinstance(self._memory, Decoder):
+            if _same(used, self._used):
+                return self._memory
+            self.state = self.state
+        state = self.state
+        if self._single < PATIENCE:
+            return None
+        made = Decoder(
+            _as_numpy(rule), shape=tuple(key.shape[:2]), d=key.shape[3],
+            value_width=value.shape[3], groups=query.shape[1] // key.shape[1],
+            dtype=query.dtype, scale=rule.scale, state=state,
+        )  # fmt: skip
+        if not made.compiled:
+            self._single = -LONG
+            return None
+        self._memory, self._used = made, used
+        return made
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last |tokens_to_remove| tokens back: the state before, and those that remain."""
@@ -184,3 +253,43 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             (pick(k), pick(v), Tokens(True, pick(tokens.keep), pick(tokens.segment_ids)))
             for k, v, tokens in self._tail
         ]
+
+
+def _parts(rule: Rule) -> list[Any]:
+    """All that a rule is made of, and how often tensors among it have been changed."""
+    dial, far = rule.dial, rule.dial.far
+    learned = dial.feature_map
+    values = [getattr(learned, field.name) for field in dataclasses.fields(learned)]
+    gains = [] if far is None else [far.gain, far.relative]
+    parts = [rule.scale, dial.window, dial.sinks, type(learned), *values, *gains]
+    # Tensors made under inference_mode do not count their changes.
+    changes = [
+        object() if x.is_inference() else x._version for x in parts if isinstance(x, torch.Tensor)
+    ]
+    return [*parts, *changes]
+
+
+def _same(ours: list[Any], theirs: list[Any]) -> bool:
+    """Whether rules are made of the same; tensors and arrays must be the very same."""
+
+    def equal(a: Any, b: Any) -> bool:
+        return a is b or (
+            not isinstance(a, (torch.Tensor, np.ndarray)) and type(a) is type(b) and bool(a == b)
+        )
+
+    return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+
+
+def _as_numpy(rule: Rule) -> Any:
+    """The dial with copies of its weights as NumPy arrays."""
+
+    def copied(x: Any) -> Any:
+        return x.detach().cpu().numpy().copy() if isinstance(x, torch.Tensor) else x
+
+    dial, far = rule.dial, rule.dial.far
+    names = [field.name for field in dataclasses.fields(dial.feature_map)]
+    own = {name: copied(getattr(dial.feature_map, name)) for name in names}
+    gains = None if far is None else Far(copied(far.gain), far.relative)
+    return dataclasses.replace(
+        dial, feature_map=dataclasses.replace(dial.feature_map, **own), far=gains
+    )
