@@ -15,7 +15,8 @@ from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import check_length
 from kerneltrick.hf._linearized import NAME, Linearized
 
-STEPS = 8  # tokens decoded after each context
+STEPS = 8  # tokens decoded after each context …
+BEFORE = 4  # … and before them, until all that is made once is there
 CHUNK = 1024  # tokens of the prompt that are read at once
 
 
@@ -38,7 +39,7 @@ def speeds(
     """
     limit = model.config.text_config
     for context in contexts:
-        check_length("the model", limit, context + (STEPS + 1 if model.config.causal else 0))
+        check_length("the model", limit, context + (BEFORE + STEPS if model.config.causal else 0))
     meter = Progress("timing", 2 * len(contexts), progress)
     found = []
     for place, context in enumerate(contexts):
@@ -85,7 +86,8 @@ def _time(
         for at in range(0, context, CHUNK):
             network(input_ids=ids[:, at : at + CHUNK], **how)
         read = time.perf_counter() - start
-        network(input_ids=ids[:, :1], **how)
+        for _ in range(BEFORE):
+            network(input_ids=ids[:, :1], **how)
         start = time.perf_counter()
         for _ in range(STEPS):
             network(input_ids=ids[:, :1], **how)
