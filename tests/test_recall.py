@@ -226,6 +226,14 @@ def test_attention_learns_the_task_and_a_window_that_does_not_reach_cannot():
     assert accuracies[0] > accuracies[1] > accuracies[2]
 
 
+def test_texts_are_of_easier_tasks_in_turn_and_always_new():
+    settings = dataclasses.replace(SMALL, task=recall.Task(40, 64, 8))
+    batches = [_train._batch(settings, 0, step) for step in range(6)]
+    assert [batch.places.shape[1] for batch in batches] == [2, 4, 8, 2, 4, 8]
+    assert [batch.tokens.shape[1] for batch in batches[:3]] == [16, 32, 64]
+    assert batches[0].tokens.tolist() != batches[3].tokens.tolist()
+
+
 def test_texts_of_an_epoch_come_again_in_another_order():
     tasks = (recall.Task(16, 12, 2), 9), (recall.Task(16, 8, 1), 4)
     settings = dataclasses.replace(SMALL, trained_on=tasks)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from transformers import cache_utils
 
-from kerneltrick.attention import Decoder, Far, State
+from kerneltrick.attention import Decoder, State
 from kerneltrick.hf._attend import LAYER, Rule, absorb, attend_causal
 from kerneltrick.hf._mask import AttentionError, Tokens
+from kerneltrick.torch._learned_map import exported
 
 PATIENCE = 2  # tokens that come one by one before a decoder is made
 LONG = 1 << 62  # so many, where there is no compiled step
@@ -176,13 +177,12 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             if _same(used, self._used):
                 return self._memory
             self.state = self.state
-        state = self.state
         if self._single < PATIENCE:
             return None
         made = Decoder(
-            _as_numpy(rule), shape=tuple(key.shape[:2]), d=key.shape[3],
+            exported(rule.dial), shape=tuple(key.shape[:2]), d=key.shape[3],
             value_width=value.shape[3], groups=query.shape[1] // key.shape[1],
-            dtype=query.dtype, scale=rule.scale, state=state,
+            dtype=query.dtype, scale=rule.scale, state=self.state,
         )  # fmt: skip
         if not made.compiled:
             self._single = -LONG
@@ -278,18 +278,3 @@ def _same(ours: list[Any], theirs: list[Any]) -> bool:
         )
 
     return len(ours) == len(theirs) and all(map(equal, ours, theirs))
-
-
-def _as_numpy(rule: Rule) -> Any:
-    """The dial with copies of its weights as NumPy arrays."""
-
-    def copied(x: Any) -> Any:
-        return x.detach().cpu().numpy().copy() if isinstance(x, torch.Tensor) else x
-
-    dial, far = rule.dial, rule.dial.far
-    names = [field.name for field in dataclasses.fields(dial.feature_map)]
-    own = {name: copied(getattr(dial.feature_map, name)) for name in names}
-    gains = None if far is None else Far(copied(far.gain), far.relative)
-    return dataclasses.replace(
-        dial, feature_map=dataclasses.replace(dial.feature_map, **own), far=gains
-    )

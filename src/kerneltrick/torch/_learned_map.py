@@ -171,8 +171,7 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
         `maps.save(learned.export().feature_map, path)` writes the map.
         """
-        own = {name: x.detach().cpu().numpy().copy() for name, x in self.named_parameters()}
-        return self._filled(own)
+        return exported(self.dial)
 
     def _filled(self, weights: dict[str, Any]) -> Dial:
         gain = weights.pop("gain", None)
@@ -192,3 +191,15 @@ def _numpy(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.detach().cpu().numpy()
     return np.asarray(x) if is_array(x) else np.asarray(float(x))
+
+
+def exported(dial: Dial) -> Dial:
+    """The dial with copies of all its tensors as NumPy arrays."""
+
+    def copied(x: Any) -> Any:
+        return x.detach().cpu().numpy().copy() if isinstance(x, torch.Tensor) else x
+
+    own = dial.feature_map
+    weights = {field.name: copied(getattr(own, field.name)) for field in dataclasses.fields(own)}
+    far = None if dial.far is None else Far(copied(dial.far.gain), dial.far.relative)
+    return dataclasses.replace(dial, feature_map=dataclasses.replace(own, **weights), far=far)
