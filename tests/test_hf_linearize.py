@@ -68,6 +68,20 @@ def test_windows_to_stop_by_are_spread_over_the_text():
     assert len(kt.hf._linearize._split(windows[:2])[1]) == 1
 
 
+def test_what_a_text_repeats_of_windows_to_stop_by_is_not_fitted_to(folders):
+    folder, notice = folders("Bert"), text(20, seed=1)
+    windows = cut(folder, 448)
+    words = notice + " " + text(12, seed=2) + " " + notice + " " + text(12, seed=3)
+    repeated = kt.hf.windows(folder, words, tokens=64, length=32, least=2)
+    middle = len(windows) // 2
+    whole = [*windows[:middle], *repeated, *windows[middle:]]
+    fitted, apart = kt.hf._linearize._split(whole)
+    assert [ids for ids in whole if ids not in apart and ids not in fitted] != []
+    kt.hf.linearize(folder, whole, SETTING)  # refused before: tokens that are also held out
+    with pytest.raises(ValueError, match="repeat what the 1 to stop by say"):
+        kt.hf._linearize._split([[5] * 8] * 4)
+
+
 def test_texts_are_cut_into_whole_windows(folders):
     found = kt.hf.windows(folders("Llama"), text(100), tokens=80, length=32, least=2)
     assert [len(ids) for ids in found] == [32, 32]
@@ -481,8 +495,8 @@ def test_models_that_do_not_route_are_refused_before_the_work(folders, tmp_path)
 
     tiny("Bloom", "AutoModelForCausalLM", REFUSED["Bloom"][0]).float().save_pretrained(tmp_path)
     with pytest.raises(kt.hf.CaptureError, match="does not route its attention"):
-        kt.hf.linearize(tmp_path, [[5] * 8] * 4, SETTING)
+        kt.hf.linearize(tmp_path, [[at] * 8 for at in range(4)], SETTING)
     folder = tmp_path / "bart"
     tiny("Bart", "AutoModel", REFUSED["Bart"][0]).float().save_pretrained(folder)
     with pytest.raises(kt.hf.CaptureError, match="is an encoder–decoder model"):
-        kt.hf.linearize(folder, [[5] * 8] * 4, SETTING)
+        kt.hf.linearize(folder, [[at] * 8 for at in range(4)], SETTING)

@@ -13,6 +13,7 @@ import torch
 from kerneltrick import maps
 from kerneltrick._progress import ProgressReport, paced
 from kerneltrick.analysis import AttentionData
+from kerneltrick.analysis._fitted import STRETCH
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import load_network, place_of, quiet, record
 from kerneltrick.hf._choose import choose_window, is_softmax, keep_layers, most_kept, state_bytes
@@ -116,6 +117,7 @@ def linearize(
     where = place_of(model)
     if len({len(ids) for ids in windows}) != 1 or len(windows) < 2:
         raise ValueError("linearize needs at least two windows of tokens, all of one length")
+    fitted, apart = _split(windows)
     register_recorder()
     with quiet():
         config, kind = model_kind(where)
@@ -124,7 +126,6 @@ def linearize(
     strange = [] if keep == "auto" else sorted(set(keep) - set(range(layers)))
     if strange:
         raise ValueError(f"{where} has {layers} layers of attention, no {strange[0]} to keep")
-    fitted, apart = _split(windows)
     body = network.base_model
 
     def captured(ids: Sequence[int]) -> AttentionData:
@@ -171,13 +172,26 @@ def linearize(
 
 
 def _split(windows: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-    """Windows to fit to, and windows to stop by, spread over the text: a chapter is not a book."""
+    """Windows to fit to, and windows to stop by, spread over the text: a chapter is not a book.
+
+    Texts repeat themselves (licences, headings): a window that shares a stretch with one to stop by
+    is not fitted to.
+    """
     count = max(1, min(APART, len(windows) // 16))
-    places = {(2 * at + 1) * len(windows) // (2 * count) for at in range(count)}
-    return (
-        [ids for place, ids in enumerate(windows) if place not in places],
-        [windows[place] for place in sorted(places)],
-    )
+    apart = [windows[(2 * at + 1) * len(windows) // (2 * count)] for at in range(count)]
+    known = set().union(*map(_stretches, apart))
+    fitted = [ids for ids in windows if known.isdisjoint(_stretches(ids))]
+    if not fitted:
+        raise ValueError(
+            f"all {len(windows)} windows repeat what the {count} to stop by say; give a text that "
+            "goes on"
+        )
+    return fitted, apart
+
+
+def _stretches(ids: Sequence[int]) -> set[tuple[int, ...]]:
+    size = min(STRETCH, len(ids))
+    return {tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)}
 
 
 def _means(found: Fit) -> dict[int, float]:
