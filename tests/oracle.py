@@ -115,6 +115,13 @@ def ulp(x):
     return float(np.spacing(np.float32(np.max(np.abs(x)))))
 
 
+def magnitude(feature_map, q, k, v, causal):
+    """Σⱼ |φ(qᵢ)|·|φ(kⱼ)| |vⱼ|: what is rounded, in any order of adding, before anything cancels."""
+    root = np.sqrt(feature_map.default_scale(q.shape[-1]))
+    weights = np.abs(feature_map.phi(q * root)) @ np.abs(feature_map.phi(k * root)).mT
+    return (np.tril(weights) if causal else weights) @ np.abs(v)
+
+
 def same_bits(a, b):
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -13,7 +13,7 @@ from native_cases import (
     make_map,
     options_of,
 )
-from oracle import SIGNED_FEATURES, ulp
+from oracle import SIGNED_FEATURES, magnitude, ulp
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -73,10 +73,7 @@ def test_float32_is_as_accurate_as_the_naive_formula(text, n, causal, monkeypatc
     wide = [x.astype(np.float64) for x in (q, k, v)]
     exact = kt.linear_attention(*wide, feature_map, engine="dense", **options)
     naive = kt.linear_attention(q, k, v, feature_map, engine="dense", **options)
-    size = exact
-    if text in SIGNED_FEATURES:  # what cancels has been rounded before
-        phi, root = maps.get(text).phi, np.sqrt(maps.get(text).default_scale(d))
-        size = np.abs(phi(wide[0] * root)) @ np.abs(phi(wide[1] * root)).mT @ np.abs(wide[2])
+    size = magnitude(maps.get(text), *wide, causal) if text in SIGNED_FEATURES else exact
     for name in each_isa(monkeypatch):
         ours = kt.linear_attention(q, k, v, feature_map, engine="native", **options)
         assert ours.dtype == np.float32

@@ -214,7 +214,8 @@ def test_past_is_bit_identical_when_the_sequence_grows(window):
         assert same_bits(part, whole[:, :n]), n
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+# Not dense: its products of n×n are the library's, whose order of adding depends on n.
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "dense"])
 def test_past_is_bit_identical_when_a_sequence_that_goes_on_grows(engine):
     # In the middle of a block: how long the next ones are must not decide where one begins.
     rng = np.random.default_rng(5)

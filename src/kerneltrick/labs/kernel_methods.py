@@ -91,7 +91,8 @@ def rkhs_norm(alpha: Array, K: Array) -> float:
     5.0
     """
     alpha, K = in_float64(alpha=alpha, K=K)
-    return float(np.sqrt(alpha @ K @ alpha))
+    squared = alpha @ K @ alpha
+    return float(np.sqrt(max(squared, 0.0)))  # rounding may take a 0 below it
 
 
 def representer(gamma: Array, K_XZ: Array, K_XX: Array) -> Array:
