@@ -38,8 +38,8 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     """Print whether the compiled core is there, its instruction set and threads, or return them.
 
     The instruction sets are those that this machine and build have: `baseline` (SSE2 or NEON),
-    `avx2` and `avx512`. The code for AVX-512 is compiled from the same source as the others, but
-    has never been run: no machine of the project has it. KERNELTRICK_ISA=avx2 keeps away from it.
+    `avx2` and `avx512`, compiled from one source. The fuzzer and the tests take every one that the
+    machine has; AVX-512 has run on AMD's processors only. KERNELTRICK_ISA=avx2 keeps away from it.
 
     >>> import kerneltrick as kt
     >>> sorted(kt.show_config(mode="dicts"))
