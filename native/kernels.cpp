@@ -386,7 +386,9 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
 template <class T> void run_step(const Problem& p, int threads) {
     if (p.rows == 0) return;
     const int64_t parts = threads > 1 ? 4 * threads : 1;  // more than threads: one of them may come late
-    const int64_t part = round_up((p.rows + parts - 1) / parts, TILE_VECS * LANES<T>);
+    // φ fills its lanes with rows; where there is none, every row is work that another thread can take.
+    const int64_t least = p.features.count ? TILE_VECS * LANES<T> : 1;
+    const int64_t part = round_up((p.rows + parts - 1) / parts, least);
     parallel((p.rows + part - 1) / part, threads, [&](int64_t i) {
         Steps<T>(p).run(i * part, std::min(p.rows, (i + 1) * part));
     });

@@ -377,21 +377,22 @@ def test_layouts_in_memory_do_not_change_bits(isa):
     assert same_bits(step(*one), step(*map(np.ascontiguousarray, one)))
 
 
-def test_a_stream_is_bit_equal_alone_and_in_a_batch_and_with_any_threads(isa):
-    """400 rows of 64 × 65 numbers: enough for more than one thread."""
+@pytest.mark.parametrize(("name", "rows"), [("elu", 400), ("softmax", 5)])
+def test_a_stream_is_bit_equal_alone_and_in_a_batch_and_with_any_threads(isa, name, rows):
+    """Rows with features go to threads by the tile, those of exact attention one by one."""
     if core() is None:
         pytest.skip("kerneltrick was installed without its compiled core")
     core().wake_always(True)
     try:
         results = []
-        q, k, v = tokens(3, (400,), d=64, width=64, dtype="float32")
+        q, k, v = tokens(3, (rows,), d=64, width=64, dtype="float32")
         for threads in (1, 2, 3, 8):
             kt.set_num_threads(threads)
-            decoder = kt.Decoder("elu", shape=(400,), d=64)
+            decoder = kt.Decoder(name, shape=(rows,), d=64)
             results.append(run(decoder, q, k, v))
         assert all(same_bits(x, results[0]) for x in results)
-        for row in (0, 17, 399):
-            alone = kt.Decoder("elu", shape=(1,), d=64)
+        for row in (0, rows // 2, rows - 1):
+            alone = kt.Decoder(name, shape=(1,), d=64)
             here = slice(row, row + 1)
             assert same_bits(run(alone, q[:, here], k[:, here], v[:, here]), results[0][:, here])
     finally:
