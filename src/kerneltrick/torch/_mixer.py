@@ -197,7 +197,8 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             y = torch.where(tokens.mask[..., None], y, torch.zeros_like(y))
         if memory is None:
             return y, None
-        return y, MixerState(self._owner, memory, heads.tail, heads.counted)
+        owner = self._owner if state is None else state.owner
+        return y, MixerState(owner, memory, heads.tail, heads.counted)
 
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
         raise NotImplementedError
@@ -275,7 +276,8 @@ class ProjectedMixer(Mixer):
                 f"rotary positions need a base > 1 and an even head_dim, not {rotary!r} and "
                 f"{self.head_dim}"
             )
-        self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else []
+        # No buffer: a layer of float16 is to turn by angles of float64 too.
+        self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else None
         wide = self.num_heads * self.value_dim
         keys = self.num_kv_heads * self.head_dim
         self.q_proj = nn.Linear(hidden_size, self.num_heads * self.head_dim, bias=bias)

@@ -114,7 +114,7 @@ def count_tokens(
     """
     batch, n = x.shape[:2]
     if mask is None and runs is None and count is None:
-        return stop + torch.arange(n, device=x.device), None
+        return torch.arange(stop, stop + n, device=x.device), None
     if count is None:
         count = torch.full((batch,), stop, device=x.device)
     if n == 0:
@@ -130,17 +130,17 @@ def count_tokens(
     return before + rank, before[:, -1] + total
 
 
-def frequencies(d: int, base: float) -> list[float]:
+def frequencies(d: int, base: float) -> Tensor:
     """±base^{−2i/d}, i < d/2: first the negative ones. Su et al. 2021, Eq. 34."""
     steps = [base ** (-2 * i / d) for i in range(d // 2)]
-    return [*(-x for x in steps), *steps]
+    return torch.tensor([*(-x for x in steps), *steps], dtype=torch.float64, device="cpu")
 
 
-def turns(x: Tensor, positions: Tensor, speeds: list[float]) -> tuple[Tensor, Tensor]:
+def turns(x: Tensor, positions: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of position·frequency, (n, d) or (batch, 1, n, d), for `rotate`."""
     # In float32 the angle of position 100,000 is known to 0.004 only; MPS has nothing better.
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    angles = positions[..., None] * torch.tensor(speeds, dtype=wide, device=x.device)
+    angles = positions.unsqueeze(-1) * speeds.to(wide).to(x.device)
     angles = angles if angles.ndim == 2 else angles[:, None]
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     return angles.cos().to(compute), angles.sin().to(compute)
