@@ -86,6 +86,7 @@ class Decoder:
         self._stop = 0 if state is None else state.stop
         self._lock = threading.Lock()  # held while the state changes, or is read
         self._compute = np.float64 if self.dtype == "float64" else np.float32
+        self._given = np.dtype(self.dtype)  # of q, k and v; quicker to compare than its name
         m = self.feature_map.dim(self.d)
         if isinstance(decay, bool) or decay not in (0, 1, m):
             raise ValueError(
@@ -132,7 +133,7 @@ class Decoder:
         for x, shape in zip(arrays, self._shapes, strict=True):
             if x.shape != shape:
                 self._refuse(arrays)
-            if x.dtype != self.dtype:
+            if x.dtype != self._given:
                 raise TypeError(
                     f"this decoder computes with {self.dtype}, but q, k, v are "
                     f"{', '.join(str(y.dtype) for y in arrays)}; cast them, or say dtype="
@@ -150,7 +151,7 @@ class Decoder:
             if self._steps is None:
                 out, vanished = self._step_by_engine(arrays, log_decay)
             else:
-                out = np.empty(self._out_shape, self.dtype)
+                out = np.empty(self._out_shape, self._given)
                 flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
                 vanished = not self._steps.step(position, *flat, out, log_decay)
             self._stop = position + 1

@@ -327,9 +327,11 @@ class Attention(ProjectedMixer):
         if isinstance(past, Decoder):
             if heads.q.shape[2] != 1 or tokens.mask is not None or tokens.runs is not None:
                 raise ValueError("a live state takes one token at a time, without mask or segments")
-            if heads.q.requires_grad:
+            if any(x.requires_grad for x in (heads.q, heads.k, heads.v)):
                 raise ValueError("a live state has no gradients: decode under torch.no_grad()")
-            return past.step(heads.q[:, :, 0], heads.k[:, :, 0], heads.v[:, :, 0])[:, :, None], past
+            # As NumPy arrays, whose views cost a fraction of PyTorch's: a step is short.
+            q, k, v = (x.numpy()[:, :, 0] for x in (heads.q, heads.k, heads.v))
+            return torch.from_numpy(past.step(q, k, v)[:, :, None]), past
         return self._attend(heads, past, self.dial, **self._options(tokens, heads))
 
     def _weights(self, tokens: Tokens, heads: Heads, past: State | None, rows: Any) -> Tensor:
