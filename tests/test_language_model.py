@@ -212,6 +212,10 @@ def test_the_commands_train_and_write(run, tmp_path):
         (("train", tmp_path / "none", "--out", out), "cannot read"),
         (("train", source, "--out", out, "--bytes", "--mixer", "ell"), "did you mean 'elu'"),
         (("train", source, "--out", out, "--bytes", "--width", "30"), "multiple of 4 heads"),
+        (
+            ("train", source, "--out", out, "--bytes", "--mixer", "elu+ell", "--layers", "1"),
+            "names 2 mixers, which take turns, but there are 1 layers",
+        ),
         (("generate", tmp_path), "there is no trained model"),
         (("generate", out, "--temperature", "-1"), "temperature"),
     ):

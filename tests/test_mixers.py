@@ -227,6 +227,9 @@ def test_language_models_take_mixers_by_name_and_in_turn():
     [
         ("deltanett", "did you mean 'deltanet'"),
         ("ellu", "did you mean 'elu'"),
+        ("RetNet", "did you mean 'retention'"),
+        ("mamba-2", "did you mean 'ssd'"),
+        ("elu@", "nothing follows '@'"),
         ("ssd:state=4", "did you mean 'state_dim'"),
         ("ssd:state_dim=four", "a whole number, not 'four'"),
         ("rwkv:head_dim=4", "it has none"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -16,24 +16,36 @@ def split(what: str, text: str) -> tuple[str, dict[str, str]]:
     ('favor', {'features': '8', 'kind': 'trig'})
     """
     name, _, tail = (part.strip() for part in text.partition(":"))
+    return name, pairs(f"{what} {text!r}", ":", tail)
+
+
+def pairs(where: str, mark: str, tail: str) -> dict[str, str]:
+    """The values by key of `key=value,key=value`, which stands after a mark.
+
+    >>> pairs("'elu@window=8'", "@", "window=8, sinks=1")
+    {'window': '8', 'sinks': '1'}
+    """
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in tail.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise ValueError(f"{what} {text!r}: expected key=value after ':', got {part!r}")
+            raise ValueError(f"{where}: expected key=value after {mark!r}, got {part!r}")
         if key in values:
-            raise ValueError(f"{what} {text!r} gives {key} twice")
+            raise ValueError(f"{where} gives {key} twice")
         values[key] = value
-    return name, values
+    return values
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    """What to say after an unknown word.
+def nearest(word: str, known: Collection[str], others: Mapping[str, str] | None = None) -> str:
+    """What to say after an unknown word. `others` are known ones by the names they have elsewhere.
 
     >>> nearest("ell", ["elu", "relu"])
     "did you mean 'elu'? (known are elu, relu)"
+    >>> nearest("Mamba-2", ["deltanet", "ssd"], {"mamba2": "ssd"})
+    "did you mean 'ssd'? (known are deltanet, ssd)"
     """
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    elsewhere = (others or {}).get(re.sub(r"[^a-z0-9]", "", word.lower()))
+    close = [elsewhere] if elsewhere else difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     listing = "known are " + ", ".join(known)
     return f"did you mean {close[0]!r}? ({listing})" if close else listing
 

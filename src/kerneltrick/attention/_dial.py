@@ -113,16 +113,17 @@ def _read(text: str) -> Dial:
 def read_tail(text: str) -> dict[str, Any]:
     """What stands after @ in a text, as keywords of `Dial`."""
     words = [word.strip() for word in text.partition("@")[2].split(",")]
+    if not any(words):
+        raise ValueError(f"{text!r}: nothing follows '@'; it takes window=16, sinks=1 and the like")
     relative = "relative" in words
     pairs = ",".join(word for word in words if word != "relative")
-    _, given = _text.split("what follows @,", "@:" + pairs)
+    given = _text.pairs(repr(text), "@", pairs)
     known = {"window": int, "sinks": int, "gain": float}
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
             raise ValueError(
-                f"{text!r}: after @ there can be window, sinks, gain and relative; "
-                f"{_text.nearest(key, known)}"
+                f"{text!r} has no {key!r} after '@'; {_text.nearest(key, [*known, 'relative'])}"
             )
         try:
             values[key] = known[key](value)

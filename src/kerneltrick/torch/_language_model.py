@@ -74,10 +74,15 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         }
         for name, value in sizes.items():
             check_count("LanguageModel", name, value, least=1)
+        turns: list[Any] = mixer.split("+") if isinstance(mixer, str) else [mixer]
+        if len(turns) > num_layers:
+            raise ValueError(
+                f"{mixer!r} names {len(turns)} mixers, which take turns, but there are "
+                f"{num_layers} layers"
+            )
 
         def named(layer: int) -> nn.Module:
-            turns = mixer.split("+") if isinstance(mixer, str) else [mixer]
-            chosen: Any = turns[layer % len(turns)]
+            chosen = turns[layer % len(turns)]
             return make(chosen, hidden_size, num_heads, layer_idx=layer, rotary=True)
 
         own: Mixer = named if isinstance(mixer, (str, Dial)) else mixer

@@ -28,6 +28,18 @@ MIXERS: dict[str, type[Mixer]] = {
     "gated_deltanet": GatedDeltaNet,
     "hyena": Hyena,
 }
+PAPERS = {  # what papers and their readers call them
+    "retnet": "retention",
+    "mamba": "ssd",
+    "mamba2": "ssd",
+    "gatedlinearattention": "gla",
+    "rwkv6": "rwkv",
+    "gateddeltanet": "gated_deltanet",
+    "deltarule": "deltanet",
+    "lineartransformer": "elu",
+    "performer": "favor",
+    "attention": "softmax",
+}
 
 
 def make(
@@ -57,9 +69,8 @@ def make(
                 raise ValueError(f"{mixer!r}: a window goes with a map, not with {name}")
             return _made(name, given, hidden_size, num_heads, layer_idx, group)
         if name not in maps.names():
-            raise ValueError(
-                f"unknown mixer {name!r}; {_text.nearest(name, [*MIXERS, *maps.names()])}"
-            )
+            told = _text.nearest(name, [*MIXERS, *maps.names()], PAPERS)
+            raise ValueError(f"unknown mixer {name!r}; {told}")
     if hidden_size % num_heads:
         raise ValueError(f"hidden_size {hidden_size} is not a multiple of {num_heads} heads")
     # A token that sees only weights of 0, as with relu it can, adds nothing.
