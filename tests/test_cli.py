@@ -264,7 +264,11 @@ def test_a_file_and_synthetic_data_exclude_each_other(run, tmp_path, arrays):
 
 
 def test_an_unknown_command_is_code_2(run):
-    failed(run("comapre"), 2, "comapre")
+    failed(run("comapre"), 2, "comapre", "see kerneltrick --help")
+
+
+def test_a_wrong_option_points_to_the_help_of_its_command(run):
+    failed(run("lab", "start", "--foo"), 2, "--foo", "see kerneltrick lab start --help")
 
 
 def test_bad_files_are_one_line_and_code_1(run, tmp_path, arrays):

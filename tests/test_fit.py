@@ -384,6 +384,7 @@ def test_learning_goes_on_from_weights_that_are_given(small):
     ("setting", "options", "message"),
     [
         ("elu", {}, "nothing to learn in elu"),
+        ("softmax@window=4", {}, "nothing to learn in softmax@window=4"),
         ("hedgehog", {"features": 5}, "an even number, not 5"),
         ("elu@window=2", {"features": 5}, "features is a number for hedgehog and t2r"),
         ("hedgehog", {"num_kv_heads": 3}, "multiple of num_kv_heads"),

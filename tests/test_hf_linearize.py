@@ -253,6 +253,7 @@ def test_the_commands_go_from_folder_to_folder(folders, kind, run, tmp_path):
     more = ("--json", figures, "--teacher", folders(kind), "--html", page, "--contexts", "40,80")
     code, printed, complaint = run(*judge, *more)
     assert code == 0, complaint
+    assert f"wrote {page}" in printed
     found = json.loads(figures.read_text())
     rows = found["rows"]
     assert [row["name"] for row in rows] == ["teacher", "hybrid", "window alone", "map alone"]
@@ -438,14 +439,31 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
     (tmp_path / "full" / "precious").touch()
     llama, short, long = folders("Llama"), tmp_path / "short.txt", tmp_path / "text.txt"
     out = ("--out", tmp_path / "out", "--length", 32)
+    linear = tmp_path / "linear"
+    found = linearized["Llama"]
+    found.save(linear, kt.hf.evaluate(found.model, cut(llama, seed=1)[:2]))
     for arguments, message in [
         (("linearize", llama, "--text", short, *out), "makes 1 windows of 32 tokens, but 4"),
         (("linearize", llama, "--text", long, *out, "--tokens", "many"), "--tokens must be"),
         (("linearize", llama, "--text", long, *out, "--map", "elu", "--window", 0, "--sinks", 0),
          "nothing to learn in elu"),
         (("linearize", llama, "--text", long, "--out", tmp_path / "full", "--force"),
-         "is no model's folder"),
+         "holds no linearised model"),
         (("linearize", llama, "--text", long, "--out", tmp_path / "no" / "out"), "no folder"),
+        (("linearize", llama, "--text", long, "--out", llama, "--length", 32, "--force"),
+         "holds no linearised model, so it is not replaced"),
+        (("linearize", llama, "--text", long, *out, "--held-out", long), "judge on other text"),
+        (("linearize", llama, "--text", long, *out, "--keep", "0,1"), "nothing to linearise"),
+        (("linearize", llama, "--text", long, *out, "--budget", "1M"), "--keep auto"),
+        (("linearize", llama, "--text", long, *out, "--budget", 10, "--keep", "auto"),
+         "more than the budget of 10"),
+        (("linearize", llama, "--text", long, "--out", tmp_path / "out"),
+         "400 positions but the text has 512 tokens; give a shorter length (--length)"),
+        (("linearize", linear, "--text", long, *out), "is linearised already"),
+        (("capture", linear, "--text", short, "--out", tmp_path / "x.safetensors"),
+         "is linearised already"),
+        (("evaluate", linear, "--text", long, "--length", 32, "--teacher", folders("Bert")),
+         "bert cannot be the teacher: it gives embeddings, and this model predicts tokens"),
         (("linearize", tmp_path / "none", "--text", long, *out), "there is no folder"),
         (("evaluate", llama, "--text", long, "--length", 32), "holds no linearised model, but a"),
         (("linearize", llama, "--text", tmp_path / "none", *out), "cannot read"),
@@ -457,8 +475,9 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         code, _, complaint = run(*arguments)
         assert code in (1, 2), arguments
         assert message in complaint
-    assert not (tmp_path / "out").exists()
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["full", "linear", "short.txt", "text.txt"]
     assert (tmp_path / "full" / "precious").exists()
+    assert "llama" in (llama / "config.json").read_text()
 
 
 def test_what_stops_the_work_is_said_and_leaves_nothing_behind(folders, run, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from kerneltrick.cli._arguments import (
     read_data,
     read_maps,
     read_numbers,
+    read_text,
 )
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._fit import fit_command
@@ -99,7 +100,8 @@ def _run(arguments: list[str]) -> int:
         return _fail(str(error), wrong)
     except _ClickUsageError as error:
         message: str = getattr(error, "format_message", error.__str__)()
-        return _fail(f"{message.rstrip('.')}; see kerneltrick --help", wrong)
+        where = getattr(getattr(error, "ctx", None), "command_path", "kerneltrick")
+        return _fail(f"{message.rstrip('.')}; see {where} --help", wrong)
     except (DataError, ValueError, ArithmeticError) as error:
         return _fail(str(error), failed)
     except BrokenPipeError:  # whoever reads, such as `head`, has read enough
@@ -255,10 +257,7 @@ def _capture(
         raise UsageError(f"--out must name a .safetensors file, not {out}")
     check_writable(out)
     chosen = read_numbers("--layers", layers)
-    try:
-        words = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {text}: {error}") from None
+    words = read_text(text)
     try:
         from kerneltrick import hf  # transformers and torch only when asked for
 

@@ -123,6 +123,16 @@ def read_numbers(option: str, text: str | None) -> list[int] | None:
     return found
 
 
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
 def read_data(
     file: Path | None,
     text: str | None,

@@ -16,13 +16,14 @@ from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.attention import Dial
 from kerneltrick.attention._dial import combined
-from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers
+from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, read_text
 from kerneltrick.cli._options import Features, KeyWeight, Quiet
 from kerneltrick.cli._output import (
     console,
     outputs_of,
     plain,
     progress_bar,
+    say_written,
     words_stream,
 )
 from kerneltrick.report import render_evaluation
@@ -30,6 +31,16 @@ from kerneltrick.report import render_evaluation
 TOKENS = "Such as 200k: so much of the text is read."
 PLANTED, PROMPTS = 4, 2  # windows in which a number is planted, and that are written on from
 LENGTH = "Tokens of a window; windows do not see each other."
+FIGURES = {  # what they mean, by the beginnings of their names
+    "perplexity": "perplexity: among how many tokens it guesses the next one, as it were; less is "
+    "better.",
+    "0–": "0–63, …: perplexity of the tokens at these places.",
+    "agreement": "agreement: how often its likeliest next token is the teacher's.",
+    "recall": "recall: how often a number planted at that depth of the text is said at its end.",
+    "cosine": "cosine: of its embeddings with the teacher's, 1 is the same.",
+    "pairs": "pairs: rank correlation of similarities, of all pairs of texts, with the teacher's.",
+    "nearest": "nearest: how often the nearest other text is the teacher's.",
+}
 
 
 def linearize_command(
@@ -88,7 +99,9 @@ def linearize_command(
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "200k",
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a linearised model there.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Put fitted maps in place of the softmax of a pretrained model (extra: hf).
@@ -96,7 +109,7 @@ def linearize_command(
     One pass over the text: every window is one step of all layers; --finetune makes a second. A run
     that was stopped goes on where it was.
     """
-    exact = 0 if window == "auto" else _count("--window", window, 0)
+    exact = 0 if window == "auto" else _count("--window", window, 0, "auto, or ")
     try:
         setting = Dial(*combined("linearize", feature_map, exact, sinks))
     except ValueError as error:
@@ -105,7 +118,7 @@ def linearize_command(
     if finetune not in ("none", "maps", "lora", "all"):
         raise UsageError(f"--finetune must be none, maps, lora or all, not {finetune!r}")
     most = None if budget is None else _count("--budget", budget)
-    words, count = _read(text), _count("--tokens", tokens)
+    words, count = read_text(text), _count("--tokens", tokens)
     hf = _models()
     try:
         hf.check_folder(out, force)
@@ -116,7 +129,9 @@ def linearize_command(
         judging = max(2, min(16, len(fitted) // 8))
         fitted, judged = fitted[:-judging], fitted[-judging:]
     else:
-        judged = hf.windows(model, _read(held_out), tokens=16 * length, length=length, least=2)
+        judged = hf.windows(model, read_text(held_out), tokens=16 * length, length=length, least=2)
+        if {tuple(ids) for ids in fitted} & {tuple(ids) for ids in judged}:
+            raise UsageError(f"{held_out} is of the text that is fitted to: judge on other text")
     resume = out.with_name(f".{out.name}.unfinished")
     try:
         with progress_bar(quiet) as progress:
@@ -176,7 +191,7 @@ def evaluate_command(
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="PATH", help="Write the report.")
+        Path | None, typer.Option("--html", metavar="PATH", help="Write the report; - is stdout.")
     ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Write the figures; - is stdout.")
@@ -185,7 +200,7 @@ def evaluate_command(
 ) -> None:
     """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
     outputs = outputs_of(html, json)
-    words, count = _read(text), _count("--tokens", tokens)
+    words, count = read_text(text), _count("--tokens", tokens)
     timed = [_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
     hf = _models()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
@@ -211,6 +226,7 @@ def evaluate_command(
         write(html, render_evaluation({**values, **more}))
     if not quiet:
         _show(result, outputs)
+        say_written(outputs, words_stream(outputs))
 
 
 def _models() -> Any:
@@ -221,17 +237,10 @@ def _models() -> Any:
     return hf
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-
-
-def _count(option: str, text: str, least: int = 1) -> int:
+def _count(option: str, text: str, least: int = 1, other: str = "") -> int:
     match = re.fullmatch(r"(\d{1,12})([kM]?)", text.strip())
     if match is None or int(match[1]) < least:
-        raise UsageError(f"{option} must be a number such as 5000, 200k or 1M, not {text!r}")
+        raise UsageError(f"{option} must be {other}a number such as 5000, 200k or 1M, not {text!r}")
     return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
 
 
@@ -254,6 +263,8 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
         table.add_row(row.name, *(f"{row.figures[name]:.4g}" for name in names))
     words.print(plain(f"{result.windows} windows of {result.length} tokens"))
     words.print(table)
+    known = [text for start, text in FIGURES.items() if any(x.startswith(start) for x in names)]
+    words.print(plain(" ".join(known), "dim"))
     softmax, own = (row.state_bytes for row in result.rows[:2])
     if own is not None:
         told = f"A stream holds {own:,} bytes after {result.length} tokens, keys and values of the "
@@ -269,6 +280,10 @@ def _speed_table(speeds: Any) -> Table:
     for name in ("context", "prefill tokens/s", "decoding tokens/s", "bytes held"):
         table.add_column(name, justify="right")
     for x in speeds:
-        last = ("", "") if x.decoding is None else (f"{x.decoding:.3g}", f"{x.state_bytes:,}")
-        table.add_row(x.name, f"{x.context:,}", f"{x.prefill:.4g}", *last)
+        last = ("", "") if x.decoding is None else (_rate(x.decoding), f"{x.state_bytes:,}")
+        table.add_row(x.name, f"{x.context:,}", _rate(x.prefill), *last)
     return table
+
+
+def _rate(found: float) -> str:
+    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"

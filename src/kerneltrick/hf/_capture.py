@@ -49,6 +49,7 @@ def capture(
     where = place_of(model)
     with quiet():
         config = load(where, transformers.AutoConfig.from_pretrained)
+        check_original(where, config)
         ids, tokens, mask = _read(where, text, token_ids, max_tokens)
         check_length(where, config, len(ids))
         network = load_network(where, config)
@@ -117,11 +118,18 @@ def place_of(model: str | os.PathLike[str]) -> str:
 
 
 def load(where: str, loader: Any, **keywords: Any) -> Any:
+    local = Path(where).is_dir()
     try:
-        local = Path(where).is_dir()
         return loader(where, trust_remote_code=False, local_files_only=local, **keywords)
     except Exception as error:  # transformers, the hub and safetensors each raise their own
-        raise CaptureError(f"{where} cannot be loaded: {_line(error)}") from None
+        absent = "" if local else f"there is no folder {where}, and from the hub "
+        raise CaptureError(f"{absent}{where} cannot be loaded: {_line(error)}") from None
+
+
+def check_original(where: str, config: Any) -> None:
+    """CaptureError if the model is one whose softmax has been replaced."""
+    if config.model_type == "kerneltrick":
+        raise CaptureError(f"{where} is linearised already; give the model that it was made of")
 
 
 def _line(error: Exception) -> str:
@@ -166,11 +174,13 @@ def _text(tokenizer: Any, number: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
-def check_length(where: str, config: Any, count: int) -> None:
+def check_length(
+    where: str, config: Any, count: int, remedy: str = "give max_tokens (--max-tokens)"
+) -> None:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < count:
         raise CaptureError(
-            f"{where} has {limit} positions but the text has {count} tokens; give max_tokens"
+            f"{where} has {limit} positions but the text has {count} tokens; {remedy}"
         )
 
 

@@ -107,6 +107,16 @@ def is_softmax(dial: Dial) -> bool:
     return isinstance(dial.feature_map, maps.Softmax)
 
 
+def with_features(dial: Dial, features: int | None, data: AttentionData) -> Dial:
+    """The dial with as many features as a fit would give it, to count what its state holds."""
+    own = dial.feature_map
+    if features is not None and isinstance(own, maps.T2R):
+        own = dataclasses.replace(own, features=features)
+    elif features is not None and isinstance(own, maps.Hedgehog):
+        own = dataclasses.replace(own, weight=np.zeros((data.q.shape[-1], features // 2)))
+    return dataclasses.replace(dial, feature_map=own)
+
+
 def _turned(dial: Dial, window: int) -> Dial:
     return dataclasses.replace(dial, window=window)
 

@@ -83,6 +83,8 @@ def evaluate(
     model = _judged(model)
     if isinstance(teacher, (str, os.PathLike)):
         teacher = _loaded(teacher)
+    if teacher is not None:
+        _check_teacher(model, teacher)
     if teacher is None and model.config.finetune in ("lora", "all"):
         raise ValueError(
             "the weights of this model were trained, so it is not its own teacher: give the "
@@ -138,6 +140,20 @@ def _loaded(model: str | os.PathLike[str]) -> Any:
     with quiet():
         _, kind = model_kind(where)
         return load(where, kind.from_pretrained, dtype=torch.float32).eval()
+
+
+def _check_teacher(model: Linearized, teacher: Any) -> None:
+    """ValueError if its outputs cannot be compared with the model's, token by token."""
+    head = getattr(teacher.config, "language", teacher.get_output_embeddings() is not None)
+    kinds = {True: "predicts tokens", False: "gives embeddings"}
+    sizes = [x.config.get_text_config().vocab_size for x in (teacher, model)]
+    if head != model.config.language:
+        told = f"it {kinds[head]}, and this model {kinds[model.config.language]}"
+    elif sizes[0] != sizes[1]:
+        told = f"it has {sizes[0]:,} tokens, and this model {sizes[1]:,}"
+    else:
+        return
+    raise ValueError(f"{teacher.config.model_type} cannot be the teacher: {told}")
 
 
 def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:

@@ -15,7 +15,7 @@ from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.hf._capture import load_tokenizer, quiet
 from kerneltrick.hf._evaluate import Evaluation
-from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._linearized import NAME, Linearized
 
 RECORD = "linearization.json"  # how it was made, beside the weights
 
@@ -135,7 +135,15 @@ def check_folder(out: Path, force: bool) -> None:
     """OSError now, rather than after the work, if the folder cannot be written."""
     if out.exists() and not force:
         raise FileExistsError(f"{out} exists; give another folder, or --force to replace it")
-    if out.exists() and not (out / "config.json").is_file():
-        raise FileExistsError(f"{out} exists and is no model's folder, so it is not replaced")
+    if out.exists() and not _is_linearized(out):
+        raise FileExistsError(f"{out} exists and holds no linearised model, so it is not replaced")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
         raise FileNotFoundError(f"there is no folder {out.parent} to write {out.name} into")
+
+
+def _is_linearized(folder: Path) -> bool:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("model_type") == NAME

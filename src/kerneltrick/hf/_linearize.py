@@ -15,8 +15,15 @@ from kerneltrick._progress import ProgressReport, paced
 from kerneltrick.analysis import AttentionData
 from kerneltrick.analysis._fitted import STRETCH
 from kerneltrick.attention import Dial
-from kerneltrick.hf._capture import load_network, place_of, quiet, record
-from kerneltrick.hf._choose import choose_window, is_softmax, keep_layers, most_kept, state_bytes
+from kerneltrick.hf._capture import check_original, load_network, place_of, quiet, record
+from kerneltrick.hf._choose import (
+    choose_window,
+    is_softmax,
+    keep_layers,
+    most_kept,
+    state_bytes,
+    with_features,
+)
 from kerneltrick.hf._evaluate import Evaluation
 from kerneltrick.hf._finetune import Tuned, peft_package
 from kerneltrick.hf._finetune import finetune as tune
@@ -112,6 +119,11 @@ def linearize(
               was stopped goes on from there.
     """
     one_of("linearize", "finetune", finetune, ("none", "maps", "lora", "all"))
+    if budget is not None and "auto" not in (keep, window):
+        raise ValueError(
+            "budget is for what is chosen by it: give keep or window as auto too (--keep auto, "
+            "--window auto)"
+        )
     if finetune == "lora":
         peft_package()  # missing: said now, not after the fit
     where = place_of(model)
@@ -121,11 +133,14 @@ def linearize(
     register_recorder()
     with quiet():
         config, kind = model_kind(where)
+        check_original(where, config)
         network = load_network(where, config, kind)
     layers = len(attention_modules(network))
     strange = [] if keep == "auto" else sorted(set(keep) - set(range(layers)))
     if strange:
         raise ValueError(f"{where} has {layers} layers of attention, no {strange[0]} to keep")
+    if keep != "auto" and len(set(keep)) == layers:
+        raise ValueError(f"all {layers} layers would keep softmax: there is nothing to linearise")
     body = network.base_model
 
     def captured(ids: Sequence[int]) -> AttentionData:
@@ -138,9 +153,14 @@ def linearize(
     held_out = [captured(ids) for ids in apart]
     dial, why = Dial.get(setting), None
     if window == "auto":
-        window, why = choose_window(dial, held_out, budget)
+        window, why = choose_window(with_features(dial, features, held_out[0]), held_out, budget)
     if window is not None:
         dial = dataclasses.replace(dial, window=window)
+    most = 0
+    if keep == "auto":  # a budget that is too small is said before the fit
+        each = (with_features(dial, features, held_out[0]), Dial(maps.Softmax()))
+        small, large = (state_bytes(x, held_out[0]) for x in each)
+        most = most_kept(layers, share, budget, (small, large))
     found, dials = None, dict.fromkeys(range(layers), dial)
     if not is_softmax(dial):
         found = fit(
@@ -153,8 +173,6 @@ def linearize(
         raise ValueError("linearize needs a map, or a window beside softmax; this is the model")
     causal = bool(held_out[0].causal)
     if keep == "auto":
-        sizes = [state_bytes(x, held_out[0]) for x in (dials[0], Dial(maps.Softmax()))]
-        most = most_kept(layers, share, budget, (sizes[0], sizes[1]))
         every = assemble(network, dials, causal=causal)
         kept = keep_layers(layer_losses(every, apart[:CHOOSING], progress), most)
     else:

@@ -37,9 +37,9 @@ def speeds(
 
     A prompt of noise is read in chunks, then `STEPS` tokens are decoded one by one.
     """
-    limit = model.config.text_config
+    limit, more = model.config.text_config, BEFORE + STEPS if model.config.causal else 0
     for context in contexts:
-        check_length("the model", limit, context + (BEFORE + STEPS if model.config.causal else 0))
+        check_length("the model", limit, context + more, "give shorter contexts (--contexts)")
     meter = Progress("timing", 2 * len(contexts), progress)
     found = []
     for place, context in enumerate(contexts):

@@ -36,7 +36,7 @@ def windows(
     where = place_of(model)
     with quiet():
         config, _ = model_kind(where)
-        check_length(where, config, length)
+        check_length(where, config, length, "give a shorter length (--length)")
         tokenizer = load_tokenizer(where)
         found = tokenizer(
             text[: tokens * LETTERS],

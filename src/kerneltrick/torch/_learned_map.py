@@ -70,12 +70,13 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         if features is not None:
             features = check_count("LearnedMap", "features", features, 1)
         start = self._start(dial.feature_map, features, key_weight, seed)
-        if dial.window or dial.sinks:
+        # Beside softmax nothing is far, so there is nothing that a gain could weigh.
+        if (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax):
             start["gain"] = self._gain(dial)
         if not start:
             raise ValueError(
-                f"there is nothing to learn in {dial}: take hedgehog or t2r, or give it a window, "
-                f"whose gain can be learned"
+                f"there is nothing to learn in {dial}: take hedgehog or t2r, or another map beside "
+                f"a window, whose gain can be learned"
             )
         for name, x in start.items():
             value = torch.tensor(np.asarray(x), dtype=torch.float32)
