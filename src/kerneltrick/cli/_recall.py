@@ -144,3 +144,7 @@ def _show(result: room.RecallResult, words: TextIO) -> None:
         cells = (str(point.width), f"{point.bytes:,}", *shares, "front" if point.on_front else "")
         table.add_row(plain(point.mixer), *cells)
     console(words).print(table)
+    told = (
+        "recall: share of values said right, mean over seeds; front: no smaller state recalls more."
+    )
+    console(words).print(plain(told, "dim"))

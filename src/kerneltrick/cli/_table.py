@@ -85,7 +85,7 @@ def _legend(result: Comparison) -> str:
         "uniform: every token weighs the same, which is looking at nothing.",
         "error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads; whole: of all heads together.",
         "corr., top-1, MSE: of the weights. × limit: MSE over the least that any map with that m "
-        "can have (– where that is 0).",
+        "can have (– where that is 0, and beside a window).",
         f"ms/1k: ms per 1000 tokens of a layer, measured here. from n: faster than {softmax}.",
         "state: bytes of one layer (softmax: keys and values of all n tokens).",
     ]

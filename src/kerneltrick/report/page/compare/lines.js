@@ -137,11 +137,12 @@ function drawCrossover(plot, n, ms) {
 function timingReading(timing, crossover) {
   const [a, b] = timing.linear_fit;
   const [c, e, f] = timing.softmax_fit;
-  const sum = (...terms) => terms.map((term) => term.join("")).join(" + ").replaceAll("+ −", "− ");
-  const linear = sum([short(a, 2)], [short(b, 2), "·n"]);
-  const softmax = sum([short(c, 2)], [short(e, 2), "·n"], [short(f, 2), "·n²"]);
+  const sum = (...terms) =>
+    terms.filter(([value]) => value !== 0).map(([value, power]) => short(value, 2) + power).join(" + ").replaceAll("+ −", "− ") || "0";
+  const linear = sum([a, ""], [b, "·n"]);
+  const softmax = sum([c, ""], [e, "·n"], [f, "·n²"]);
   const meeting = Number.isFinite(crossover)
     ? `To the right of n ≈ ${whole(crossover)} the map is faster than ${timing.baseline} on this machine.`
     : "The two fits do not meet up to n = 10⁶.";
-  return `Dots are measured, lines are fits in milliseconds: ${shorten(timing.map)} ${linear}, softmax ${softmax}. ${meeting}`;
+  return `Dots are measured, lines are fits in milliseconds: ${linear} for ${shorten(timing.map)}, ${softmax} for softmax. ${meeting}`;
 }

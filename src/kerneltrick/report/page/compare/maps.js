@@ -2,13 +2,14 @@
 
 const comparison = values;
 
-// "favor:features=256,kind=trig@window=16,sinks=1" → "favor trig 256 + 16"; the full text where two
-// would look alike.
+// "favor:features=256,kind=trig@window=16,sinks=1" → "favor trig 256 + window 16", that of softmax →
+// "window 16 alone"; the full text where two would look alike.
 function shorten(whole) {
   const [text, near = ""] = whole.split("@");
+  if (!near) return shortenMap(text);
   const window = /window=(\d+)/.exec(near);
-  const tail = near ? (window ? ` + ${window[1]}` : ` + ${near}`) : "";
-  return shortenMap(text) + tail;
+  const exact = window ? `window ${window[1]}` : near;
+  return text === "softmax" ? `${exact} alone` : `${shortenMap(text)} + ${exact}`;
 }
 
 function shortenMap(text) {

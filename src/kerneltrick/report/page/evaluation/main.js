@@ -9,6 +9,16 @@ const HELP = {
   pairs: "rank correlation of all similarities of pairs with the teacher's",
   nearest: "how often the nearest neighbour is the teacher's",
 };
+// What the figures mean, by the beginnings of their names.
+const MEANINGS = [
+  ["perplexity", "Perplexity: among how many tokens it guesses the next one, as it were; less is better."],
+  ["0–", "0–63, …: perplexity of the tokens at these places."],
+  ["agreement", "Agreement: how often its likeliest next token is the teacher's."],
+  ["recall", "Recall: how often a number planted at that depth of the text is said again at its end."],
+  ["cosine", "Cosine: of its embeddings with the teacher's, 1 is the same."],
+  ["pairs", "Pairs: rank correlation of similarities, of all pairs of texts, with the teacher's."],
+  ["nearest", "Nearest: how often the nearest other text is the teacher's."],
+];
 const isShare = (name) => /agreement|recall|nearest/.test(name);
 
 function helpOf(name) {
@@ -38,7 +48,7 @@ function drawRows() {
   ];
   const held = values.rows.some((row) => row.state_bytes !== null);
   drawTable("rows", held ? columns : columns.slice(0, -1), values.rows.map((row, at) => ({ ...row, at, fixed: true })));
-  byId("recall-reading").textContent = names.some((name) => name.startsWith("recall")) ? "; “recall” is how often a number planted at that depth of the text is said again at its end" : "";
+  byId("figures-reading").textContent = MEANINGS.filter(([start]) => names.some((name) => name.startsWith(start))).map(([, words]) => words).join(" ");
 }
 
 const mean = (numbers) => numbers.reduce((a, b) => a + b, 0) / numbers.length;
