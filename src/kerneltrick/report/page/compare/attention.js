@@ -206,12 +206,17 @@ function drawBar(name, width) {
   context.font = font(11);
   context.textBaseline = "top";
   const marks = signed ? [-1, -0.5, 0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
-  for (const t of marks) {
+  const written = [];
+  for (const at of [0, 4, 2, 1, 3]) { // ends first; what would touch another is left out
+    const t = marks[at];
     const value = t === 0 ? 0 : Math.sign(t) * back(Math.abs(t)) * shown.top;
-    const x = left + (zero + (1 - zero) * t) * length;
-    context.textAlign = t === 1 ? "right" : t === marks[0] ? "left" : "center";
-    const prefix = t === 1 ? "≥ " : t === -1 ? "≤ " : "";
-    context.fillText(prefix + short(forward(0) === 0 && t === 0 ? 0 : value, 2), x, 14);
+    const text = (t === 1 ? "≥ " : t === -1 ? "≤ " : "") + short(forward(0) === 0 && t === 0 ? 0 : value, 2);
+    const width = context.measureText(text).width;
+    const x = left + (zero + (1 - zero) * t) * length - (at === 4 ? width : at === 0 ? 0 : width / 2);
+    if (written.some(([from, to]) => x < to + 6 && from < x + width + 6)) continue;
+    written.push([x, x + width]);
+    context.textAlign = "left";
+    context.fillText(text, x, 14);
   }
 }
 

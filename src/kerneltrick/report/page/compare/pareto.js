@@ -46,7 +46,7 @@ function drawPareto() {
   for (const dot of good) {
     dot.above = dot.error > ceiling;
     Object.assign(dot, { x: plot.x(dot.cost), y: dot.above ? plot.top + 4 : plot.y(dot.error) });
-    Object.assign(dot, { text: labels[dot.at] + (dot.above ? ` (${short(dot.error)})` : ""), weight: (dot.at === state.map) * 2 + best.includes(dot) });
+    Object.assign(dot, { text: labels[dot.at] + (dot.above ? ` (${short(dot.error)})` : ""), strong: dot.at === state.map, weight: (dot.at === state.map) * 2 + best.includes(dot) });
   }
   if (withBounds) good.forEach((dot) => drawBound(plot, dot));
   const places = placeLabels(plot, good);
