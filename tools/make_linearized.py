@@ -73,7 +73,7 @@ FAR = f"hedgehog@{NEAR},gain=-4,relative"
 RECIPES = {
     "minilm": Recipe(
         {"hybrid": Student("hedgehog@window=16,sinks=2")},
-        length=256, windows=400, finetune="all", judged=(128, 256), most=40,
+        length=256, windows=1600, finetune="all", judged=(128, 256), most=40,
     ),
     "smollm2": Recipe(
         {
