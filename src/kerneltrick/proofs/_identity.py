@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerneltrick.proofs._coefficients import shown, wrong_coefficients
-from kerneltrick.proofs._search import Found, search
+from kerneltrick.proofs._search import NOTHING, Found, search, speaks_of_something
 from kerneltrick.proofs._statement import (
     Statement,
     assumptions,
@@ -84,7 +84,7 @@ def settle(statement: Statement) -> Derivation | Found | str:
         return found
     derived = derive(statement)
     if isinstance(derived, Derivation):
-        return derived
+        return derived if speaks_of_something(statement) else NOTHING
     return search(statement) or (
         f"no values were found at which the sides differ, and no derivation: {derived}"
     )

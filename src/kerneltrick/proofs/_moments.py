@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -15,6 +16,7 @@ from kerneltrick.proofs._form import Form, NotNormalError, atom, number, power
 from kerneltrick.proofs._identity import settle
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd import is_dot
+from kerneltrick.proofs._search import NOTHING
 from kerneltrick.proofs._statement import (
     Condition,
     Statement,
@@ -62,13 +64,18 @@ def check_moments(claim: str, *, seed: int = 0) -> Verdict:
     laws = _Laws(claim, [side.node for side in sides], where)
     left, right = (laws.without_moments(side.node) for side in sides)
     conditions = tuple(map(laws.condition, where))
-    deviations = sorted(x for x in laws.letters if x.startswith("sigma"))
+    statement = Statement(claim, left, "=", right, conditions)
+    laws.letters |= statement.letters
+    deviations = sorted(x for x in laws.letters if re.fullmatch(r"sigma(_\w+)?", x))
     limits = tuple(Condition(Node("name", 0, x), ">=", _ZERO) for x in deviations)
-    statement = Statement(claim, left, "=", right, (*conditions, *limits))
+    statement = statement._replace(conditions=(*conditions, *limits))
     found = settle(statement)
+    if found == NOTHING:
+        return Verdict.undecided(claim, NOTHING)
     taken = (*assumptions(statement), *laws.assumptions())
     calls = [call for side in sides for call in _calls(side.node)]
-    details = [_simulated(claim, call, laws, statement, seed) for call in calls]
+    with np.errstate(all="ignore"):  # conditions may ask for the root of a negative number
+        details = [_simulated(claim, call, laws, statement, seed) for call in calls]
     if isinstance(found, str):
         return Verdict.undecided(claim, found, tuple(dict.fromkeys(details)))
     text = _difference(statement)
@@ -172,6 +179,10 @@ class _Laws:
         if DOT in names(swapped) and names(swapped) & {"q", "k"}:
             problem = "q·k together with q or k alone is not independent"
             raise ClaimError(self.claim, node.at, problem)
+        for product in _products(swapped):
+            if all(names(part) & set(RANDOM) for part in product.parts):
+                problem = "of dot products only q·k is known here; write x*y for numbers"
+                raise ClaimError(self.claim, product.at, problem)
         if _calls(node.parts[0]):
             problem = "E[…] and Var[…] do not stand inside each other"
             raise ClaimError(self.claim, node.at, problem)
@@ -235,6 +246,12 @@ def dots(node: Node) -> Node:
     if is_dot(node):
         return Node("name", node.at, DOT)
     return node._replace(parts=tuple(map(dots, node.parts)))
+
+
+def _products(node: Node) -> list[Node]:
+    """What is joined by a dot."""
+    own = [node] if node.kind == "op" and node.value == "·" else []
+    return own + [product for part in node.parts for product in _products(part)]
 
 
 def _calls(node: Node) -> list[Node]:

@@ -18,7 +18,7 @@ from kerneltrick.proofs._interval import same
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._psd_form import kernel_by_form
-from kerneltrick.proofs._search import Found, dimensions
+from kerneltrick.proofs._search import NOTHING, Found, dimensions, speaks_of_something
 from kerneltrick.proofs._statement import Statement, assumptions, breaks, setting, span
 from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike
 from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
@@ -63,6 +63,8 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
         return _asymmetric(claim, symmetry, found)
     derived = _derived(wanted, symmetry)
     if derived is not None:
+        if not speaks_of_something(symmetry):
+            return Verdict.undecided(claim, NOTHING)
         return Verdict.true(claim, derived)
     widths = [x for x in dimensions(symmetry) if x <= LARGEST_WIDTH]
     for width in widths:

@@ -24,6 +24,7 @@ from kerneltrick.proofs._statement import (
     explanations,
     fixed_dimension,
     setting,
+    speaks_of,
 )
 from kerneltrick.proofs._syntax import Node, degree, largest_index, names
 
@@ -92,6 +93,20 @@ def search(statement: Statement, tries: int = TRIES) -> Found | None:
             if sides is not None:
                 return Found(d, point, *sides)
     return None
+
+
+NOTHING = "no values were found that meet all conditions and at which both sides are defined"
+
+
+def speaks_of_something(statement: Statement) -> bool:
+    """Whether a point was found at which the conditions hold and both sides have values: what is
+    derived of a statement that speaks of nothing would be true only because there is nothing."""
+    widths = dimensions(statement) or [largest_index(*statement.nodes)]
+    return any(
+        speaks_of(statement, d, point)
+        for d in widths
+        for point in points(statement, d, TRIES)
+    )
 
 
 def points(statement: Statement, d: int, tries: int) -> Iterator[dict[str, Any]]:

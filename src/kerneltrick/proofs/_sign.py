@@ -20,7 +20,7 @@ from kerneltrick.proofs._interval import ALL, Interval, interval
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._psd_form import is_psd
-from kerneltrick.proofs._search import dimensions, search
+from kerneltrick.proofs._search import NOTHING, dimensions, search, speaks_of_something
 from kerneltrick.proofs._statement import (
     Condition,
     Statement,
@@ -105,7 +105,9 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     evidence, holds, known = _judge(claim)
     facts = {"sign": known.sign}
     if evidence is None:
-        missing = "no proof of the sign, and no counterexample was found"
+        missing = known.why if known.why == NOTHING else (
+            "no proof of the sign, and no counterexample was found"
+        )  # fmt: skip
         return Verdict.undecided(claim.text, missing, facts=facts)
     if holds and not isinstance(evidence, Counterexample):
         return Verdict.true(claim.text, evidence, facts=facts)
@@ -119,6 +121,8 @@ def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
         return None, False, Known("any", "")
     known, taken = _prove(claim)
     if tried is None and _settles(known.sign, claim.relation):
+        if claim.node is not None and not speaks_of_something(claim.statement):
+            return None, False, Known("any", NOTHING)
         return Derivation(f"it is {known.sign}: {known.why}", taken), True, known
     return _witness(claim, known), False, known
 
@@ -466,7 +470,9 @@ def _flipped(evidence: Evidence | None, holds: bool, known: Known, claim: str) -
     """The verdict on "can vanish" from what decides "is never 0"."""
     facts = {"sign": known.sign}
     if evidence is None:
-        missing = "no proof of the sign, and no keys with sum 0 were found"
+        missing = known.why if known.why == NOTHING else (
+            "no proof of the sign, and no keys with sum 0 were found"
+        )  # fmt: skip
         return Verdict.undecided(claim, missing, facts=facts)
     if isinstance(evidence, Counterexample):
         example = ", ".join(f"{a} = {b}" for a, b in evidence.values.items())

@@ -8,6 +8,7 @@ from fractions import Fraction
 from kerneltrick.proofs._form import Atom, Form, Monomial, NotNormalError
 from kerneltrick.proofs._identity import settle
 from kerneltrick.proofs._normal import scalar
+from kerneltrick.proofs._search import speaks_of_something
 from kerneltrick.proofs._statement import Setting, Statement, assumptions, derive, setting, span
 from kerneltrick.proofs._symbolic import NotSymbolicError, as_node
 from kerneltrick.proofs._sympy import Expr, real, subscript, sympy, write, write_monomial
@@ -89,7 +90,7 @@ def _choice(
             left=replaced(statement.left, chosen), right=replaced(statement.right, chosen)
         )
         derived = derive(put)
-        if isinstance(derived, Derivation):
+        if isinstance(derived, Derivation) and speaks_of_something(put):
             text = ", ".join(f"{x} = {write(v)}" for x, v in zip(some, values, strict=True))
             reason = f"with {text} {derived.reason}"
             return Verdict.true(claim, Derivation(reason, derived.assumptions), needs)

@@ -8,7 +8,7 @@ does not, evaluated exactly.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -351,14 +351,8 @@ def _calls(node: Node) -> bool:
 
 def breaks(statement: Statement, d: int, point: Point) -> tuple[Number, Number] | None:
     """Both sides at a point, if all conditions hold there and the relation does not; exactly."""
-    scope = _scope(statement, d, point)
-    if scope is None:
+    if not _meets_conditions(statement, d, point):
         return None
-    explained = explanations(statement)
-    for condition in statement.conditions:
-        by_definition = condition in explained.values()
-        if not by_definition and not _holds(condition, scope):
-            return None
     sides = list[Number]()
 
     def gap() -> Number:
@@ -371,10 +365,45 @@ def breaks(statement: Statement, d: int, point: Point) -> tuple[Number, Number] 
     return sides[0], sides[1]
 
 
+def speaks_of(statement: Statement, d: int, point: Point) -> bool:
+    """Whether a statement says something here: all conditions hold, and both sides have values."""
+    return _meets_conditions(statement, d, point) and _defined(
+        lambda: sides_at(statement, d, point)
+    )
+
+
+def _meets_conditions(statement: Statement, d: int, point: Point) -> bool:
+    """Whether all conditions hold at a point: one that explains a letter does by definition, if
+    what explains it has a value there."""
+    explained = explanations(statement)
+    if not all(x in point or x in explained for x in statement.vectors):
+        return False
+    scope = list[Scope]()
+    if not _defined(lambda: scope.append(_scope(statement, d, point))):
+        return False
+    for condition in statement.conditions:
+        name = next((x for x, c in explained.items() if c is condition), None)
+        if name is None:
+            if not _holds(condition, scope[-1]):
+                return False
+        elif not _defined(lambda c=condition, x=name: evaluate(_explanation(c, x), scope[-1])):
+            return False
+    return True
+
+
+def _defined(evaluated: Callable[[], object]) -> bool:
+    """Whether an evaluation ends with a value, at some precision."""
+
+    def value() -> Number:
+        evaluated()
+        return Number(0)
+
+    return exactly(value) is not None
+
+
 def sides_at(statement: Statement, d: int, point: Point) -> list[Number]:
     """Both sides at a point, at the precision of the moment."""
     scope = _scope(statement, d, point)
-    assert scope is not None
     return [scalar_value(x, scope) for x in (statement.left, statement.right)]
 
 
@@ -410,13 +439,13 @@ def _explanation(condition: Condition, name: str) -> Node:
     return condition.right if is_left else condition.left
 
 
-def _scope(statement: Statement, d: int, point: Point) -> Scope | None:
+def _scope(statement: Statement, d: int, point: Point) -> Scope:
     """What the names stand for at a point: numbers, vectors of width d, or what explains them."""
     explained = explanations(statement)
     vectors: dict[str, Any] = {
         name: [Number(x) for x in point[name]] for name in statement.vectors if name in point
     }
-    missing = [name for name in statement.vectors if name not in vectors]
+    missing = [name for name in explained if name in statement.vectors and name not in vectors]
 
     def letter(name: str) -> Number:
         if name == "d":
@@ -429,21 +458,41 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope | None:
 
     scope = Scope(statement.text, vectors, letter, EXACTLY, Number, lambda x, p: x**p, d)
     for name in missing:
-        if name not in explained:
-            return None
-        vectors[name] = [Number(0)] * d  # so that the other side can be evaluated
-    for name in missing:
-        value = evaluate(_explanation(explained[name], name), scope)
+        vectors[name] = [Number(0)] * d  # so that its place is known to be a vector's
+
+    def settle(name: str) -> None:
+        """The vector, after those that explain it: q = k, k = x."""
+        missing.remove(name)
+        condition = explained[name]
+        for other in sorted(_behind(_explanation(condition, name), explained)):
+            if other in missing:
+                settle(other)
+        value = evaluate(_explanation(condition, name), scope)
         if isinstance(value, Number):
             if not (value.exact and value.value == 0):
                 raise ClaimError(
                     statement.text,
-                    explained[name].right.at,
+                    condition.right.at,
                     f"{name} is a vector: it equals another vector, or 0",
                 )
             value = [Number(0)] * d
         vectors[name] = value
+
+    while missing:
+        settle(missing[0])
     return scope
+
+
+def _behind(node: Node, explained: Mapping[str, Condition]) -> set[str]:
+    """The names that an expression rests on, also through what explains its letters."""
+    found, left = set[str](), sorted(names(node))
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            if name in explained:
+                left += sorted(names(_explanation(explained[name], name)))
+    return found
 
 
 def _holds(condition: Condition, scope: Scope) -> bool:

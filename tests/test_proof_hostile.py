@@ -1,0 +1,72 @@
+"""Claims of a hostile reviewer, one table per mechanism that gave a wrong verdict before."""
+
+import pytest
+
+pytest.importorskip("sympy")
+
+from kerneltrick import proofs
+
+
+def status(kind, claim):
+    return proofs.prove(kind, claim, timeout=None).status
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [
+        ("identity", "abs(b) = b where a = sqrt(b)"),
+        ("identity", "abs(b) = b where a = log(b)"),
+        ("identity", "relu(b) = b where sqrt(b) = a"),
+        ("identity", "q·k = norm2(x) where q = k, k = x"),
+        ("identity", "norm2(q) = norm2(y) where q = k, k = x, x = w, w = y"),
+        ("identity", "norm2(q) = norm2(y) where w = y, x = w, k = x, q = k"),
+        ("sign", "b > 0 where a = log(b)"),
+        ("sign", "b >= 0 where a = sqrt(b)"),
+    ],
+)
+def test_a_condition_that_explains_a_letter_must_have_a_value_too(kind, claim):
+    assert status(kind, claim) != "false"
+
+
+def test_explained_vectors_are_known_before_what_they_explain():
+    assert status("identity", "q·k = norm2(x) where q = 2*k, k = x") == "false"
+    assert status("identity", "q·k = 0 where q = k/b") == "false"
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [
+        ("identity", "0**(-1/2) = 0"),
+        ("identity", "sqrt(-1)*sqrt(-1) = -1"),
+        ("identity", "log(-1) = log(-1)"),
+        ("identity", "exp(log(0)) = 0"),
+        ("identity", "sqrt(-1 - a**2)**2 = -1 - a**2"),
+        ("identity", "a = a where a > 2, a < 1"),
+        ("map", "[sqrt(-1)*x] gives -(q·k)"),
+        ("map", "[√(-2)*x] gives -2*(q·k) for d = 2"),
+        ("psd", "sqrt(-1 - q[1]**2)*sqrt(-1 - k[1]**2)"),
+        ("sign", "a > 0 where a > 2, a < 1"),
+        ("sign", "sqrt(-1) >= 0"),
+        ("moments", "Var[x] = -1 where Var[x] = -1"),
+        ("moments", "Var[x] = 1 where sigma_x = -1"),
+    ],
+)
+def test_what_is_defined_nowhere_or_asks_the_impossible_is_undecided(kind, claim):
+    verdict = proofs.prove(kind, claim, timeout=None)
+    assert verdict.status == "undecided"
+    assert "no values were found that meet all conditions" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "claim",
+    ["E[q·q] = mu**2 + sigma**2", "E[q·q] = d*(mu**2 + sigma**2)", "E[(q + k)·k] = 2*mu**2"],
+)
+def test_moments_of_other_dot_products_are_refused(claim):
+    with pytest.raises(proofs.ClaimError, match=r"only q·k is known"):
+        status("moments", claim)
+
+
+def test_every_deviation_of_a_claim_is_at_least_0():
+    assert status("moments", "E[x] = E[x] + abs(sigma_y) - sigma_y") == "true"
+    assert status("moments", "E[x] = E[x] + abs(mu_y) - mu_y") == "false"
+    assert status("moments", "E[(q·k)·(q·k)] = d*sigma**4 where mu = 0") == "true"
