@@ -70,3 +70,43 @@ def test_every_deviation_of_a_claim_is_at_least_0():
     assert status("moments", "E[x] = E[x] + abs(sigma_y) - sigma_y") == "true"
     assert status("moments", "E[x] = E[x] + abs(mu_y) - mu_y") == "false"
     assert status("moments", "E[(q·k)·(q·k)] = d*sigma**4 where mu = 0") == "true"
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "match"),
+    [
+        ("identity", "a²³ = a**6", "two digits"),
+        ("map", "[x²²] gives sum(i, q[i]**4*k[i]**4)", "two digits"),
+        ("identity", "√a² = a", "power of a root"),
+        ("identity", "√a**2 = a", "power of a root"),
+        ("identity", "sum(i<j, foo(q[i])) = 0 where d = 1", "unknown function"),
+        ("identity", "sum(i<j, sum(l<r, foo(q[i]))) = 0 where d = 2", "unknown function"),
+        ("map", "[foo(x[i]) for i<j] gives 0 for d = 1", "unknown function"),
+        ("map", "[1, x] gives identity + 1", "feature map"),
+        ("identity", "softmax = 1", "feature map"),
+        ("identity", "q[100000000] = q[100000000]", "from 1 to 1000"),
+        ("dimension", "[bogus(x)] has d features", "unknown function"),
+        ("dimension", "[max(x, 0)] has d features", "numbers, not vectors"),
+        ("dimension", "[x*x] has d features", "product of two vectors"),
+        ("dimension", "[x/x] has d features", "divide by a vector"),
+        ("dimension", "[norm(3)] has 1 features", "takes vectors"),
+        ("dimension", "[q] has 1 features", "functions of x"),
+        ("dimension", "[w·x] has d features", "functions of x"),
+        ("sign", "[q] >= 0", "functions of x"),
+    ],
+)
+def test_every_word_of_an_expression_is_read_or_refused(kind, claim, match):
+    with pytest.raises(proofs.ClaimError, match=match):
+        status(kind, claim)
+
+
+def test_powers_and_roots_that_are_clear_are_read():
+    assert status("identity", "(√a)² = a where a > 0") == "true"
+    assert status("identity", "√(a²) = a") == "false"
+    assert status("identity", "q[1000] = q[1000]") == "true"
+
+
+def test_softmax_has_no_finite_number_of_features():
+    assert status("dimension", "softmax has 0 features") == "undecided"
+    assert status("dimension", "[x[i]*x[j]*x[l] for i<j<=l] has C(d+1, 3) features") == "undecided"
+    assert status("dimension", "[x[i]*x[j]*x[l] for i<j<=l] has C(d, 3) features") == "false"

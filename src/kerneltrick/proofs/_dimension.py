@@ -6,7 +6,7 @@ import functools
 from fractions import Fraction
 from typing import Any
 
-from kerneltrick import costs
+from kerneltrick import costs, maps
 from kerneltrick.proofs._coefficients import table
 from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import settle
@@ -82,6 +82,8 @@ def _count(subject: Any, d: int | None) -> _Counter:
     phi = Phi(subject)
     if phi.node is not None:
         return _Counter(phi.text, _of_list(phi.node))
+    if isinstance(phi.map, maps.Softmax):
+        return _Counter(phi.text, "softmax has no features of finite number: e^{q·k} is its kernel")
     if phi.map is not None:
         known = costs.feature_cost(phi.map, 1)
         if known.counted:
@@ -192,7 +194,10 @@ def _number(x: Fraction) -> Node:
 
 def _shown(count: Node, d: int | None) -> str:
     """The count as a polynomial in d, or as a number."""
-    form = scalar(count, Space(set(), d, d or 0))
+    try:
+        form = scalar(count, Space(set(), d, d or 0))
+    except NotNormalError:
+        return "another number"
     symbol = sympy.Symbol("d")
     terms = [
         sympy.Rational(c.numerator, c.denominator) * symbol ** int(sum(e for _, e in m))

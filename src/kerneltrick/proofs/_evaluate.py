@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick import _text
+from kerneltrick import _text, maps
 from kerneltrick.proofs._sympy import sympy
 from kerneltrick.proofs._syntax import ClaimError, Node
 
@@ -143,6 +144,7 @@ def feature_list(node: Node, scope: Scope) -> list[Any]:
     found = []
     for item in node.parts:
         if item.kind == "for":
+            _read_body(item, scope, {})
             values = [
                 scalar_value(item.parts[1], scope, at)
                 for at in index_tuples(item.parts[0], scope.length, {})
@@ -152,6 +154,17 @@ def feature_list(node: Node, scope: Scope) -> list[Any]:
             values = value if isinstance(value, list) else [value]
         found += values
     return found
+
+
+def _read_body(node: Node, scope: Scope, index: Mapping[str, int]) -> None:
+    """Refuse what cannot be read under a sum or `for`, also where its indices have no values."""
+    if scope.functions is EXACT or scope.functions is FLOATS or not scope.length:
+        return  # those are for showing what was read and evaluated before
+    indices, body = node.parts
+    if next(index_tuples(indices, scope.length, index), None) is None:
+        at = {**index, **{str(part.value): 0 for part in indices.parts}}
+        with contextlib.suppress(ArithmeticError):
+            scalar_value(body, scope, at)
 
 
 def index_tuples(node: Node, d: int, outer: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -194,6 +207,8 @@ def _name(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
         return scope.functions["pi"]()
     if len(name) > 1 and (name in scope.functions or name in _ON_VECTORS):
         raise scope.error(node, f"{name} is a function: write {name}(…)")
+    if name in maps.names():
+        raise scope.error(node, f"{name} is a feature map, which stands alone")
     return scope.scalar(name)
 
 
@@ -215,6 +230,7 @@ def _coordinate(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
 
 def _sum(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
     total = scope.number(Fraction(0))
+    _read_body(node, scope, index)
     for at in index_tuples(node.parts[0], scope.length, index):
         total = total + scalar_value(node.parts[1], scope, at)
     return total

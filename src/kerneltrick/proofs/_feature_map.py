@@ -9,10 +9,10 @@ from fractions import Fraction
 
 from kerneltrick import maps
 from kerneltrick.proofs._black_box import compare_numbers
-from kerneltrick.proofs._evaluate import Scope, feature_list, scalar_value
+from kerneltrick.proofs._evaluate import scalar_value
 from kerneltrick.proofs._explain_map import explanation
 from kerneltrick.proofs._identity import settle
-from kerneltrick.proofs._number import EXACTLY, Number
+from kerneltrick.proofs._number import Number
 from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._random import check_drawn_function, check_favor
 from kerneltrick.proofs._search import Found
@@ -27,6 +27,7 @@ from kerneltrick.proofs._symbolic import (
     PhiLike,
     as_node,
     symbols,
+    with_ones,
 )
 from kerneltrick.proofs._syntax import ClaimError, Node, largest_index, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
@@ -98,29 +99,18 @@ def _dimensions(d: int | Sequence[int] | None) -> list[int | None]:
 
 def _check_names(phi: Phi, kernel: Kernel, some: Sequence[str]) -> None:
     """Features are of x, kernels of q and k, and what is to be chosen occurs."""
-    if phi.node is not None:
-        for name in sorted(names(phi.node) & {"q", "k"}):
-            at = place(phi.node, name)
-            raise ClaimError(phi.text, at, f"features are functions of x, not of {name}")
-    if kernel.node is not None and "x" in names(kernel.node):
-        at = place(kernel.node, "x")
-        raise ClaimError(kernel.text, at, "a kernel is a function of q and k, not of x")
-    least = largest_index(phi.node, kernel.node)
-    ones = [Number(1)] * least
-    with contextlib.suppress(ArithmeticError):  # what cannot be read is refused in its own text
-        if phi.node is not None:
-            feature_list(phi.node, _ones(phi.text, {"x": ones}, least))
-    with contextlib.suppress(ArithmeticError):
-        if kernel.node is not None:
-            scalar_value(kernel.node, _ones(kernel.text, {"q": ones, "k": ones}, least))
+    if kernel.node is not None:
+        for name in sorted(names(kernel.node) & {"x", "y", "w"}):
+            at = place(kernel.node, name)
+            raise ClaimError(kernel.text, at, f"a kernel is a function of q and k, not of {name}")
+        least = largest_index(phi.node, kernel.node)
+        ones = [Number(1)] * least
+        with contextlib.suppress(ArithmeticError):  # what cannot be read is refused in its own text
+            scalar_value(kernel.node, with_ones(kernel.text, {"q": ones, "k": ones}, least))
     known = phi.parameters | kernel.parameters
     for name in some:
         if name not in known:
             raise ValueError(f"{name} is to be chosen, but it does not occur in the claim")
-
-
-def _ones(text: str, vectors: dict[str, list[Number]], d: int) -> Scope:
-    return Scope(text, vectors, lambda _: Number(1), EXACTLY, Number, lambda x, p: x**p, d)
 
 
 def _by_definition(claim: str, feature_map: maps.FeatureMap) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -13,8 +14,17 @@ import numpy as np
 
 from kerneltrick import maps
 from kerneltrick.proofs._evaluate import EXACT, FLOATS, Scope, feature_list, scalar_value
+from kerneltrick.proofs._number import EXACTLY, Number
 from kerneltrick.proofs._sympy import Expr, exact, real, sympy, vector
-from kerneltrick.proofs._syntax import Node, names, read_expression, read_features
+from kerneltrick.proofs._syntax import (
+    ClaimError,
+    Node,
+    largest_index,
+    names,
+    place,
+    read_expression,
+    read_features,
+)
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PhiLike = str | maps.FeatureMap | Callable[..., Any]
@@ -105,6 +115,7 @@ class Phi:
         self.text = _label(phi, "φ")
         if isinstance(phi, str) and phi.lstrip().startswith("["):
             self.node = read_features(phi)
+            _check_features(phi, self.node)
         elif isinstance(phi, str | maps.FeatureMap):
             self.map = maps.get(phi)
             self.function = self.map.phi
@@ -149,6 +160,20 @@ class Phi:
             return np.stack(columns, axis=1).astype(np.float64)
         assert self.function is not None
         return np.asarray(_rows(self.function, x), dtype=np.float64)
+
+
+def _check_features(text: str, node: Node) -> None:
+    """Refuse features that cannot be read, or that are not of x."""
+    for name in sorted(names(node) & {"q", "k", "y", "w"}):
+        raise ClaimError(text, place(node, name), f"features are functions of x, not of {name}")
+    least = largest_index(node)
+    with contextlib.suppress(ArithmeticError):
+        feature_list(node, with_ones(text, {"x": [Number(1)] * least}, least))
+
+
+def with_ones(text: str, vectors: dict[str, list[Number]], d: int) -> Scope:
+    """A scope in which every letter is 1, to read an expression in."""
+    return Scope(text, vectors, lambda _: Number(1), EXACTLY, Number, lambda x, p: x**p, d)
 
 
 class Kernel:

@@ -22,6 +22,7 @@ from kerneltrick.proofs._tokens import LONGEST, ClaimError, Token, tokens
 DEEPEST = 40  # brackets within brackets
 LARGEST_POWER = 16  # exponents
 LARGEST_DEGREE = 64  # of powers within powers
+LARGEST_INDEX = 1000  # of a coordinate, x[1000]
 INDICES = ("i", "j", "l", "r")
 MOMENTS = ("E", "Var")  # of random variables: E[q·k]
 _RELATIONS = ("=", "<=", ">=", "<", ">", "!=", "<<")
@@ -143,8 +144,14 @@ class Reader:
         return node
 
     def _power(self) -> Node:
+        is_root = self.now.text == "√"
         node = self._atom()
         while (token := self.take("**", "²", "³")) is not None:
+            if is_root:
+                problem = "the root of a power, or the power of a root? write √(a**2) or (√a)**2"
+                raise self.error(problem, token.at)
+            if token.text != "**" and self.now.text in ("²", "³"):
+                raise self.error("write exponents of two digits as **23", token.at)
             if token.text == "**":
                 value = _constant(self._exponent(), self)
             else:
@@ -205,6 +212,8 @@ class Reader:
             index = self.now
             if index.kind not in ("number", "name") or "." in index.text:
                 raise self.error("expected an index such as i or 1")
+            if index.kind == "number" and not 1 <= int(index.text) <= LARGEST_INDEX:
+                raise self.error(f"coordinates are numbered from 1 to {LARGEST_INDEX}", index.at)
             self.here += 1
             self.need("]", "after the index")
             part = Node(index.kind, index.at, _index_value(index))
