@@ -110,3 +110,48 @@ def test_softmax_has_no_finite_number_of_features():
     assert status("dimension", "softmax has 0 features") == "undecided"
     assert status("dimension", "[x[i]*x[j]*x[l] for i<j<=l] has C(d+1, 3) features") == "undecided"
     assert status("dimension", "[x[i]*x[j]*x[l] for i<j<=l] has C(d, 3) features") == "false"
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("[a*x] gives pi*(q·k) for some a", "true"),
+        ("[a*x] gives pi*(q·k) for some a for d = 2", "true"),
+        ("[exp(a*x[i]) for i] gives sum(i, exp(q[i] + k[i])) for some a", "undecided"),  # a = 1
+        ("[a*x] gives b**2*(q·k) for some a", "undecided"),  # a = b, if it may depend on b
+        ("[a*x] gives d*(q·k) for some a", "undecided"),  # a = √d, if it may depend on d
+        ("[a*x] gives (d - 2)*(q·k) for some a", "false"),  # none for d = 1
+        ("[a*x[i]*x[j] for i<=j] gives (q·k)**2 for some a", "false"),
+    ],
+)
+def test_there_is_no_choice_only_if_none_is_missed(claim, expected):
+    assert status("map", claim) == expected
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "(q·k)**3 != 0 where q·k > 0",
+        "sinh(q·k) != 0 where q·k > 0",
+        "tanh(q·k) != 0 where q·k >= 1",
+    ],
+)
+def test_keys_that_cancel_meet_all_conditions(claim):
+    assert status("sign", claim) != "false"
+    assert status("sign", claim.replace(" != 0", "") + " can vanish") != "true"
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "expected"),
+    [
+        ("sign", "exp(-1000000) > 0", "true"),
+        ("sign", "exp(-1000000) < 0", "false"),
+        ("sign", "exp(1000000) <= 0", "false"),
+        ("identity", "*".join(["(a**16)**4"] * 12) + " = b", "false"),
+    ],
+)
+def test_numbers_of_thousands_of_digits_are_no_error(kind, claim, expected):
+    verdict = proofs.prove(kind, claim, timeout=None)
+    assert verdict.status == expected
+    assert str(verdict)
+    assert verdict.to_json()

@@ -44,8 +44,14 @@ class Interval(NamedTuple):
 def _end(x: End) -> str:
     if not isinstance(x, Fraction):
         return "∞" if x > 0 else "−∞"
-    text = str(x)
-    return text if len(text) <= 12 else f"{float(x):.6g}"
+    if max(x.numerator.bit_length(), x.denominator.bit_length()) <= 40:
+        text = str(x)
+        if len(text) <= 12:
+            return text
+    shown = f"{float(Number(x)):.6g}"
+    if x and shown in ("0", "-0"):
+        return "a tiny number" if x > 0 else "−a tiny number"
+    return "a huge number" if shown == "inf" else "−a huge number" if shown == "-inf" else shown
 
 
 ALL = Interval(-INFINITY, INFINITY)

@@ -81,6 +81,8 @@ def plain(x: Fraction | Number) -> int | str | float:
         return round(rounded) if whole else rounded
     if value.denominator == 1 and abs(value) < 10**15:
         return int(value)
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > 70:
+        return float(Number(value))  # Python writes no number of thousands of digits
     text = str(value)
     return text if len(text) <= 20 else float(x)
 
@@ -103,9 +105,7 @@ def speaks_of_something(statement: Statement) -> bool:
     derived of a statement that speaks of nothing would be true only because there is nothing."""
     widths = dimensions(statement) or [largest_index(*statement.nodes)]
     return any(
-        speaks_of(statement, d, point)
-        for d in widths
-        for point in points(statement, d, TRIES)
+        speaks_of(statement, d, point) for d in widths for point in points(statement, d, TRIES)
     )
 
 

@@ -50,6 +50,7 @@ from kerneltrick.proofs._witness import (
 _CLAIM = re.compile(r"^(?P<sim>.*?)\s*(?P<relation>>=|<=|!=|>|<|≥|≤|≠)\s*0\s*$", re.DOTALL)
 _SPELLED = {"≥": ">=", "≤": "<=", "≠": "!="}
 _WORDS = {">": "positive", ">=": "non-negative", "<": "negative", "<=": "non-positive"}
+LARGEST = 200  # degree of a polynomial whose roots are counted: e is an atom, e^1000000 its power
 _ZERO = Node("number", 0, Fraction(0))
 Subject = Kernel | Phi
 
@@ -395,7 +396,7 @@ def _one_atom(form: Form) -> tuple[Any, Any] | None:
     """The atom that a form is a polynomial in, and that polynomial."""
     atoms = form.atoms()
     powers = [e for m in form.terms for _, e in m]
-    if len(atoms) != 1 or any(e.denominator != 1 or e < 0 for e in powers):
+    if len(atoms) != 1 or any(e.denominator != 1 or not 0 <= e <= LARGEST for e in powers):
         return None
     t = sympy.Symbol("t")
     expression = sum(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from kerneltrick.proofs._form import Atom, Form, Monomial, NotNormalError
 from kerneltrick.proofs._identity import settle
 from kerneltrick.proofs._normal import scalar
-from kerneltrick.proofs._search import speaks_of_something
+from kerneltrick.proofs._search import dimensions, speaks_of_something
 from kerneltrick.proofs._statement import Setting, Statement, assumptions, derive, setting, span
 from kerneltrick.proofs._symbolic import NotSymbolicError, as_node
 from kerneltrick.proofs._sympy import Expr, real, subscript, sympy, write, write_monomial
@@ -16,6 +17,7 @@ from kerneltrick.proofs._syntax import replaced
 from kerneltrick.proofs._verdict import Derivation, Verdict
 
 SHOWN = 8
+WIDTHS = 4  # dimensions in which a choice is shown to be impossible
 _Table = dict[Monomial, Expr]
 
 
@@ -23,29 +25,56 @@ def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict
     """Whether real numbers for the letters `some` make an equation hold.
 
     The sides are compared coefficient by coefficient. A choice that is found is put in and derived
-    like any other claim; that there is none follows from equations without a common root.
+    like any other claim. That there is none follows from equations without a common root in one
+    dimension: so there is none either if the choice may depend on d.
     """
     settle(statement)  # refuses what cannot be read
-    given = setting(statement)
+    letters = ", ".join(some)
     try:
-        tables = [_table(scalar(x, given.space), some) for x in (statement.left, statement.right)]
+        found = _equations(statement, setting(statement), some)
     except (NotNormalError, ZeroDivisionError) as error:
         return Verdict.undecided(claim, f"no normal form: {error}")
-    left, right = tables
-    if left is None or right is None:
-        letters = ", ".join(some)
+    if found is None:
         return Verdict.undecided(claim, f"the sides are no polynomials in {letters}")
+    chosen = _choice(claim, statement, some, found)
+    if chosen is not None:
+        return chosen
+    for d in [statement.d] if statement.d is not None else dimensions(statement)[:WIDTHS]:
+        given = setting(statement, d)
+        try:
+            at = _equations(statement, given, some)
+        except (NotNormalError, ZeroDivisionError):
+            continue
+        if at is not None and _unsolvable(at, some):
+            where = f" ({span(statement, given)})" if statement.speaks_of_d else ""
+            reason = f"no real {letters} meets all conditions{where}"
+            return Verdict.false(claim, Derivation(reason, assumptions(statement)), at.needs)
+    missing = f"no choice of {letters} was found, and no derivation that there is none"
+    return Verdict.undecided(claim, missing, found.needs)
+
+
+class _Equations(NamedTuple):
+    """What the letters must meet, and that in words."""
+
+    equations: list[Expr]
+    needs: tuple[str, ...]
+    others: bool  # whether there are further letters, which the choice might depend on
+
+
+def _equations(statement: Statement, given: Setting, some: Sequence[str]) -> _Equations | None:
+    left, right = (_table(scalar(x, given.space), some) for x in (statement.left, statement.right))
+    if left is None or right is None:
+        return None
     zero = sympy.Integer(0)
     keys = [key for key in {**left, **right} if left.get(key, zero) != right.get(key, zero)]
     keys.sort(key=_order)
-    equations = [sympy.expand(left.get(key, zero) - right.get(key, zero)) for key in keys]
     needs = tuple(
         f"{_name(key)} needs {write(left.get(key, zero))} = {write(right.get(key, zero))}"
         for key in keys[:SHOWN]
     )
-    return _choice(claim, statement, some, equations, needs) or _none(
-        claim, statement, given, some, equations, needs
-    )
+    others = any(a[0] == "name" for key in keys for a, _ in key)
+    equations = [sympy.expand(left.get(key, zero) - right.get(key, zero)) for key in keys]
+    return _Equations(equations, needs, others)
 
 
 def _table(form: Form, some: Sequence[str]) -> _Table | None:
@@ -58,9 +87,10 @@ def _table(form: Form, some: Sequence[str]) -> _Table | None:
                 if e.denominator != 1 or e < 0:
                     return None
                 value *= real(a[1]) ** int(e)
-            elif a[0] == "prime":
-                value *= sympy.Integer(a[1]) ** sympy.Rational(e.numerator, e.denominator)
-            elif a[0] in ("at", "sum", "rest", "name", "pi"):
+            elif a[0] in ("prime", "pi"):
+                base = sympy.Integer(a[1]) if a[0] == "prime" else sympy.pi
+                value *= base ** sympy.Rational(e.numerator, e.denominator)
+            elif a[0] in ("at", "rest", "name") or (a[0] == "sum" and _plain_sum(a)):
                 rest.add((a, e))
             else:
                 return None
@@ -69,14 +99,19 @@ def _table(form: Form, some: Sequence[str]) -> _Table | None:
     return found
 
 
+def _plain_sum(a: Atom) -> bool:
+    """Whether a sum is of coordinates only, so that no letter hides in it."""
+    return all(x[0] == "any" for x, _ in a[1])
+
+
 def _choice(
     claim: str,
     statement: Statement,
     some: Sequence[str],
-    equations: list[Expr],
-    needs: tuple[str, ...],
+    found: _Equations,
 ) -> Verdict | None:
     unknowns = [real(name) for name in some]
+    equations = found.equations
     for solution in sympy.solve(equations, unknowns, dict=True) if equations else [{}]:
         values = [sympy.sympify(solution.get(x, 1)).subs(dict.fromkeys(unknowns, 1))
                   for x in unknowns]  # fmt: skip
@@ -93,29 +128,22 @@ def _choice(
         if isinstance(derived, Derivation) and speaks_of_something(put):
             text = ", ".join(f"{x} = {write(v)}" for x, v in zip(some, values, strict=True))
             reason = f"with {text} {derived.reason}"
-            return Verdict.true(claim, Derivation(reason, derived.assumptions), needs)
+            return Verdict.true(claim, Derivation(reason, derived.assumptions), found.needs)
     return None
 
 
-def _none(
-    claim: str,
-    statement: Statement,
-    given: Setting,
-    some: Sequence[str],
-    equations: list[Expr],
-    needs: tuple[str, ...],
-) -> Verdict:
-    letters = ", ".join(some)
+def _unsolvable(found: _Equations, some: Sequence[str]) -> bool:
+    """Whether the equations surely have no common real root, whatever the other letters are."""
     unknowns = [real(name) for name in some]
-    if all(x.is_polynomial(*unknowns) and _rational(x, unknowns) for x in equations):
-        basis = sympy.groebner(equations, *unknowns, order="lex")
-        for element in basis.exprs:
-            free = element.free_symbols
-            if not free or (len(free) == 1 and sympy.Poly(element).count_roots() == 0):
-                reason = f"no real {letters} meets all conditions ({span(statement, given)})"
-                return Verdict.false(claim, Derivation(reason, assumptions(statement)), needs)
-    missing = f"no choice of {letters} was found, and no derivation that there is none"
-    return Verdict.undecided(claim, missing, needs)
+    if found.others or not found.equations:
+        return False
+    if not all(x.is_polynomial(*unknowns) and _rational(x, unknowns) for x in found.equations):
+        return False
+    for element in sympy.groebner(found.equations, *unknowns, order="lex").exprs:
+        free = element.free_symbols
+        if not free or (len(free) == 1 and sympy.Poly(element).count_roots() == 0):
+            return True
+    return False
 
 
 def _rational(x: Expr, unknowns: list[Expr]) -> bool:

@@ -13,7 +13,7 @@ from kerneltrick import maps
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._search import plain, points
-from kerneltrick.proofs._statement import Statement, assumptions, sides_at
+from kerneltrick.proofs._statement import Statement, assumptions, sides_at, speaks_of
 from kerneltrick.proofs._symbolic import Floats, Kernel, Phi
 from kerneltrick.proofs._syntax import Node, has_gaps, names
 from kerneltrick.proofs._verdict import Counterexample
@@ -52,12 +52,15 @@ def _cancelling(statement: Statement, d: int, point: dict[str, Any]) -> Countere
             n_up, n_down = ratio.numerator, ratio.denominator
             if n_up + n_down <= MOST_KEYS:
                 return _sum(statement, d, point, [down] * n_down + [up] * n_up)
-        if continuous(statement.left):
+        if _path(statement):
             return _between(statement, d, point, down, up)
     return None
 
 
 def _similarity(statement: Statement, d: int, point: dict[str, Any]) -> tuple[int, Number] | None:
+    """The sign and the value at a key that meets all conditions; None at others."""
+    if not speaks_of(statement, d, point):
+        return None
     return exactly(lambda: sides_at(statement, d, point)[0])
 
 
@@ -86,7 +89,7 @@ def _between(
 ) -> Counterexample:
     def both_signs() -> bool:
         found = [_similarity(statement, d, {**point, "k": key}) for key in (down, up)]
-        return continuous(statement.left) and all(
+        return _path(statement) and all(
             v is not None and v[0] == sign for v, sign in zip(found, (-1, 1), strict=True)
         )
 
@@ -98,6 +101,11 @@ def _between(
     others = {name: plain(x) for name, x in point.items() if name not in ("q", "k")}
     reason = "it is continuous and has both signs: between two such keys lies one with sum 0"
     return Counterexample(reason, {**shown, **others}, both_signs, assumptions(statement))
+
+
+def _path(statement: Statement) -> bool:
+    """Whether a similarity is continuous from one key to another, all of them allowed."""
+    return not statement.conditions and continuous(statement.left)
 
 
 def continuous(node: Node) -> bool:
