@@ -155,3 +155,44 @@ def test_numbers_of_thousands_of_digits_are_no_error(kind, claim, expected):
     assert verdict.status == expected
     assert str(verdict)
     assert verdict.to_json()
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("multi-head decoding: O(b*n*d) where h = 1, k <= n", "true"),
+        ("multi-query decoding traffic: O(d**2 + b*d + b*n*d) where h = 1", "true"),
+        ("multi-head decoding: 2*b*n*d + 4*b*d**2 where h = d", "true"),
+        ("multi-head decoding: 2*b*n*h*k + 4*b*h*d*k where v = k", "true"),
+        ("multi-head decoding: 2*b*n*h*k + 4*b*h**2*k**2 where d = h*k", "true"),
+        ("grouped decoding memory: O(b*n*d) where h = 1", "true"),  # g ≤ h
+        ("grouped decoding memory: 2*w*b*n*d where h = 1", "undecided"),
+        ("multi-query decoding traffic: O(b*n) where d = 64", "true"),  # h ≤ d
+        ("softmax: O(n**2) where D = 64, M <= D", "true"),
+        ("softmax: O(n**2) where D = 64, M >= D", "false"),
+        ("softmax: O(n**2*D) where M = D, M <= n", "true"),
+    ],
+)
+def test_sizes_that_are_explained_keep_their_relations(claim, expected):
+    assert status("cost", claim) == expected
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "softmax: n**2*D where M = 0",
+        "softmax: n**2*D - n**2 where M = -1",
+        "softmax: n**2*D + n**2/2 where M = 0.5",
+        "multi-head decoding: O(b*n*d) where k <= n",
+        "multi-head decoding: O(b*n*d) where h = d + 1",
+    ],
+)
+def test_conditions_on_sizes_are_used_or_refused(claim):
+    with pytest.raises(proofs.ClaimError):
+        status("cost", claim)
+
+
+def test_a_counterexample_to_a_count_has_whole_sizes():
+    verdict = proofs.prove("cost", "multi-head decoding: 2*b*n*d + 4*b*d**2 + h - 1", timeout=None)
+    assert verdict.status == "false"
+    assert verdict.counterexample["d"] % verdict.counterexample["h"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -54,19 +55,23 @@ def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Ver
         raise ClaimError(claim, node.at, "an order is one expression: O(n*D)")
     _check_sizes(claim, body, cost)
     claimed = _polynomial(claim, body)
-    fitted, claimed, taken = _fitted(cost, claimed, values)
+    fitted, claimed, taken, values = _fitted(claim, cost, claimed, values)
+    limits = [(_of(a, values), _of(b, values)) for a, b in (*relations, *cost.relations)]
     field = QUANTITIES[quantity]
     if not getattr(fitted, field):
         return Verdict.undecided(label, f"the {quantity} of {cost.name} is not counted")
     logs = tuple(s for s in claimed.symbols if s.startswith("log "))
-    relations = (*relations, *((s, s.removeprefix("log ")) for s in logs), *fitted.relations)
     if not is_order:
         if logs:
             raise ClaimError(claim, body.at, "an exact count has no logarithm in it")
-        return _exact(label, getattr(fitted, field), claimed, relations, taken)
-    taken = (*taken, *(f"{s} is a constant" for s in fitted.constants
+        return _exact(label, getattr(fitted, field), claimed, limits, taken, values)
+    relations, bounded = _growing(claim, limits)
+    constants = (*fitted.constants, *bounded)
+    taken = (*taken, *(f"{s} is a constant" for s in constants
                        if s in getattr(fitted, field).symbols))  # fmt: skip
-    return _order(label, fitted.growth(field), claimed, relations, taken)
+    relations = (*relations, *((s, s.removeprefix("log ")) for s in logs))
+    growth, claimed = (x.subs(**dict.fromkeys(bounded, 1)) for x in (fitted.growth(field), claimed))
+    return _order(label, growth, claimed, relations, taken)
 
 
 def _conditions(
@@ -87,6 +92,8 @@ def _conditions(
                 if name in values:
                     raise ClaimError(text, left.at, f"{name} is explained twice")
                 values[name] = _polynomial(text, right.node)
+                if not values[name].symbols and not _is_size(values[name].at()):
+                    raise ClaimError(text, right.node.at, SIZES)
                 continue
             if right.node.kind != "name":
                 raise ClaimError(text, right.node.at, problem)
@@ -152,27 +159,84 @@ def _binomial(top: Polynomial, bottom: Polynomial) -> Polynomial:
     return costs.binomial(top, int(bottom.at()))
 
 
+def _is_size(x: Any) -> bool:
+    return bool(x == int(x) and x >= 1)
+
+
+Limit = tuple[Polynomial, Polynomial]  # the smaller and the larger
+
+
+def _of(name: str, values: Mapping[str, Polynomial]) -> Polynomial:
+    """A size in the letters that are left."""
+    return values[name] if name in values else costs.symbol(name)
+
+
+def _growing(text: str, limits: Sequence[Limit]) -> tuple[tuple[Relation, ...], tuple[str, ...]]:
+    """Limits as relations between sizes that grow, and the sizes that are bounded by a number."""
+    relations, bounded = list[Relation](), list[str]()
+    for small, large in limits:
+        if not small.symbols or _at_most(small, large):
+            continue
+        names = [_only_symbol(small), _only_symbol(large)]
+        if names[0] is None or (large.symbols and names[1] is None):
+            problem = f"orders are compared under relations between sizes, not {small} <= {large}"
+            raise ClaimError(text, 0, problem)
+        if names[1] is None:
+            bounded.append(names[0])
+        elif names[0] != names[1]:
+            relations.append((names[0], names[1]))
+    for _ in relations:
+        bounded += [a for a, b in relations if b in bounded and a not in bounded]
+    return tuple(relations), tuple(dict.fromkeys(bounded))
+
+
+def _only_symbol(x: Polynomial) -> str | None:
+    """The size that this is a multiple of, if it is one."""
+    if len(x.symbols) != 1 or len(x.terms) != 1:
+        return None
+    ratio = x / costs.symbol(x.symbols[0])
+    return None if ratio.symbols else x.symbols[0]
+
+
+def _at_most(small: Polynomial, large: Polynomial) -> bool:
+    """Whether one term is at most another whatever the sizes are, as d/h and d."""
+    if len(small.terms) != 1 or len(large.terms) != 1:
+        return small == large
+    ((key, c),) = (large / small).terms.items()
+    return c >= 1 and all(e >= 0 for _, e in key)
+
+
 def _fitted(
-    cost: Cost, claimed: Polynomial, values: dict[str, Polynomial]
-) -> tuple[Cost, Polynomial, tuple[str, ...]]:
+    text: str, cost: Cost, claimed: Polynomial, said: dict[str, Polynomial]
+) -> tuple[Cost, Polynomial, tuple[str, ...], dict[str, Polynomial]]:
     """Cost and claim in the same letters: with k = d/h and what `where` says, D = M = d where the
-    claim writes a small d only, and tile sizes constant unless it names them; and what of this was
-    not said."""
+    claim writes a small d only, and tile sizes constant unless it names them; what of this was
+    not said; and what every letter is that is not left."""
     kept = tuple(s for s in cost.constants if s not in claimed.symbols)
     every = _all_sizes(cost)
     silent: dict[str, Polynomial] = {}
     if "d" in claimed.symbols and "d" not in every:
         widths = [s for s in ("D", "M") if s in every and s not in claimed.symbols]
-        silent = {s: costs.symbol("d") for s in widths if s not in values}
-    if "D" in claimed.symbols and "D" not in every and "d" in every and "D" not in values:
+        silent = {s: costs.symbol("d") for s in widths if s not in said}
+    if "D" in claimed.symbols and "D" not in every and "d" in every and "D" not in said:
         silent = {"D": costs.symbol("d")}
     taken = [f"{s} = {x}" for s, x in silent.items()]
     used = {*claimed.symbols, *_all_counts(cost)}
-    known = {s: x for s, x in cost.identities.items() if s not in values}
-    taken += [f"{s} = {x}" for s, x in known.items() if s in used]
-    values = known | silent | values
+    values = {**silent, **said}
+    known: dict[str, Polynomial] = {}
+    for s, x in cost.identities.items():
+        try:
+            meant = x.subs(**values)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ClaimError(text, 0, f"{s} = {x} is no sum of products then: {error}") from None
+        if s not in values and meant != costs.symbol(s):  # k = d/h says nothing where d = h·k
+            known[s] = meant
+            taken += [f"{s} = {meant}"] if s in used else []
+        elif s in values and s in used and values[s].subs(**known) != meant:
+            taken.append(f"{s} = {values[s]}, which need not be {x}")
+    values = _resolved(text, known | values)
     fitted = dataclasses.replace(cost.subs(**values), constants=kept)
-    return fitted, claimed.subs(**values), tuple(taken)
+    return fitted, claimed.subs(**values), tuple(taken), values
 
 
 def _all_counts(cost: Cost) -> set[str]:
@@ -202,15 +266,31 @@ def _exact(
     label: str,
     count: Polynomial,
     claimed: Polynomial,
-    relations: Sequence[Relation],
+    limits: Sequence[Limit],
     taken: tuple[str, ...],
+    explained: Mapping[str, Polynomial],
 ) -> Verdict:
     taken = (*taken, SIZES)
     if count == claimed:
         return Verdict.true(label, Derivation(f"counted: {count}", taken))
     sizes = _sizes(count, claimed)
+
+    def differ(values: Mapping[str, int]) -> bool:
+        """Whether they do, at sizes that meet all conditions; those that do not occur are 1."""
+
+        def at(x: Polynomial) -> Any:
+            return x.at(**{s: values.get(s, 1) for s in x.symbols})
+
+        return (
+            at(count) != at(claimed)
+            and all(at(small) <= at(large) for small, large in limits)
+            and all(_is_size(at(x)) for x in explained.values())
+        )
+
+    named = [(_only_symbol(a), _only_symbol(b)) for a, b in limits]
+    relations = [(a, b) for a, b in named if a is not None and b is not None]
     for values in _small_sizes(sizes, relations):
-        if count.at(**values) != claimed.at(**values):
+        if differ(values):
             break
     else:
         return Verdict.undecided(
@@ -220,7 +300,7 @@ def _exact(
     example = Counterexample(
         f"the count is {count}; claim and count differ by {count - claimed}",
         {**values, "count": _number(count.at(**values)), "claim": _number(claimed.at(**values))},
-        lambda: count.at(**values) != claimed.at(**values) and _ordered(values, relations),
+        lambda: differ(values),
         taken,
     )
     return Verdict.false(label, example, tuple(filter(None, [details])))
@@ -236,6 +316,9 @@ def _small_sizes(sizes: list[str], relations: Sequence[Relation]) -> Iterator[di
                     values[small], values[large] = values[large], values[small]
         if _ordered(values, relations):
             yield values
+    chooser = random.Random(0)
+    for _ in range(400):  # of which one divides another, as h does d
+        yield {s: chooser.choice((1, 2, 3, 4, 6, 12, 24, 60)) for s in sizes}
 
 
 def _ordered(values: Mapping[str, int], relations: Sequence[Relation]) -> bool:
