@@ -196,3 +196,41 @@ def test_a_counterexample_to_a_count_has_whole_sizes():
     verdict = proofs.prove("cost", "multi-head decoding: 2*b*n*d + 4*b*d**2 + h - 1", timeout=None)
     assert verdict.status == "false"
     assert verdict.counterexample["d"] % verdict.counterexample["h"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "expected"),
+    [
+        ("einsum", "ii->i for 1 3", "false"),
+        ("einsum", "ii->i for n 1", "false"),
+        ("einsum", "iij->j for 1 2 3", "false"),
+        ("einsum", "ii->i for n n", "true"),
+        ("einsum", "ij,jk->ik for 2 1, 4 5", "true"),  # NumPy and torch broadcast between operands
+        ("einsum", "ij,jk->ik for (2, 3), (3, 5)", "true"),
+        ("einsum", "ij,jk->ik for (2, 3), (4, 5)", "false"),
+        ("einsum", "i,i-> computes i,j->", "false"),
+        ("einsum", "ij,ij-> computes ij,ji->", "false"),
+        ("einsum", "ij,ij-> computes ji,ji->", "true"),
+        ("shapes", "Qᵀ @ K -> d m where Q: n d, K: n m", "true"),
+        ("shapes", "v.T @ A -> k where v: n, A: n k", "true"),
+    ],
+)
+def test_shapes_are_those_of_numpy(kind, claim, expected):
+    assert status(kind, claim) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [
+        ("einsum", "ij,jk->ik computes ab,bc->aa"),
+        ("einsum", "ij,jk->ik for (2, 3, (3, 5)"),
+        ("shapes", "A @ v.mT -> n where A: n k, v: k"),
+        ("shapes", "A @ B -> n m where A: n 1.5, B: 1.5 m"),
+        ("shapes", "A @ B -> n m where A: n k-k, B: k-k m"),
+        ("shapes", "A @ B -> n m where A: n -3, B: -3 m"),
+        ("shapes", "split(X, 0, k) -> 0 n k where X: n k"),
+    ],
+)
+def test_shapes_that_no_array_has_are_refused(kind, claim):
+    with pytest.raises(proofs.ClaimError):
+        status(kind, claim)

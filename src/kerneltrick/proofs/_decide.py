@@ -82,7 +82,8 @@ def _einsum(claim: str) -> Verdict:
         meant, _, tail = meant.partition(" for ")
         text += f" for {tail}"
     equation, word, sizes = text.partition(" for ")
-    shapes = [_sizes(claim, part) for part in sizes.split(",")] if word else None
+    flat = re.sub(r"\(([^()]*)\)", lambda match: match[1].replace(",", " "), sizes)
+    shapes = [_sizes(claim, part) for part in flat.split(",")] if word else None
     return _located(
         claim,
         (equation, meant),
@@ -91,8 +92,8 @@ def _einsum(claim: str) -> Verdict:
 
 
 def _sizes(claim: str, part: str) -> list[int | str]:
-    """The sizes of one array: b d, 2 3, (2, 3) without its commas, 2×3 or 2x3."""
-    words = re.sub(r"(?<=\d)x(?=\d)|×|[()]", " ", part).split()
+    """The sizes of one array: b d, 2 3, (2, 3) by now without its brackets, 2×3 or 2x3."""
+    words = re.sub(r"(?<=\d)x(?=\d)|×", " ", part).split()
     for word in words:
         if not re.fullmatch(r"[1-9]\d*|[A-Za-z]\w*", word):
             raise ClaimError(claim, max(claim.rfind(word), 0), "sizes are numbers ≥ 1 or letters")

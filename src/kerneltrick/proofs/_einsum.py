@@ -93,6 +93,8 @@ def _compared(
     """Whether two equations compute the same, up to names and the order of operands."""
     if not all(i in "".join(meant.inputs) for i in meant.output):
         raise ClaimError(str(meant), 0, "what is meant has an output index that no input has")
+    if len(set(meant.output)) < len(meant.output):
+        raise ClaimError(str(meant), 0, "what is meant has an index twice in its output")
     if len(found.inputs) > MOST_OPERANDS or len(meant.inputs) > MOST_OPERANDS:
         missing = f"einsums of more than {MOST_OPERANDS} operands are not compared"
         return Verdict.undecided(claim, missing)
@@ -124,7 +126,7 @@ def _differing(found: Equation, meant: Equation) -> Counterexample:
             arrays = [arrays[i] for i in order]
         if [x.ndim for x in arrays] != [len(x) for x in equation.inputs]:
             return None
-        return np.einsum(str(equation), *arrays).tolist()
+        return np.asarray(np.einsum(str(equation), *arrays)).tolist()
 
     shown = {"sizes": 2, "computed": _shape_or_value(found), "meant": _shape_or_value(meant)}
     return Counterexample(reason, shown, differ)
@@ -132,7 +134,7 @@ def _differing(found: Equation, meant: Equation) -> Counterexample:
 
 def _shape_or_value(equation: Equation) -> str:
     """The output of an equation on its own whole numbers, in short."""
-    text = str(np.einsum(str(equation), *_arrays(equation)).tolist())
+    text = str(np.asarray(np.einsum(str(equation), *_arrays(equation))).tolist())
     return text if len(text) <= 60 else text[:57] + "…"
 
 
@@ -176,11 +178,15 @@ def _misfit(found: Equation, shapes: Sequence[Shape]) -> Counterexample | Deriva
                 f"{letters} has {len(letters)} indices, but its array ({_list(shape)}) has "
                 f"{len(shape)} axes"
             )
+        own: dict[str, int | str] = {}
         for letter, size in zip(letters, shape, strict=True):
+            if own.setdefault(letter, size) != size:  # the diagonal of a square: 1 fits no other
+                reason = f"the index {letter} is both {own[letter]} and {size} in {letters}"
+                return _unequal(reason, own[letter], size)
             before = sizes.setdefault(letter, (size, letters))
             if before[0] == 1:
                 sizes[letter] = (size, letters)
-            elif size not in (before[0], 1):
+            elif size not in (before[0], 1):  # neither is 1, and letters stand for others
                 reason = f"the index {letter} is {before[0]} in {before[1]} and {size} in {letters}"
                 return _unequal(reason, before[0], size)
     return None
@@ -194,7 +200,7 @@ def _unequal(reason: str, left: int | str, right: int | str) -> Counterexample:
             values[size] = next(n for n in (2, 3, 5) if n not in (left, right, *values.values()))
     both = [values.get(str(x), x) for x in (left, right)]
     shown = values or {"sizes": both}
-    return Counterexample(reason, shown, lambda: both[0] != both[1] and 1 not in both)
+    return Counterexample(reason, shown, lambda: both[0] != both[1])
 
 
 def _list(shape: Shape) -> str:

@@ -48,7 +48,10 @@ def check_shapes(
     given = ", ".join(f"{name}: {_show(shape)}" for name, shape in known.items())
     claim = f"{expression.strip()} is {_show(wanted)} for {given}"
     found = _evaluate(expression, known)
-    unused = [x for x in known if not re.search(rf"(?<!\w){re.escape(x)}(?!\w)", expression)]
+    word = r"[A-Za-z0-9_φ]"  # ᵀ is a letter of its own
+    unused = [
+        x for x in known if not re.search(rf"(?<!{word}){re.escape(x)}(?!{word})", expression)
+    ]
     if unused:
         raise ClaimError(expression, 0, f"{unused[0]} has a shape, but does not occur")
     if isinstance(found, Operand) and found.shape == wanted:
@@ -96,9 +99,7 @@ def _numbers(shape: Shape, values: Mapping[str, int]) -> Shape | None:
 
 
 def _size(x: int | str) -> Size:
-    if isinstance(x, int):
-        return Polynomial({(): x})
-    text = x.strip()
+    text = str(x).strip()
     scope = Scope(
         text,
         {},
@@ -109,6 +110,8 @@ def _size(x: int | str) -> Size:
     )
     found = scalar_value(read_expression(text), scope)
     assert isinstance(found, Polynomial)
+    if not found.symbols and ((value := found.at()) != int(value) or value < 1):
+        raise ClaimError(text, 0, SIZES)
     return found
 
 
@@ -179,6 +182,9 @@ def _factor(
                 text, text.find(name, at), f"{name} has {len(shape)} axes: write {name}.mT to turn "
                 f"the last two over ({match['turned']} turns all over in NumPy)"
             )  # fmt: skip
+        if len(shape) < 2 and match["turned"] == ".mT":
+            problem = f"{name} has one axis: .mT turns two over"
+            raise ClaimError(text, text.find(name, at), problem)
         shape = (*shape[:-2], *reversed(shape[-2:]))
     return Operand(factor.strip(), shape)
 
