@@ -234,3 +234,55 @@ def test_shapes_are_those_of_numpy(kind, claim, expected):
 def test_shapes_that_no_array_has_are_refused(kind, claim):
     with pytest.raises(proofs.ClaimError):
         status(kind, claim)
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("favor:features=1 trains q", "false"),  # o = Σφ(kⱼ)vⱼ / Σφ(kⱼ)
+        ("favor:features=1 trains no q", "true"),
+        ("favor:features=1 trains k", "true"),
+        ("favor:features=2 trains q", "true"),
+        ("relu trains every query", "undecided"),  # not those with negative coordinates only
+        ("relu2 trains every q", "undecided"),
+        ("t2r trains every query", "undecided"),
+        ("relu trains no query", "false"),
+        ("elu trains every query", "true"),
+    ],
+)
+def test_features_that_cancel_or_are_flat_train_no_query(claim, expected):
+    assert status("gradient", claim) == expected
+
+
+def test_one_feature_alone_gives_queries_no_gradient():
+    import numpy as np
+
+    import kerneltrick as kt
+
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 5, 4))
+    one = kt.maps.get("favor:features=1")
+    np.testing.assert_allclose(
+        kt.linear_attention(q, k, v, one), kt.linear_attention(2 * q + 1, k, v, one)
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("softmax beats elu", "true"),
+        ("elu beats softmax", "false"),
+        ("poly:degree=2,constant=1e300 beats elu", "undecided"),
+        ("elu beats poly:degree=2,constant=1e300", "undecided"),
+        ("favor:features=16 beats favor:features=16", "undecided"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_ranked_nowhere(claim, expected):
+    assert status("ranking", claim) == expected
+
+
+def test_a_seed_that_is_named_is_used():
+    facts = proofs.check_ranking(
+        ["favor:features=16,seed=5", "favor:features=16,seed=6", "favor:features=16"]
+    ).facts
+    assert len(set(facts.values())) == 3

@@ -83,7 +83,7 @@ def _count(subject: Any, d: int | None) -> _Counter:
     if phi.node is not None:
         return _Counter(phi.text, _of_list(phi.node))
     if isinstance(phi.map, maps.Softmax):
-        return _Counter(phi.text, "softmax has no features of finite number: e^{q·k} is its kernel")
+        return _Counter(phi.text, "softmax has no features here, and e^{q·k} has infinitely many")
     if phi.map is not None:
         known = costs.feature_cost(phi.map, 1)
         if known.counted:

@@ -18,6 +18,7 @@ POINTS = 20
 STEP = 1e-6
 INPUTS = ("q", "k", "v")
 GENERIC = "at least two keys, values that differ, and no ties (which have measure 0)"
+TWO = "at least two features, for one alone cancels: d ≥ 2 where there is one per coordinate"
 _HARD, _SOFT = ("hard", "argmax"), ("softmax", "gumbel", "temperature")
 _KNOWN: dict[str, Attention] = {
     "hard": lambda q, k, v: hard_attention(q, k, v),
@@ -128,11 +129,16 @@ def _hard(claim: str, said: Trained) -> Verdict:
 
 
 def _settled(
-    claim: str, said: Trained, trained: bool, reason: str, facts: dict[str, Any] | None = None
+    claim: str,
+    said: Trained,
+    trained: bool,
+    reason: str,
+    facts: dict[str, Any] | None = None,
+    taken: tuple[str, ...] = (),
 ) -> Verdict:
     """The verdict where all inputs that are meant are trained, or none of them."""
     facts = facts or {"gradient": dict.fromkeys(INPUTS, True)}
-    derived = Derivation(reason, (GENERIC,))
+    derived = Derivation(reason, (GENERIC, *taken))
     if trained == (said.how_many != "no"):
         return Verdict.true(claim, derived, facts=facts)
     return Verdict.false(claim, derived, facts=facts)
@@ -140,11 +146,19 @@ def _settled(
 
 def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
     reason = _LINEAR_SLOPES[said.what]
+    if said.what == "q" and feature_map.dim(2) == 1:
+        facts = {"gradient": {"q": False, "k": True, "v": True}}
+        reason = "with one feature φ(q) stands above and below the fraction: o does not depend on q"
+        return _settled(claim, said, False, reason, facts)
+    flat = isinstance(feature_map, maps.Relu | maps.Relu2 | maps.T2R | maps.Cosformer)
+    if said.what == "q" and said.how_many == "every" and flat:
+        missing = f"{feature_map} is flat below 0, so it depends on the data which queries move"
+        return Verdict.undecided(claim, missing)
     all_alike = feature_map.sign == "positive" or said.what == "q"
     if (said.how_many == "every" or said.which) and not all_alike:
         missing = f"{feature_map} gives some pairs no weight, so it depends on the data which"
         return Verdict.undecided(claim, missing)
-    return _settled(claim, said, True, reason)
+    return _settled(claim, said, True, reason, None, (TWO,) if said.what == "q" else ())
 
 
 def _measured(claim: str, said: Trained, function: Attention) -> Verdict:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 from kerneltrick.proofs._evaluate import Scope, evaluate, scalar_value, vector_names
@@ -386,7 +387,7 @@ def _meets_conditions(statement: Statement, d: int, point: Point) -> bool:
         if name is None:
             if not _holds(condition, scope[-1]):
                 return False
-        elif not _defined(lambda c=condition, x=name: evaluate(_explanation(c, x), scope[-1])):
+        elif not _defined(partial(evaluate, _explanation(condition, name), scope[-1])):
             return False
     return True
 
