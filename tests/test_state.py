@@ -218,6 +218,27 @@ class TestFiles:
             with pytest.raises(ValueError, match=message):
                 kt.State.load(path)
 
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"fingerprint": "\x1b[31mred"}, "fingerprint is '�.31mred'"),
+            ({"fingerprint": "elu@window=4 (scale 1, d = 4)"}, "window=0 and sinks=0, but is of"),
+            ({"stop": " 30"}, "malformed entry ' 30'"),
+            ({"stop": "٣٠"}, "malformed entry '٣٠'"),
+            ({"window": "7_0"}, "malformed window"),
+        ],
+    )
+    def test_metadata_that_this_package_never_writes_is_refused(
+        self, state, change, message, tmp_path
+    ):
+        path = tmp_path / "state.safetensors"
+        state.save(path)
+        metadata, tensors = opened(path)
+        safetensors.numpy.save_file(tensors, path, {**metadata, **change})
+        with pytest.raises(ValueError, match=message) as caught:
+            kt.State.load(path)
+        assert str(caught.value).isprintable()
+
     def test_a_state_that_lost_its_log_scale_is_refused(self, state, tmp_path):
         path = tmp_path / "state.safetensors"
         state.save(path)

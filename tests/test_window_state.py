@@ -339,3 +339,19 @@ def test_a_state_of_one_stream_has_nothing_to_select():
     _, state = kt.linear_attention(*inputs(5), causal=True, return_state=True)
     with pytest.raises(ValueError, match=r"needs a state of a batch.* not of U \(2, 4, 3\)"):
         state.select(np.array([0]))
+
+
+@pytest.mark.parametrize("change", [{"window": "7"}, {"window": str(2**70)}, {"sinks": "1"}])
+def test_a_window_that_is_not_the_fingerprint_s_is_refused(change, tmp_path):
+    import safetensors.numpy
+
+    _, state = kt.linear_attention(
+        *inputs(20), "elu", causal=True, window=4, sinks=2, return_state=True
+    )
+    state.save(tmp_path / "s")
+    with safetensors.safe_open(tmp_path / "s", framework="numpy") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    safetensors.numpy.save_file(tensors, tmp_path / "s", {**metadata, **change})
+    with pytest.raises(ValueError, match="but is of elu@window=4,sinks=2"):
+        kt.State.load(tmp_path / "s")

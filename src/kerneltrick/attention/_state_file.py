@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any
 
 import numpy as np
 
 from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors
-from kerneltrick.engines import Near
+from kerneltrick._text import printable
+from kerneltrick.attention._dial import dial_text
+from kerneltrick.engines import UNBOUNDED, Near
 
 FORMAT = "kerneltrick.State/1"
 LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
@@ -60,15 +63,20 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
     if metadata.get("format") != FORMAT:
         raise fail(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
     try:
-        start, stop = int(metadata["start"]), int(metadata["stop"])
+        start, stop = _whole(metadata["start"]), _whole(metadata["stop"])
         print_ = metadata["fingerprint"]
         U, Z = tensors["U"], tensors["Z"]
     except (KeyError, ValueError) as error:
         raise fail(f"missing or malformed entry {error}") from None
     try:
-        window, sinks = (int(metadata.get(name, "0")) for name in ("window", "sinks"))
+        window, sinks = (_whole(metadata.get(name, "0")) for name in ("window", "sinks"))
     except ValueError as error:
         raise fail(f"malformed window or sinks: {error}") from None
+    if not print_.isprintable():
+        raise fail(f"its fingerprint is {printable(print_)!r}")
+    said = re.search(r"@(window|sinks)=[\w,=]*$", print_.partition(" (scale ")[0])
+    if (said[0] if said else "") != dial_text("", window % UNBOUNDED, sinks):
+        raise fail(f"it has window={window} and sinks={sinks}, but is of {print_}")
     names = [f"near_{name}" for name in Near._fields] if window or sinks else []
     unknown = set(tensors) - {"U", "Z", "log_scale", "log_decay", *names}
     if unknown:
@@ -97,6 +105,13 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
     sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
     decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
     return sums, scale, decay_log, start, stop, print_, near, window, sinks
+
+
+def _whole(text: str) -> int:
+    """A whole number as this package writes it: int() takes spaces and other scripts too."""
+    if not re.fullmatch(r"-?[0-9]{1,30}", text):
+        raise ValueError(repr(text[:40]))
+    return int(text)
 
 
 def _wrong_near(near: Near, U: Any, window: int, sinks: int) -> str:
