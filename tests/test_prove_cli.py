@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -231,3 +232,12 @@ def test_wrong_sizes_and_maps_are_one_line(run, tmp_path):
     failed(run("costs", "--map", "taylor:order=9"), "features for d = 64", code=2)
     failed(run("costs", "--plot", tmp_path / "costs.doc"), ".png, .svg, .pdf", code=2)
     failed(run("costs", "--plot", tmp_path / "none" / "costs.png"), "cannot write", code=2)
+
+
+@pytest.mark.parametrize("redirect", ["| true", ">&-", "> /dev/full"])
+def test_an_answer_that_nobody_gets_is_an_error_and_never_false(redirect):
+    words = [sys.executable, "-m", "kerneltrick", "prove", "einsum", "bd,dk->bk"]
+    script = f"set -o pipefail; {shlex.join(words)} {redirect}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr

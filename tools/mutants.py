@@ -351,9 +351,23 @@ MUTANTS = [
     Mutant(
         "conditions that a counterexample need not meet",
         "proofs/_statement.py",
-        "if not by_definition and not _holds(condition, scope):",
+        "if not _holds(condition, scope[-1]):",
         "if False:",
         "test_proof_arithmetic.py::test_a_point_that_misses_a_condition_breaks_nothing",
+    ),
+    Mutant(
+        "a derivation about nothing",
+        "proofs/_identity.py",
+        "return derived if speaks_of_something(statement) else NOTHING",
+        "return derived",
+        "test_proof_hostile.py::test_what_is_defined_nowhere_or_asks_the_impossible_is_undecided",
+    ),
+    Mutant(
+        "keys that cancel but miss a condition",
+        "proofs/_witness.py",
+        "    if not speaks_of(statement, d, point):",
+        "    if False:",
+        "test_proof_hostile.py::test_keys_that_cancel_meet_all_conditions",
     ),
     Mutant(
         "a counterexample that is not evaluated again",

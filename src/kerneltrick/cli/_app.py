@@ -80,6 +80,7 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 the data or the run failed, 2 wrong arguments; the
     commands that answer say 0, 1 or 2 by it, and 3 for every error."""
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "≥" still gets its table
@@ -104,8 +105,8 @@ def _run(arguments: list[str]) -> int:
         return _fail(f"{message.rstrip('.')}; see {where} --help", wrong)
     except (DataError, ValueError, ArithmeticError) as error:
         return _fail(str(error), failed)
-    except BrokenPipeError:  # whoever reads, such as `head`, has read enough
-        _abandon_output()
+    except (BrokenPipeError, SystemExit):  # whoever reads, such as `head`, has read enough: click
+        _abandon_output()  # makes an exit code of 1 of it, which would be an answer
         return failed
     except OSError as error:
         _abandon_output()
@@ -122,6 +123,15 @@ def _run(arguments: list[str]) -> int:
 def _fail(message: str, code: int) -> int:
     print("kerneltrick: " + printable(" ".join(message.split())), file=sys.stderr)
     return code
+
+
+def _open_closed() -> None:
+    """Streams that were closed before the start (`>&-`), which Python has as None: writing to
+    standard output then fails as it would with other programs, and errors go nowhere."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
 
 
 def _abandon_output() -> None:

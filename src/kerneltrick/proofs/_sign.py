@@ -299,8 +299,11 @@ def _by_definition(subject: Subject) -> Known:
         if isinstance(subject.map, maps.Favor):
             if subject.map.kind != "trig":
                 return Known("positive", "every feature is an exponential")
-        elif isinstance(subject.map, maps.T2R | maps.Cosformer):
-            return Known("non-negative", "by the map's definition")
+        elif isinstance(subject.map, maps.T2R):
+            return Known("non-negative", "every feature ends in a ReLU")
+        elif isinstance(subject.map, maps.Cosformer):
+            why = "it is ReLU(q)·ReLU(k)·cos(π(i−j)/2N), and refuses |i − j| > N"
+            return Known("non-negative", why)
     return Known("any", "a function is not looked into")
 
 
