@@ -91,7 +91,7 @@ def rkhs_norm(alpha: Array, K: Array) -> float:
     5.0
     """
     alpha, K = in_float64(alpha=alpha, K=K)
-    squared = alpha @ K @ alpha
+    squared = float(alpha @ K @ alpha)
     return float(np.sqrt(max(squared, 0.0)))  # rounding may take a 0 below it
 
 
