@@ -20,7 +20,7 @@ namespace KT_ISA {
 constexpr double INF = std::numeric_limits<double>::infinity();
 template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
 constexpr int64_t SPAN = 64;           // tokens of a block of full attention
-constexpr int64_t BLOCK = 48;          // of causal: whole tiles, and little above the diagonal
+constexpr int64_t BLOCK = KT_VECTOR_BYTES == 64 ? 32 : 48;  // of causal: whole tiles, little above the diagonal
 constexpr int64_t LONG_BLOCK = 192;    // where a state does not stay in the cache
 constexpr int64_t PANEL = 16384;       // numbers in a panel of features of the quadratic map
 

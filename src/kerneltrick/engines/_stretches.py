@@ -20,7 +20,7 @@ from kerneltrick.engines._problem import (
 )
 
 STRETCH = 1 << 18  # numbers of features made at once
-BLOCKS = 192  # tokens: a multiple of every block length of the core, 48 and 64 (native/row.h)
+BLOCKS = 192  # tokens: a multiple of every block length of the core: 32, 48, 64 (native/row.h)
 
 
 def by_stretches(plan: Plan, data: Data, at_once: bool) -> Result:
