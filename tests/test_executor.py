@@ -157,6 +157,18 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         assert not Path(f"/proc/{worker}").exists()
 
 
+def blocked(shared):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_ctrl_c_is_not_for_workers_from_their_first_moment():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Processes(1) as executor, Team(None, executor) as team:
+        ((_, found),) = team.results(blocked, [Piece("0", "", ())])
+    assert found  # inherited, so there was no moment without it
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_too_and_the_run_goes_on(tmp_path):
     path, kept = tmp_path / "o.json", tmp_path / ".o.json.unfinished"

@@ -170,9 +170,12 @@ class Processes(concurrent.futures.Executor):
                 raise concurrent.futures.BrokenExecutor("shut down")
             before = {name: os.environ.get(name) for name in chosen}
             os.environ.update(chosen)
+            # A process inherits what its maker blocks: until `_begin`, Ctrl-C is not for it either.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 first = pool.submit(os.getpid)
             finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 for name, value in before.items():
                     if value is None:
                         del os.environ[name]
