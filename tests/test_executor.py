@@ -2,10 +2,12 @@
 
 import concurrent.futures
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -167,6 +169,17 @@ def test_ctrl_c_is_not_for_workers_from_their_first_moment():
         ((_, found),) = team.results(blocked, [Piece("0", "", ())])
     assert found  # inherited, so there was no moment without it
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_nothing_of_the_workers_outlives_their_executor(given_up):
+    before = {*threading.enumerate(), *multiprocessing.active_children()}
+    with Processes(2) as executor, Team(None, executor) as team:
+        for _ in team.results(blocked, [Piece(str(i), "", ()) for i in range(4)]):
+            if given_up:
+                break
+        executor.shutdown(cancel_futures=given_up)
+    assert {*threading.enumerate(), *multiprocessing.active_children()} <= before
 
 
 @pytest.mark.slow

@@ -116,6 +116,7 @@ class Processes(concurrent.futures.Executor):
         self._threads = concurrent.futures.ThreadPoolExecutor(jobs, "kerneltrick worker")
         self._own = threading.local()
         self._lock = threading.Lock()
+        self._pools: list[concurrent.futures.ProcessPoolExecutor] = []
         self._pids: set[int] = set()
         self._closed = False
 
@@ -133,6 +134,9 @@ class Processes(concurrent.futures.Executor):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        if wait:  # for what serves the pools too: at its end Python must find nothing half closed
+            while self._pools:
+                self._pools.pop().shutdown()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
         self.shutdown(cancel_futures=kind is not None)
@@ -181,9 +185,13 @@ class Processes(concurrent.futures.Executor):
                         del os.environ[name]
                     else:
                         os.environ[name] = value
+            self._pools.append(pool)
         pid = first.result()
         with self._lock:
             self._pids.add(pid)
+            if self._closed:  # while it was starting: nobody has told it
+                os.kill(pid, signal.SIGTERM)
+                raise concurrent.futures.BrokenExecutor("shut down")
         return pool
 
 
