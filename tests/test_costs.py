@@ -647,6 +647,9 @@ def test_ranks_are_compared_with_a_ring(run, tmp_path):
     assert found["linear, elu"][0]["efficiency"] == ring[0]["efficiency"] == 1
     assert run("costs", "--ranks", 2, "--train")[0] == 2
     assert run("costs", "--ranks", 2, "--bandwidth", 0)[0] == 2
+    code, _, said = run("costs", "--latency", 5)
+    assert code == 2
+    assert "--latency is about ranks: give --ranks too" in said
     picture = tmp_path / "ranks.png"
     assert run("costs", "--ranks", 4, "--plot", picture)[0] == 0
     assert picture.stat().st_size > 1000

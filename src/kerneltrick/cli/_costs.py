@@ -20,6 +20,8 @@ from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, spl
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
 from kerneltrick.cli._ranks import show_ranks
 
+UNITS = {"bandwidth": 1e9, "latency": 1e-6, "flops": 1e12}  # of the options of a Machine
+
 
 def costs_command(
     n: Annotated[int, typer.Option("--n", help="Tokens.")] = 4096,
@@ -61,18 +63,24 @@ def costs_command(
             "--ranks",
             min=1,
             show_default=False,
-            help="Spread the tokens over up to so many ranks, beside ring attention.",
+            help="Spread the tokens over up to so many ranks (--bandwidth, --latency, --flops), "
+            "beside ring attention.",
         ),
     ] = None,
     bandwidth: Annotated[
-        float, typer.Option("--bandwidth", help="Of a rank's link, in GB/s, for --ranks.")
-    ] = 25.0,
+        float | None,
+        typer.Option(
+            "--bandwidth", show_default=False, help="Of a rank's link, in GB/s. Default: 25."
+        ),
+    ] = None,
     latency: Annotated[
-        float, typer.Option("--latency", help="Of a message, in µs, for --ranks.")
-    ] = 10.0,
+        float | None,
+        typer.Option("--latency", show_default=False, help="Of a message, in µs. Default: 10."),
+    ] = None,
     flops: Annotated[
-        float, typer.Option("--flops", help="Of a rank, in TFLOP/s, for --ranks.")
-    ] = 100.0,
+        float | None,
+        typer.Option("--flops", show_default=False, help="Of a rank, in TFLOP/s. Default: 100."),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option("--measure/--no-measure", help="Time both on this machine, some seconds."),
@@ -84,11 +92,15 @@ def costs_command(
     ] = None,
 ) -> None:
     """Exact multiply-adds, bytes moved and memory, the ratio, and from which length linear wins."""
+    about = {"bandwidth": bandwidth, "latency": latency, "flops": flops}
+    link = {name: value * UNITS[name] for name, value in about.items() if value is not None}
+    if link and ranks is None:
+        raise UsageError(f"--{next(iter(link))} is about ranks: give --ranks too")
     try:
         sizes = costs.Sizes(n, d, values, width, heads, kv_heads, batch, chunk, bytes=number_bytes)
         chosen = _maps(map_texts, d)
         rows = costs.summary(sizes, chosen, train=train, decode=decode)
-        machine = costs.Machine(bandwidth * 1e9, latency * 1e-6, flops * 1e12)
+        machine = costs.Machine(**link)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if plot is not None:
