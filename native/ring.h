@@ -138,6 +138,7 @@ template <class T> class Ring {
         constexpr int64_t L = LANES<T>;
         int64_t c = 0;
         for (; c + 8 * L <= M; c += 8 * L) mix<N, 8>(r, g, sunk, in_ring, c);
+        for (; c + 4 * L <= M; c += 4 * L) mix<N, 4>(r, g, sunk, in_ring, c);
         for (; c + L <= M; c += L) mix<N, 1>(r, g, sunk, in_ring, c);
         for (; c < M; ++c) {
             T one = 0;

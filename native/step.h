@@ -196,8 +196,10 @@ template <class T> class Steps {
     // U before.
     template <int how, bool first = false> void pass(double* U, double* out) const {
         constexpr int64_t L = LANES<double>, N = 4;
+        constexpr int64_t MOST = KT_VECTOR_BYTES == 64 ? 9 : N;  // 64 columns and that of Z, at once
         const int64_t end = std::min(stride, round_up(W, L));
         int64_t c = 0;
+        for (; c + MOST * L <= end; c += MOST * L) columns_at<how, first, MOST>(U + c, value + c, out + c);
         for (; c + N * L <= end; c += N * L) columns_at<how, first, N>(U + c, value + c, out + c);
         for (; c + L <= end; c += L) columns_at<how, first, 1>(U + c, value + c, out + c);
         for (; c < W; ++c) {
@@ -217,13 +219,13 @@ template <class T> class Steps {
         constexpr int64_t L = LANES<double>, AHEAD = 8;  // rows that are fetched before they are needed
         const int64_t m = p.features.count, S = stride;
         Vec<double> total[N] = {}, v[N];
-#pragma GCC unroll 4
+#pragma GCC unroll 9
         for (int i = 0; i < N; ++i) v[i] = load(add + i * L);
 #pragma GCC unroll 2
         for (int64_t f = 0; f < m; ++f, U += S) {
             const Vec<double> ks = splat(k[f]), qs = splat(q[f]), keeps = splat(how == 2 ? keep[f] : 1.0);
             const bool gone = how == 2 && keep[f] == 0;  // whatever it was, inf too
-#pragma GCC unroll 4
+#pragma GCC unroll 9
             for (int i = 0; i < N; ++i) {
                 if (i * L % 8 == 0) __builtin_prefetch(U + AHEAD * S + i * L, 1);
                 Vec<double> u = load(U + i * L);
@@ -233,7 +235,7 @@ template <class T> class Steps {
                 if (!first) total[i] += u * qs;
             }
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 9
         for (int i = 0; i < N; ++i) store(out + i * L, total[i]);
     }
 
