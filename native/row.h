@@ -313,10 +313,13 @@ template <class T> class Row {
         }
     }
 
-    // How far the block from token t reaches, by position, restarts and decays.
+    // How far the block from token t reaches: to the next multiple of its length, counted from the
+    // beginning of the text; with decays and restarts, which end blocks anywhere, as far as it may, or
+    // every block that ends early would be followed by a short one.
     int64_t extent(int64_t row, int64_t t) {
-        int64_t end = std::min(p.keys, t + s.C - (p.start + t) % s.C);
-        if (!p.causal || !(s.decays || p.restart.data)) return end - t;
+        if (!p.causal || !(s.decays || p.restart.data))
+            return std::min(p.keys - t, s.C - (p.start + t) % s.C);
+        const int64_t end = std::min(p.keys, t + s.C);
         const int64_t w = std::max<int64_t>(1, p.decay_width);
         for (int64_t f = 0; f < w; ++f) b[f * s.Cp] = 0;
         for (int64_t j = 1; j < end - t; ++j) {
