@@ -412,8 +412,11 @@ template <class T> class Row {
         if (key != phi_k) {
             for (int64_t r = 0; r < s.m; ++r) {
                 if (s.by_feature) feature_factors(r, true);
-                    for (int64_t j = 0; j < columns; ++j)
-                        key[r * s.Cp + j] = keep[j] == 0 ? T(0) : phi_k[r * s.Cp + j] * factor[j];
+                for (int64_t j = 0; j < columns; j += LANES<T>) {
+                    const Vec<T> y = load(phi_k + r * s.Cp + j) * load(factor + j);
+                    const Ints<T> on = load(keep + j) != Vec<T>{};
+                    store(key + r * s.Cp + j, from_bits<T>(bits<T>(y) & on));
+                }
             }
         } else if (k.any_hidden || n < columns) {
             for (int64_t r = 0; r < s.m; ++r)
