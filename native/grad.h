@@ -33,6 +33,7 @@ template <class T> class RowGradient {
         line = arena.take<T>(std::max(s.Mp, s.d));
         token_rows = arena.take<T>(C * s.d);
         terms = arena.take<double>(C);
+        products = arena.take<double>(C);
     }
 
     void run(int64_t r, Control& control) {
@@ -461,12 +462,17 @@ template <class T> class RowGradient {
     // d_decay[t] += sign · φ·dφ, per token or per token and feature.
     void decay_terms(const T* phi, int64_t t, int64_t n, double* d_decay, double sign,
                      const Block<T>& block) {
-        for (int64_t j = 0; j < n; ++j) {
-            if (block.any_hidden && block.hidden[std::size_t(j)]) continue;
-            for (int64_t f = 0; f < s.m; ++f)
-                d_decay[(t + j) * p.decay_width + (s.by_feature ? f : 0)] +=
-                    sign * double(phi[f * s.Cp + j]) * double(d_phi[f * s.Cp + j]);
-        }
+        auto hidden = [&](int64_t j) { return block.any_hidden && block.hidden[std::size_t(j)]; };
+        for (int64_t j = 0; j < n && s.by_feature; ++j)
+            for (int64_t f = 0; f < s.m && !hidden(j); ++f)
+                d_decay[(t + j) * s.m + f] += sign * double(phi[f * s.Cp + j]) * double(d_phi[f * s.Cp + j]);
+        if (s.by_feature) return;
+        std::fill(products, products + row.columns, 0.0);
+        for (int64_t f = 0; f < s.m; ++f)
+            for (int64_t j = 0; j < row.columns; j += LANES<T>)
+                add_product<T>(products + j, load(phi + f * s.Cp + j), load(d_phi + f * s.Cp + j));
+        for (int64_t j = 0; j < n; ++j)
+            if (!hidden(j)) d_decay[t + j] += sign * products[j];
     }
 
     void put_tokens(const View& view, int64_t at, int64_t t, int64_t n, const Block<T>& block) {
@@ -623,11 +629,9 @@ template <class T> class RowGradient {
         if (!s.quadratic) {
             for (int64_t f = 0; f < s.m; ++f) {
                 if (s.by_feature) row.feature_factors(f, true);
-                if (scaled)
-                    for (int64_t j = 0; j < row.columns; ++j)
-                        d_phi[f * s.Cp + j] = row.keep[j] == 0 ? T(0) : d_phi[f * s.Cp + j] * row.factor[j];
+                if (scaled) row.times_factor(d_phi + f * s.Cp, d_phi + f * s.Cp);
             }
-            for (int64_t j = 0; j < row.columns; ++j)
+            for (int64_t j = 0; j < row.columns && !scaled; ++j)
                 if (row.keep[j] == 0)
                     for (int64_t f = 0; f < s.m; ++f) d_phi[f * s.Cp + j] = 0;
             if (d_decay) decay_terms(row.phi_k, t, n, d_decay, -1, keys);
@@ -656,7 +660,8 @@ template <class T> class RowGradient {
     std::vector<double> key_terms;
     bool adds = false;   // to what the gradients hold
     bool alone = false;  // others add up G
-    double* terms;  // φ·dφ of each token, for maps whose φ is not formed
+    double* terms;     // φ·dφ of each token, for maps whose φ is not formed
+    double* products;  // the same for others
 };
 
 }  // namespace KT_ISA

@@ -174,6 +174,23 @@ template <class T> KT_INLINE void accumulate_pair(T* narrow, T* rest, Vec<T> acc
     store(rest, (x - (sum - added)) + (y - added));
 }
 
+// wide += a·b in float64.
+template <class T> KT_INLINE void add_product(double* wide, Vec<T> a, Vec<T> b) {
+    if constexpr (sizeof(T) == 8) {
+        store(wide, load(wide) + a * b);
+    } else {
+        constexpr int H = LANES<float> / 2;
+        typedef float half __attribute__((vector_size(KT_VECTOR_BYTES / 2)));
+        half x[2], y[2];
+        __builtin_memcpy(x, &a, sizeof a);
+        __builtin_memcpy(y, &b, sizeof b);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+            store(wide + i * H, load(wide + i * H) + __builtin_convertvector(x[i], Vec<double>) *
+                                                         __builtin_convertvector(y[i], Vec<double>));
+    }
+}
+
 // eˣ of float64 exponents: what float32 loses of the exponent is a factor 1 + (the rest).
 template <class T> KT_INLINE Vec<T> exp_wide(const double* x) {
     T hi[LANES<T>], lo[LANES<T>];
@@ -412,16 +429,21 @@ template <class T> class Row {
         if (key != phi_k) {
             for (int64_t r = 0; r < s.m; ++r) {
                 if (s.by_feature) feature_factors(r, true);
-                for (int64_t j = 0; j < columns; j += LANES<T>) {
-                    const Vec<T> y = load(phi_k + r * s.Cp + j) * load(factor + j);
-                    const Ints<T> on = load(keep + j) != Vec<T>{};
-                    store(key + r * s.Cp + j, from_bits<T>(bits<T>(y) & on));
-                }
+                times_factor(phi_k + r * s.Cp, key + r * s.Cp);
             }
         } else if (k.any_hidden || n < columns) {
             for (int64_t r = 0; r < s.m; ++r)
                 for (int64_t j = 0; j < columns; ++j)
                     if (keep[j] == 0) phi_k[r * s.Cp + j] = 0;
+        }
+    }
+
+    // A feature of the block's keys times their factors; 0 of those that do not count.
+    KT_INLINE void times_factor(const T* from, T* to) const {
+        for (int64_t j = 0; j < columns; j += LANES<T>) {
+            const Vec<T> y = load(from + j) * load(factor + j);
+            const Ints<T> on = load(keep + j) != Vec<T>{};
+            store(to + j, from_bits<T>(bits<T>(y) & on));
         }
     }
 
