@@ -538,6 +538,27 @@ def overhead(run: Bench) -> tuple[str, bool, bool]:
     return f"{significant(time / 100 * 1e6)} µs", time / 100 <= 10e-6, alone
 
 
+def call_rows(run: Bench) -> Iterator[Row]:
+    """What a call takes that has next to nothing to compute: 2 heads of 16 tokens, d = 16."""
+    import numpy as np
+    import torch
+
+    import kerneltrick as kt
+
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 16, 16), dtype=np.float32)
+    given = {"NumPy": (q, k, v), "PyTorch": tuple(torch.from_numpy(x) for x in (q, k, v))}
+    for (name, arrays), target in zip(given.items(), (60, 120), strict=True):
+
+        def calls(arrays: tuple[Any, ...] = arrays) -> None:
+            for _ in range(100):
+                kt.linear_attention(*arrays, causal=True)
+
+        (time,), alone = run.race(calls)
+        measured = f"{significant(time / 100 * 1e6)} µs"
+        yield Row(f"a call of 16 tokens, {name}", measured, f"≤ {target} µs",
+                  time / 100 <= target * 1e-6, alone)  # fmt: skip
+
+
 def install_rows(run: Bench) -> Iterator[Row]:
     """What the core adds to the package and to its import."""
     wheels = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
@@ -572,7 +593,7 @@ def measure(sizes: Sizes, patience: float) -> str:
     for part in (rates, near_rows, decay_rows, thread_rows):
         note(part(run))
     rows += memory
-    for part in (decode_rows, install_rows):
+    for part in (decode_rows, call_rows, install_rows):
         note(part(run))
     return table(rows, run)
 

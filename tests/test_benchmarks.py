@@ -109,6 +109,7 @@ def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
         ("H = 1, ", 2),
         ("extra memory, ", len(native.FUSED) + len(native.WINDOWS) + 1),
         ("decode, ", 4),
+        ("a call of 16 tokens, ", 2),
         ("wheel", 1),
         ("import ", 1),
     ):
