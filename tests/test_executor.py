@@ -182,6 +182,21 @@ def test_nothing_of_the_workers_outlives_their_executor(given_up):
     assert {*threading.enumerate(), *multiprocessing.active_children()} <= before
 
 
+def test_a_worker_that_is_given_up_while_it_starts_begins_nothing(tmp_path):
+    executor = Processes(1)
+
+    class Pids(set):
+        def add(self, pid):  # the moment at which the worker has started
+            executor._closed = True
+            super().add(pid)
+
+    executor._pids = Pids()
+    with pytest.raises(concurrent.futures.BrokenExecutor, match="shut down"):
+        executor.submit(Path.touch, tmp_path / "begun").result(60)
+    executor.shutdown()
+    assert not (tmp_path / "begun").exists()
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_too_and_the_run_goes_on(tmp_path):
     path, kept = tmp_path / "o.json", tmp_path / ".o.json.unfinished"

@@ -131,8 +131,7 @@ class Processes(concurrent.futures.Executor):
             with self._lock:
                 self._closed = True
                 for pid in self._pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
+                    _end(pid)
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
         if wait:  # for what serves the pools too: at its end Python must find nothing half closed
             while self._pools:
@@ -190,7 +189,7 @@ class Processes(concurrent.futures.Executor):
         with self._lock:
             self._pids.add(pid)
             if self._closed:  # while it was starting: nobody has told it
-                os.kill(pid, signal.SIGTERM)
+                _end(pid)
                 raise concurrent.futures.BrokenExecutor("shut down")
         return pool
 
@@ -262,6 +261,11 @@ def _shipped(shared: Any, executor: concurrent.futures.Executor) -> Iterator[Any
 def _done(parcel: Any, work: Work, arguments: tuple[Any, ...]) -> Any:
     shared = parcel.opened() if isinstance(parcel, _Parcel) else parcel
     return work(shared, *arguments)
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(pid, signal.SIGTERM)
 
 
 def _begin() -> None:
