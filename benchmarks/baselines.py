@@ -1,4 +1,4 @@
-"""The formulas people write by hand, frozen: what the engines are measured against."""
+"""The hand-written formulas that the engines are compared with. They are not optimised further."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def elu_numpy(x: np.ndarray) -> np.ndarray:
 
 
 def naive_full_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1), in two einsums."""
+    """Compute φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1) with einsums."""
     q, k = elu_torch(q), elu_torch(k)
     context = torch.einsum("bhnd,bhne->bhde", k, v)
     normalizer = torch.einsum("bhnd,bhd->bhn", q, k.sum(-2))
@@ -28,13 +28,13 @@ def naive_full_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def naive_causal_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The masked n×n product."""
+    """Compute the masked n×n product."""
     weights = torch.tril(elu_torch(q) @ elu_torch(k).mT)
     return (weights @ v) / weights.sum(-1, keepdim=True)
 
 
 def cumsum_causal_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The cumulative sum of all outer products, n·m·M numbers."""
+    """Compute the cumulative sum of all outer products, n·m·M numbers."""
     q, k = elu_torch(q), elu_torch(k)
     context = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(-3)
     normalizer = torch.einsum("bhnd,bhnd->bhn", q, k.cumsum(-2))
@@ -42,7 +42,7 @@ def cumsum_causal_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def plain_chunk_torch(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
-    """The usual chunked causal formula in plain torch: all chunks at once, states by cumsum."""
+    """Compute the usual chunked causal formula: all chunks at once, states by cumsum."""
     q, k = elu_torch(q), elu_torch(k)
     b, h, n, _ = q.shape
     if n % chunk:

@@ -1,8 +1,8 @@
-"""Time and peak memory of linear attention against the formulas people write by hand.
+"""Compare the time and peak memory of linear attention with hand-written formulas.
 
 python benchmarks/bench.py                              print the tables
-python benchmarks/bench.py --quick                      short lengths only
-python benchmarks/bench.py --write docs/performance.md  put them between its markers
+python benchmarks/bench.py --quick                      use short lengths only
+python benchmarks/bench.py --write docs/performance.md  write them between its markers
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LIBRARIES = {"torch": "PyTorch", "numpy": "NumPy"}
 
 
 def runs() -> dict[Case, Callable[..., Any]]:
-    """The function of each case, on q, k, v of its library."""
+    """Return the function of each case. It takes q, k, v of the library of its case."""
     import baselines as by_hand
 
     import kerneltrick as kt
@@ -98,7 +98,7 @@ def runs() -> dict[Case, Callable[..., Any]]:
 
 
 def inputs(n: int, library: str) -> list[Any]:
-    """q, k, v (1, H, n, D) in float32, every page written to."""
+    """Return q, k, v (1, H, n, D) in float32. All their pages are in memory."""
     import numpy as np
     import torch
 
@@ -110,10 +110,10 @@ def inputs(n: int, library: str) -> list[Any]:
 def measure_times(
     lengths: tuple[int, ...], seconds: float, patience: float
 ) -> dict[tuple[Case, int], tuple[float, bool]]:
-    """Best time of each case in milliseconds, and whether others were quiet.
+    """Return the best time of each case in milliseconds, and whether the machine was idle then.
 
-    The cases of a library take turns, each at least twice and until it has used its seconds. Turns
-    while others were at work do not count, as long as patience lasts.
+    The cases of a library take turns, at least twice each and until each has used its seconds.
+    Turns during which other processes were busy are repeated until the patience is used up.
     """
     import torch
     from quiet import Quiet
@@ -122,7 +122,7 @@ def measure_times(
     functions, quiet = runs(), Quiet(patience)
     times: dict[tuple[Case, int], tuple[float, bool]] = {}
     for n in lengths:
-        for library in LIBRARIES:  # apart: the waiting threads of one slow the other down
+        for library in LIBRARIES:  # separately: idle threads of one slow the other down
             data = inputs(n, library)
             cases = [c for c in CASES if c.library == library and c.bytes(n) < LIMIT]
             spent, count = dict.fromkeys(cases, 0.0), dict.fromkeys(cases, 0)
@@ -141,9 +141,9 @@ def measure_times(
 
 
 def measure_memory(lengths: tuple[int, ...]) -> dict[tuple[Case, int], float]:
-    """Peak memory of one call of each case beyond its inputs, in MiB, each in its own process."""
+    """Return the peak memory of one call beyond its inputs, in MiB. Each case has a process."""
     todo = [(index, n) for n in lengths for index, c in enumerate(CASES) if c.bytes(n) < LIMIT]
-    # Before anything large is imported here: a process is born with the peak of its parent.
+    # Before anything large is imported here: a new process inherits the peak of its parent.
     command = [sys.executable, __file__, "--probe", json.dumps(todo)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     peaks = json.loads(done.stdout)
@@ -152,7 +152,7 @@ def measure_memory(lengths: tuple[int, ...]) -> dict[tuple[Case, int], float]:
 
 
 def probe(todo: list[tuple[int, int]]) -> None:
-    """Print the peaks of the cases listed; each runs in a fork of this process, which runs none."""
+    """Print the peaks of these cases. Each runs in a fork, so this process stays small."""
     functions = runs()
     warnings.simplefilter("ignore", DeprecationWarning)  # the threads of BLAS survive a fork
     peaks = []
@@ -178,7 +178,7 @@ def _peak(run: Callable[..., Any], case: Case, n: int) -> float:
     torch.set_num_threads(THREADS)
     with torch.inference_mode():
         data = inputs(n, case.library)
-        run(*inputs(64, case.library))  # threads, buffers and code pages are not the formula's
+        run(*inputs(64, case.library))  # warms up threads, buffers and code pages
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         result = run(*data)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -207,7 +207,7 @@ def tables(
     times: dict[tuple[Case, int], tuple[float, bool]],
     peaks: dict[tuple[Case, int], float],
 ) -> str:
-    """Markdown: for causal and full attention, a table of times and one of memory."""
+    """Write Markdown tables of times and memory, for causal and for full attention."""
     lines = [f"Machine: {machine()}", f"B = 1, H = {HEADS}, D = M = {WIDTH}, float32, φ = ELU+1."]
     for causal in (True, False):
         kind = "Causal" if causal else "Full"
@@ -228,9 +228,9 @@ def tables(
         lines += _grid(cases, lengths, timed)
         lines += ["", f"**{kind} attention, peak memory beyond the inputs, MiB**", ""]
         lines += _grid(cases, lengths, held)
-    notes = f"–: skipped, it would need more than {LIMIT >> 30} GiB."
+    notes = f"–: skipped because it would need more than {LIMIT >> 30} GiB."
     if not all(alone for _, alone in times.values()):
-        notes += " *: measured while other processes were at work, so too long."
+        notes += " *: measured while other processes were busy, so the time is too long."
     return "\n".join([*lines, "", notes])
 
 
@@ -251,10 +251,10 @@ def _grid(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="short lengths only")
+    parser.add_argument("--quick", action="store_true", help="use short lengths only")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables into FILE")
     parser.add_argument(
-        "--patience", type=float, help="seconds to wait for other processes to be quiet"
+        "--patience", type=float, help="total seconds to wait for other processes to finish"
     )
     parser.add_argument("--probe", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,6 +1,7 @@
-"""The delta rule by chunks against the loop over tokens: python benchmarks/delta_rule.py
+"""Compare the chunked delta rule with the loop over tokens: python benchmarks/delta_rule.py
 
-Processor times of one process with one thread, the least of several; the ratio is what counts.
+Each figure is the least CPU time of several runs, in one process with one thread. Only the ratio
+matters.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kerneltrick.torch.mixers import delta_rule
 
 
 def token_by_token(q, k, v, beta, log_decay):
-    """The recurrence as it is written."""
+    """Run the recurrence literally."""
     S = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     rows = []
     for t in range(q.shape[2]):

@@ -1,7 +1,7 @@
-"""Feature maps on scikit-learn's digits, against its own kernel approximations at equal m.
+"""Compare feature maps on scikit-learn's digits with its own kernel approximations at equal m.
 
 python benchmarks/digits.py            print the table
-python benchmarks/digits.py --quick    small m and one draw only
+python benchmarks/digits.py --quick    use small m and one draw only
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kerneltrick.sklearn import KernelFeatures, KernelSVC
 SIZES = (64, 256, 1024, 2080)  # 2080 = C(65, 2): the exact map of (x·y)²
 QUICK_SIZES = (16, 64)
 DRAWS = 5
-PENALTIES = np.logspace(-4, 1, 6)  # the best by leave-one-out, for every method alike
+PENALTIES = np.logspace(-4, 1, 6)  # leave-one-out chooses the best for each method
 
 
 class Cell(NamedTuple):
-    """Accuracy on the test half over the draws, and the time of the features of all digits."""
+    """Test accuracy over the draws, and the time to compute the features of all digits."""
 
     mean: float
     deviation: float
@@ -45,13 +45,13 @@ class Cell(NamedTuple):
 
 
 def data() -> tuple[Any, ...]:
-    """Train and test points (in [0, 1]) and labels: two thirds and one third."""
+    """Return training points and test points (in [0, 1]) and their labels, split 2:1."""
     x, y = load_digits(return_X_y=True)
     return tuple(train_test_split(x / 16, y, test_size=1 / 3, stratify=y, random_state=0))
 
 
 def methods(m: int, seed: int, gamma: float, n: int) -> dict[str, Any]:
-    """Every transformer that has m features, by the kernel it stands for."""
+    """Return all transformers with m features, named by their kernel."""
     favor = f"favor:features={m},kind=trig,seed={seed}"
     found: dict[str, Any] = {
         "RBF · **KernelFeatures** favor trig, orthogonal": KernelFeatures(
@@ -71,19 +71,19 @@ def methods(m: int, seed: int, gamma: float, n: int) -> dict[str, Any]:
     if m != math.comb(65, 2):
         del found["(x·y)² · **KernelFeatures** poly, exact"]
     if m > n:
-        del found["RBF · Nystroem"]  # it takes its m points from the n
+        del found["RBF · Nystroem"]  # it needs m of the n points
     return found
 
 
 def features(method: Any, train: Any, test: Any) -> None:
-    """The work that is timed."""
+    """Compute the features of all points. This is what is timed."""
     fresh = clone(method)
     fresh.fit_transform(train)
     fresh.transform(test)
 
 
 def measure(sizes: tuple[int, ...], draws: int, seconds: float) -> dict[str, dict[int, Cell]]:
-    """Accuracy and time by method and m."""
+    """Measure accuracy and time by method and m."""
     train, test, labels, truth = data()
     gamma = 1 / (train.shape[1] * train.var())  # what scikit-learn calls "scale"
     table: dict[str, dict[int, Cell]] = {}
@@ -106,7 +106,7 @@ def measure(sizes: tuple[int, ...], draws: int, seconds: float) -> dict[str, dic
 
 
 def machines() -> list[tuple[str, float, float]]:
-    """Support vector machines with the n×n Gram matrix and with features: accuracy, seconds."""
+    """Train support vector machines with the Gram matrix and with features."""
     train, test, labels, truth = data()
     gamma = 1 / (train.shape[1] * train.var())
     rbf = kernels.RBF(length=math.sqrt(0.5 / gamma))
@@ -126,7 +126,7 @@ def machines() -> list[tuple[str, float, float]]:
 
 
 def text(table: dict[str, dict[int, Cell]], sizes: tuple[int, ...]) -> str:
-    """Markdown: kernel · method against m."""
+    """Write a Markdown table of kernel · method against m."""
     lines = [
         "| kernel · method | " + " | ".join(f"m = {m}" for m in sizes) + " |",
         "|---" + "|---:" * len(sizes) + "|",
@@ -139,13 +139,13 @@ def text(table: dict[str, dict[int, Cell]], sizes: tuple[int, ...]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small m and one draw only")
+    parser.add_argument("--quick", action="store_true", help="use small m and one draw only")
     quick = parser.parse_args().quick
     sizes, draws, seconds = (QUICK_SIZES, 1, 0.0) if quick else (SIZES, DRAWS, 0.5)
     print(
-        f"Accuracy in % on 599 digits, mean ± deviation of {draws} draws, after training a ridge "
-        f"classifier on 1198 (its penalty by leave-one-out); processor time of the features of all."
-        f"\n"
+        f"Each cell has the accuracy in % on 599 digits (mean ± standard deviation of {draws} "
+        f"draws) of a ridge\nclassifier trained on 1198 digits, with its penalty chosen by "
+        f"leave-one-out, and the CPU time for\nthe features of all digits.\n"
     )
     print(text(measure(sizes, draws, seconds), sizes))
     if not quick:

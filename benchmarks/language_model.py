@@ -1,7 +1,7 @@
-"""Training and decoding of the language model, beside the same model with PyTorch's attention.
+"""Compare training and decoding of the language model with the same model on PyTorch's attention.
 
-python benchmarks/language_model.py          print the tables, some minutes
-python benchmarks/language_model.py --quick  short texts, to see that it runs
+python benchmarks/language_model.py          print the tables (takes some minutes)
+python benchmarks/language_model.py --quick  use short texts, to check that it runs
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kerneltrick.torch._tokens import rotate, turns
 
 THREADS = 2
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
-TOKENS = 8192  # of a training step
-PROMPT, STEPS = 16_384, 256  # of decoding
+TOKENS = 8192  # per training step
+PROMPT, STEPS = 16_384, 256  # for decoding
 TARGETS = {("elu", 256): 1.0, ("elu", 2048): 2.5, ("elu", 8192): 8.0, ("elu@window=64", 8192): 5.0}
 DECODING_TARGET = 10.0
 SDPA, NONE = "softmax (SDPA)", "no attention: the limit"
 
 
 class Cache:
-    """Keys and values of a stream, with room for `capacity` tokens: a step copies only its own."""
+    """Keys and values of a stream, with room for `capacity` tokens, so that steps copy little."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.stop = capacity, 0
@@ -49,7 +49,7 @@ class Cache:
 
 
 class SdpaAttention(Attention):
-    """The layer with the attention of PyTorch; given a Cache as its state, it decodes."""
+    """The layer with PyTorch's attention. It decodes if its state is a Cache."""
 
     def forward(self, x: torch.Tensor, state: Cache | None = None, **_: Any) -> tuple[Any, Any]:
         q, k, v = (
@@ -62,13 +62,13 @@ class SdpaAttention(Attention):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if state is not None:
             k, v = state.add(k, v)
-        # A single token sees all that is kept.
+        # A single token attends to all cached tokens.
         o = functional.scaled_dot_product_attention(q, k, v, is_causal=x.shape[1] > 1)
         return self.o_proj(o.transpose(1, 2).flatten(-2)), state
 
 
 class NoAttention(Attention):
-    """The layer without mixing: what is left of a step, and so the limit for any mixer."""
+    """The layer without attention. Its speed is the limit for any mixer."""
 
     def _mix(self, tokens: Any, heads: Any, past: Any) -> tuple[torch.Tensor, None]:
         return heads.v, None
@@ -91,7 +91,7 @@ def model(mixer: str) -> LanguageModel:
 
 
 def training_step(mixer: str, n: int, tokens: int) -> Callable[[], None]:
-    """A step with AdamW on rows of n tokens."""
+    """Return a training step with AdamW on rows of n tokens."""
     own = model(mixer)
     optimizer = torch.optim.AdamW(own.parameters(), lr=1e-4)
     rows = torch.randint(VOCABULARY, (max(1, tokens // n), n + 1))
@@ -108,7 +108,7 @@ def training_step(mixer: str, n: int, tokens: int) -> Callable[[], None]:
 def measure_training(
     lengths: tuple[int, ...], tokens: int, turns_each: int, quiet: Quiet
 ) -> dict[tuple[str, int], tuple[float, bool]]:
-    """Tokens in a second of each mixer and length, the best of some turns, and whether alone."""
+    """Return the best tokens/s of each mixer and length, and whether the machine was idle."""
     found: dict[tuple[str, int], tuple[float, bool]] = {}
     for n in lengths:
         steps = {
@@ -132,7 +132,7 @@ def measure_training(
 def measure_decoding(
     prompt: int, steps: int, quiet: Quiet
 ) -> dict[str, tuple[float, bool, int, int]]:
-    """Tokens in a second after a prompt, whether alone, and bytes of the state before and after."""
+    """Return tokens/s after a prompt, whether the machine was idle, and the state's bytes."""
     found = {}
     text = torch.randint(VOCABULARY, (1, prompt))
     for name in (SDPA, "softmax", "elu", "elu@window=64"):
@@ -143,7 +143,7 @@ def measure_decoding(
         logits, state = own(text, state)
         state = state if name == SDPA else own.live(state)
         before, best, alone = sum(x.nbytes for x in state), float("inf"), False
-        for _ in range(2):  # one text of twice as many tokens
+        for _ in range(2):  # the second turn continues the text
             others, start = quiet.others(), time.perf_counter()
             for _ in range(steps):
                 logits, state = own(logits[:, -1:].argmax(-1), state)
@@ -157,15 +157,17 @@ def measure_decoding(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="short texts, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="use short texts, to check that it runs"
+    )
     quick = parser.parse_args().quick
     torch.set_num_threads(THREADS)
     quiet = Quiet(0.0 if quick else 120.0)
     lengths, tokens = ((128, 256), 256) if quick else ((256, 2048, 8192), TOKENS)
     prompt, steps = (256, 8) if quick else (PROMPT, STEPS)
-    note = "* while others were at work"
+    note = "*: measured while other processes were busy"
     print(f"Width {WIDTH}, {LAYERS} layers, {HEADS} heads, {THREADS} threads, float32.\n")
-    print(f"| training, {tokens} tokens a step | n | tokens/s | of SDPA | target |")
+    print(f"| training, {tokens} tokens per step | n | tokens/s | relative to SDPA | target |")
     print("|---|---|---|---|---|")
     times = measure_training(lengths, tokens, 1 if quick else 5, quiet)
     for (name, n), (speed, alone) in times.items():
@@ -174,8 +176,8 @@ def main() -> None:
         print(f"| {name}{'' if alone else ' *'} | {n} | {speed:,.0f} | {ratio:.1f}× | {wanted} |")
     decoding = measure_decoding(prompt, steps, quiet)
     print(
-        f"\n| decoding {steps} tokens after {prompt} | tokens/s | of SDPA's cache | target | "
-        "bytes before | after |\n|---|---|---|---|---|---|"
+        f"\n| decoding {steps} tokens after {prompt} | tokens/s | relative to SDPA | target | "
+        "bytes before | bytes after |\n|---|---|---|---|---|---|"
     )
     for name, (speed, alone, before, after) in decoding.items():
         wanted = f"≥ {DECODING_TARGET:g}×" if name == "elu" else ""

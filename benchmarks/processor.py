@@ -1,4 +1,4 @@
-"""Processor time, which other processes do not lengthen; for work on one thread."""
+"""CPU time of work on one thread. Unlike wall time, other processes hardly affect it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # read when NumPy is imported, so this module is imported first
+    os.environ[name] = "1"  # NumPy reads it on import, so this module must come first
 
 
 def milliseconds(run: Callable[[], Any], seconds: float = 0.3) -> float:
-    """The least of repeated runs."""
+    """Return the least CPU time of repeated runs."""
     best, spent, runs = math.inf, 0.0, 0
     while runs < 3 or spent < seconds:
         before = time.process_time()

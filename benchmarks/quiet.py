@@ -1,4 +1,4 @@
-"""Whether a measurement had the machine to itself."""
+"""Tell whether other processes were busy during a measurement."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TURN = 0.1  # seconds of one turn: shorter than this, the clock ticks of other processes do not show
-NOISE = 0.03  # seconds by which two readings of those ticks may differ for nothing
+TURN = 0.1  # seconds per turn; the clock ticks of other processes do not show in shorter ones
+NOISE = 0.03  # seconds by which two readings of those ticks may differ on an idle machine
 
 
 class Quiet:
-    """Tells whether other processes were at work, and waits for them, `patience` seconds in all."""
+    """Detects busy processes and waits for them, for at most `patience` seconds in total."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
 
     @staticmethod
     def others() -> float:
-        """Seconds of processor time that others have used so far (0 where that is not known)."""
+        """Return the CPU seconds that other processes have used so far, or 0 if not known."""
         stat = Path("/proc/stat")
         if not stat.exists():
             return 0.0
@@ -30,8 +30,10 @@ class Quiet:
         return busy - time.process_time()
 
     def turn(self, function: Callable[..., Any], data: list[Any]) -> tuple[float, float, bool]:
-        """Repeat function(*data) for a turn: the best time, the time of the turn, and whether the
-        others used less than 5 % of it. After a turn that was disturbed, wait for quiet.
+        """Repeat function(*data) for one turn.
+
+        Return the best time, the time of the turn, and whether other processes used less than 5 %
+        of it. After a disturbed turn, wait until the others are quiet.
         """
         others, start, best = self.others(), time.perf_counter(), math.inf
         while (before := time.perf_counter()) - start < TURN:

@@ -1,11 +1,12 @@
-"""What several processes are worth: ratios of times taken in one run, and bytes that ranks send.
+"""Measure the speed-up by two processes, and the bytes that ranks send.
 
-python benchmarks/scale.py          print the ratios, some minutes
-python benchmarks/scale.py --quick  short sequences and little data: does everything run?
+python benchmarks/scale.py          print the ratios (takes some minutes)
+python benchmarks/scale.py --quick  use short sequences and little data, to check that it runs
 
-Context parallelism: n tokens in one process with one thread over the same in two, one thread each,
-forward and backward, causal ELU. Comparison: `compare` on the embedded sample by one worker process
-over two. The two take turns, and a ratio is of the sums of all turns.
+Context parallelism: causal ELU, forward and backward, on n tokens. One process with one thread is
+compared with two processes with one thread each. Comparison: `compare` on the embedded sample, with
+one worker process and with two. The two variants take turns, and each ratio compares their total
+times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from typing import Any
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # before NumPy and PyTorch are loaded, here and in all processes
+    os.environ[name] = "1"  # before NumPy and PyTorch are imported, in every process
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -33,7 +34,7 @@ TARGETS = {"ranks": 1.7, "jobs": 1.6, "bytes": 1.1}
 
 
 def rank_main(rank: int, port: int, n: int, turns: int, results: Any) -> None:
-    """A rank: alone with all tokens while the other waits, then both with a half each."""
+    """Run one rank: first rank 0 alone with all tokens, then both ranks with one half each."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -91,7 +92,7 @@ def by_jobs(data: Any, maps: list[str], turns: int) -> bool:
             for jobs, executor in ((1, one), (2, two)):
                 begun = time.perf_counter()
                 found = analysis.compare(data, maps, measure=False, executor=executor)
-                if turn >= 0:  # the first starts the workers
+                if turn >= 0:  # the first turn starts the workers
                     spent[jobs] += time.perf_counter() - begun
                 texts.add(found.to_json())
     ratio = spent[1] / spent[2]
@@ -103,7 +104,9 @@ def by_jobs(data: Any, maps: list[str], turns: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny: does everything run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to check that it runs"
+    )
     quick = parser.parse_args().quick
     data = analysis.sample()
     maps = ["elu", "hedgehog", "favor:features=64", "taylor:order=2", "hedgehog@window=16,sinks=1"]

@@ -1,4 +1,4 @@
-"""Gaussian process regression by the n×n Gram matrix and by m features: where one wins.
+"""Compare Gaussian process regression by the n×n Gram matrix with that by m features.
 
 python benchmarks/solvers.py    print the tables
 """
@@ -14,7 +14,7 @@ def main() -> None:
     exact = kernels.compare_solvers("polynomial:degree=2", d=16, milliseconds=milliseconds)
     print(exact.table)
     print()
-    # 128 random features of the RBF kernel: their own kernel is compared, not the RBF itself.
+    # Both solvers use the kernel of these 128 random features, not the RBF kernel itself.
     fourier = kernels.RBF(length=0.5).random_features(128)
     random = kernels.compare_solvers(kernels.MapKernel(fourier), d=16, milliseconds=milliseconds)
     print(random.table)

@@ -1,12 +1,12 @@
-"""What a second thread is worth: the time with one thread over the time with two, over sizes.
+"""Measure the speed-up by a second thread for several sizes.
 
 python benchmarks/threads.py            print the table
-python benchmarks/threads.py --load 2   beside so many processes that do nothing but count
-python benchmarks/threads.py --quick    tiny sizes, one turn each: does everything run?
+python benchmarks/threads.py --load 2   the same while two other processes are busy
+python benchmarks/threads.py --quick    use tiny sizes and one turn each, to check that it runs
 
-One process, in which one thread and two take turns; PyTorch's own number stays (--torch). A ratio
-is of the time of all turns, so that a slow call counts for what it is. Above 1 two threads are
-faster, below 1 they lose.
+One thread and two threads take turns in one process. PyTorch's own number of threads (--torch) does
+not change. A ratio compares the total times of all turns, so slow calls count fully. Two threads
+are faster if it is above 1 and slower if it is below 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TURN = 0.05  # seconds
 
 
 def cases(shapes: Any, streams: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and calls: forward and with gradients on tensors, forward and decoding on arrays."""
+    """Yield names and calls: forward and gradients on tensors, forward and decoding on arrays."""
     import numpy as np
     import torch
 
@@ -64,7 +64,7 @@ def cases(shapes: Any, streams: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def measure(call: Callable[[], Any], turns: int) -> tuple[float, float, float]:
-    """Seconds a call takes with one thread and with two, and the median ratio of a turn."""
+    """Return the seconds per call with one thread and with two, and the median ratio."""
     import kerneltrick as kt
 
     seconds, calls, ratios = [0.0, 0.0], [0, 0], []
@@ -86,7 +86,7 @@ def measure(call: Callable[[], Any], turns: int) -> tuple[float, float, float]:
 
 @contextlib.contextmanager
 def load(count: int) -> Iterator[None]:
-    """So many processes that are always at work."""
+    """Keep `count` processes busy."""
     command = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(command) for _ in range(count)]
     try:
@@ -99,10 +99,18 @@ def load(count: int) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
-    parser.add_argument("--load", type=int, default=0, help="processes that are always at work")
-    parser.add_argument("--torch", type=int, default=1, help="threads of PyTorch's own (default 1)")
-    parser.add_argument("--turns", type=int, default=20, help="turns of each case (default 20)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to check that it runs"
+    )
+    parser.add_argument(
+        "--load", type=int, default=0, help="number of other processes to keep busy (default 0)"
+    )
+    parser.add_argument(
+        "--torch", type=int, default=1, help="threads that PyTorch itself uses (default 1)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=20, help="number of turns of each case (default 20)"
+    )
     arguments = parser.parse_args()
     import torch
 
@@ -111,10 +119,12 @@ def main() -> int:
     shapes, streams = (QUICK_SHAPES, QUICK_STREAMS) if arguments.quick else (SHAPES, STREAMS)
     print(
         f"Machine: {bench.machine()} PyTorch's own threads: {arguments.torch}. "
-        f"Beside it: {arguments.load} processes at work.\n"
+        f"Other busy processes: {arguments.load}.\n"
     )
     print(
-        "| case | one thread | two | ratio | median of turns |", "|---|---|---|---|---|", sep="\n"
+        "| case | one thread | two threads | ratio | median of turns |",
+        "|---|---|---|---|---|",
+        sep="\n",
     )
     logs = []
     with load(arguments.load):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 Link = Callable[[str], str | None]
 
 SECTIONS = {"Parameters", "Attributes", "Returns", "Examples"}
-FULL = 78  # a line that could have taken a word more and stayed below was broken on purpose
+FULL = 78  # a line with room for another word below this width was broken on purpose
 
 
 def to_rest(lines: list[str], link: Link) -> list[str]:
-    """The lines of a docstring as lines of reST; `link(name)` is what a name refers to, or None."""
+    """Convert a docstring to reST. `link(name)` returns the target of a name, or None."""
     written: list[str] = []
     section = ""
     for block in _blocks(lines):
@@ -37,10 +37,10 @@ def to_rest(lines: list[str], link: Link) -> list[str]:
 
 
 def fields(value: type, link: Link) -> list[str]:
-    """The fields of a class with the comments that stand behind them, if there are any."""
+    """List the fields of a class with their trailing comments."""
     try:
         source = inspect.getsource(value)
-    except (OSError, TypeError):  # another name for a type that is not defined here
+    except (OSError, TypeError):  # an alias of a type that is defined elsewhere
         return []
     body = re.split(r"^    (?:def|@)", source, maxsplit=1, flags=re.M)[0]
     found = re.findall(r"^    ([a-z]\w*): ([^#=\n]+?)(?: = [^#\n]*?)?(?:  # (.*))?$", body, re.M)
@@ -75,12 +75,12 @@ def _block(block: list[str], link: Link) -> list[str]:
 
 
 def _aligned(block: list[str]) -> bool:
-    """Columns made with spaces."""
+    """Tell whether a block has columns aligned with spaces."""
     return len(block) > 1 and any(re.search(r"\S {2,}\S|^ ", line) for line in block)
 
 
 def _broken_on_purpose(block: list[str]) -> list[str]:
-    """The block's lines, those that were merely wrapped put together again."""
+    """Join the wrapped lines of a block."""
     kept = [block[0]]
     for before, line in itertools.pairwise(block):
         if len(before) + 1 + len(line.split()[0]) <= FULL:
@@ -91,7 +91,7 @@ def _broken_on_purpose(block: list[str]) -> list[str]:
 
 
 def _items(block: list[str], link: Link) -> list[str]:
-    """`name : type` with an indented description, or without any."""
+    """Parse `name : type`, with or without an indented description."""
     items: list[tuple[str, list[str]]] = []
     for line in block:
         if line.startswith(" ") and items:
@@ -112,7 +112,9 @@ def _inline(text: str, link: Link) -> str:
     written = _escaped(parts[0])
     for code, after in zip(parts[1::2], parts[2::2], strict=True):
         target = link(code)
-        written += "\\ " if written and not written[-1].isspace() else ""  # reST wants a boundary
+        written += (
+            "\\ " if written and not written[-1].isspace() else ""
+        )  # reST needs a boundary here
         written += f":py:obj:`{code} <{target}>`" if target else f"``{code}``"
         written += ("\\ " if after[:1].isalnum() else "") + _escaped(after)
     return written

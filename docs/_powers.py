@@ -33,7 +33,7 @@ AS_IT_IS = (
 
 
 class Powers(SphinxTransform):
-    """Replaces the marks, outside code and mathematics."""
+    """Replace the marks outside code and mathematics."""
 
     default_priority = 900
 

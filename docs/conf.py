@@ -1,7 +1,7 @@
-"""The documentation site: Sphinx, MyST and furo. `make docs` builds it into build/docs.
+"""Sphinx configuration of the documentation site. `make docs` builds it into build/docs.
 
-Sources are read from the root of the repository, so links between docs/, labs/ and the README are
-the same here and where Markdown is read as it is. Nothing is loaded from the network.
+The source folder is the root of the repository, so links between docs/, labs/ and the README work
+on the site and in plain Markdown. Nothing is loaded from the network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ include_patterns = [
 exclude_patterns = [".*", "build", "dist", "out", "src", "tests", "native", "benchmarks", "tools"]
 nitpicky = True
 smartquotes = False
-nitpick_ignore_regex = [("py:class", r"(?!kerneltrick\.).*|.*\._.*")]  # others' types, private ones
+nitpick_ignore_regex = [
+    ("py:class", r"(?!kerneltrick\.).*|.*\._.*")
+]  # types of other packages, and private types
 
 # Pages
 myst_enable_extensions = ["dollarmath"]
@@ -80,7 +82,7 @@ html_static_path = [
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-html_show_search_summary = False  # a page on the disk may not read the others
+html_show_search_summary = False  # pages opened from disk may not read other files
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
@@ -109,8 +111,8 @@ autodoc_default_options = {
     "special-members": "__call__",
     "member-order": "bysource",
 }
-autodoc_typehints = "none"  # write_signature has them
-autodoc_inherit_docstrings = False  # what all maps have is said once, at FeatureMap
+autodoc_typehints = "none"  # write_signature adds them
+autodoc_inherit_docstrings = False  # members of all maps are documented once, at FeatureMap
 maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
@@ -118,13 +120,13 @@ add_module_names = False
 
 
 def public(module: ModuleType) -> list[str]:
-    """The public names of a module: its __all__, or what it defines."""
+    """Return the public names of a module: its __all__, or what it defines."""
     found = getattr(module, "__all__", None)
     return list(found) if found is not None else own(module)
 
 
 def own(module: ModuleType) -> list[str]:
-    """Public functions and classes that a module without __all__ defines."""
+    """Return the public functions and classes that a module without __all__ defines."""
     return [
         name
         for name, value in vars(module).items()
@@ -133,7 +135,7 @@ def own(module: ModuleType) -> list[str]:
 
 
 def add_labs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A section for each lab there is, in their order, so that the page need not list them."""
+    """Add a section per lab, in order, so that the page need not list them."""
     if docname != "docs/reference/labs":
         return
     labs = importlib.import_module("kerneltrick.labs")
@@ -145,10 +147,10 @@ def add_labs(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def link_of(rooms: list[str]) -> _docstrings.Link:
-    """Where a name in backquotes is described, for public names that mean one thing only.
+    """Return a function that finds the entry of a name in backquotes, if it is unambiguous.
 
-    Lower-case words without an underscore (features, get) are more often arguments than functions
-    and lead nowhere, unless their room stands in front: costs.get.
+    Lower-case words without an underscore (features, get) are usually arguments, so they are not
+    linked unless their subpackage precedes them, as in costs.get.
     """
     places: dict[str, list[tuple[Any, str]]] = {}
     for room in rooms:
@@ -168,19 +170,19 @@ def link_of(rooms: list[str]) -> _docstrings.Link:
 
 
 def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool:
-    """Fields of named tuples stand in the signature; names of types say enough."""
+    """Skip fields of named tuples, which are in the signature, and type aliases."""
     is_field = (inspect.getdoc(value) or "").startswith("Alias for field number")
     return skip or is_field or typing.get_origin(value) is not None
 
 
 def lab_link(name: str) -> _docstrings.Link:
-    """In a lab, names are those of the lab."""
+    """Return the links for a lab, where names refer to functions of the lab."""
     module = importlib.import_module(".".join(name.split(".")[:3]))
     return lambda code: f"{module.__name__}.{code}" if code in public(module) else None
 
 
 class Written:
-    """An annotation as it is written in the source."""
+    """An annotation that is printed as in the source."""
 
     def __init__(self, annotation: Any):
         self.text = getattr(annotation, "__forward_arg__", annotation)
@@ -190,7 +192,7 @@ class Written:
 
 
 def is_static(name: str) -> bool:
-    """Whether a full name, module.Class.method, is that of a static method."""
+    """Tell whether a full name, module.Class.method, belongs to a static method."""
     place, _, method = name.rpartition(".")
     module, _, owner = place.rpartition(".")
     found = getattr(importlib.import_module(module), owner)
@@ -200,7 +202,7 @@ def is_static(name: str) -> bool:
 def write_signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, given: str | None, returned: str
 ) -> tuple[str, str | None] | None:
-    """The signature with the types as they are written: MapLike, not what it stands for."""
+    """Write signatures with types as in the source: MapLike, not its expansion."""
     if given is None or not callable(value):
         return None
     try:
@@ -234,7 +236,7 @@ def mend_docstring(
 
 
 def add_aliases(app: Sphinx, env: Any) -> None:
-    """kerneltrick.attention.linear_attention leads to kerneltrick.linear_attention, and so on."""
+    """Link kerneltrick.attention.linear_attention to kerneltrick.linear_attention, and so on."""
     known = env.domains.python_domain.objects
     described = {}
     for room in ROOMS:
@@ -254,7 +256,7 @@ def add_aliases(app: Sphinx, env: Any) -> None:
 
 
 def add_entrance(app: Sphinx, error: Exception | None) -> None:
-    """build/docs/index.html leads to the first page, which lies a folder deeper."""
+    """Write build/docs/index.html, which redirects to the first page in a subfolder."""
     if error is None:
         target = app.builder.get_target_uri(root_doc)
         page = (

@@ -1,8 +1,8 @@
 """A transformer encoder block with linear attention: padding does not change the outputs.
 
-Every token sees every other one (`causal=False`), so attention is one pass over the keys and one
-over the queries: O(n). Sentences of different lengths are padded to one batch; `mask` says which
-keys are real. NumPy only.
+Every token sees every other one (`causal=False`), so attention takes one pass over the keys and one
+over the queries: O(n). Sentences of different lengths are padded to form a batch, and `mask` says
+which keys are real. The example needs only NumPy.
 
     python examples/bidirectional_encoder.py
     python examples/bidirectional_encoder.py --width 32 --heads 4 --longest 200
@@ -18,7 +18,7 @@ import kerneltrick as kt
 
 
 def parameters(width: int, seed: int) -> dict[str, np.ndarray]:
-    """The weights of one block, N(0, 1/fan-in)."""
+    """The weights of one block, drawn from N(0, 1/fan-in)."""
     rng = np.random.default_rng(seed)
     shapes = dict.fromkeys(("query", "key", "value", "output"), (width, width))
     shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
@@ -58,8 +58,7 @@ def main() -> None:
     sentences = [rng.standard_normal((length, given.width)) for length in lengths]
     weights = parameters(given.width, seed=1)
 
-    # One batch, padded at the end. The pads hold NaN here: if one of them got through, it would
-    # show at once.
+    # One batch, padded at the end. The padding is NaN, so any leak shows at once.
     batch = np.full((len(lengths), given.longest, given.width), np.nan)
     keep = np.zeros((len(lengths), given.longest), dtype=bool)
     for row, sentence in enumerate(sentences):
@@ -78,7 +77,7 @@ def main() -> None:
         )
         assert difference < 1e-10
 
-    # The mask is what does it: with zeros as pads and no mask, elu(0) + 1 = 1 is a key like others.
+    # The mask makes the difference. Without it, padding with zeros acts as a key: elu(0) + 1 = 1.
     careless = encoder_block(np.nan_to_num(batch), np.ones_like(keep), weights, given.heads)
     print(f"the shortest one without a mask: {np.max(np.abs(careless[2, :3] - alone)):.1e}")
 

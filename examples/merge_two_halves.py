@@ -1,8 +1,8 @@
-"""Two halves of a document read apart, their states merged: equal to the whole.
+"""Read two halves of a document separately and merge their states: the result equals the whole.
 
-The state of a stretch of text is a sum over its tokens, so stretches can be summed on different
-machines, at different times, and added. With a decay, the left sum fades over the length of the
-right stretch; the state remembers how much that is.
+The state of a piece of text is a sum over its tokens. So pieces can be summed on different
+machines, at different times, and added up. With a decay, the left sum fades over the length of the
+right piece; the state knows by how much.
 
     python examples/merge_two_halves.py
     python examples/merge_two_halves.py --tokens 100 --map favor:features=64 --decay 0
@@ -24,7 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--map", default="elu", help="elu, favor:features=64, taylor:order=2, …")
-    parser.add_argument("--decay", type=float, default=0.999, help="per token; 0 means none")
+    parser.add_argument(
+        "--decay", type=float, default=0.999, help="decay per token; 0 means no decay"
+    )
     given = parser.parse_args()
     if given.tokens < 2 or not 0 <= given.decay <= 1:
         parser.error("tokens must be at least 2, decay between 0 and 1")
@@ -35,19 +37,19 @@ def main() -> None:
     options = {"causal": True, "log_decay": log_decay, "return_state": True}
     middle = given.tokens // 2
 
-    # The truth: one pass over everything.
+    # The reference: one pass over everything.
     whole, state = kt.linear_attention(q, k, v, given.map, **options)
 
-    # One worker reads the left half …
+    # One worker reads the left half.
     left_out, left = kt.linear_attention(
         q[:, :middle], k[:, :middle], v[:, :middle], given.map, **options
     )
-    # … another one the right half, knowing nothing of the left but where it ends.
+    # Another worker reads the right half. It knows only where the left half ends.
     fresh = kt.State.empty(given.map, k[:, :1], v[:, :1], start=middle)
     _, right = kt.linear_attention(
         q[:, middle:], k[:, middle:], v[:, middle:], given.map, state=fresh, **options
     )
-    # States travel as files.
+    # States can be sent as files.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "right.safetensors"
         right.save(path)
@@ -59,7 +61,7 @@ def main() -> None:
     print(f"right:  tokens {right.start}:{right.stop}")
     print(f"merged: tokens {merged.start}:{merged.stop}")
     for name in ("U", "Z"):
-        # Both are relative to exp(log_scale), which may differ for maps that carry one.
+        # Both are relative to exp(log_scale), which can differ between the two states.
         both = [
             getattr(s, name) * np.exp(s.log_scale).reshape(-1, *[1] * (getattr(s, name).ndim - 1))
             for s in (merged, state)
@@ -68,7 +70,7 @@ def main() -> None:
         print(f"{name} of the merged state and of the whole differ by {error:.0e}, relative")
         assert error < 1e-10
 
-    # The outputs of the right half need the left state: read it again, or only its queries.
+    # The outputs of the right half need the left state, so this reads the right half again.
     right_out = kt.linear_attention(
         q[:, middle:], k[:, middle:], v[:, middle:], given.map, causal=True, log_decay=log_decay,
         state=left,
@@ -77,7 +79,7 @@ def main() -> None:
     print(f"outputs of the two halves equal those of the whole: {same}")
     assert same
 
-    # What comes after the document cannot tell the two apart.
+    # Tokens after the document get the same outputs from either state.
     question = np.random.default_rng(1).standard_normal((3, heads, 5, width))
     after = [
         kt.linear_attention(*question, given.map, causal=True, log_decay=log_decay, state=s)

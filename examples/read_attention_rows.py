@@ -1,8 +1,8 @@
-"""What does a token look at? Rows of the attention matrix of a linear model, without the matrix.
+"""Which tokens does a token look at? Rows of the attention matrix, without the whole matrix.
 
-Linear attention never forms its n×n weights, but they exist: A[i, j] = φ(qᵢ)·φ(kⱼ) / φ(qᵢ)·Zᵢ.
-One row costs O(n), so the rows of a few tokens can be read from a sequence whose whole matrix
-would not fit in memory.
+Linear attention never computes its n×n weights, but they exist: A[i, j] = φ(qᵢ)·φ(kⱼ) / φ(qᵢ)·Zᵢ.
+One row costs O(n). So you can read the rows of a few tokens even if the whole matrix would not fit
+in memory.
 
     python examples/read_attention_rows.py
     python examples/read_attention_rows.py --tokens 500 --map favor:features=256   # finds less
@@ -26,7 +26,7 @@ def main() -> None:
     if given.tokens < 10 or given.width < 1:
         parser.error("tokens must be at least 10 and width at least 1")
 
-    # A needle in a haystack: the queries of two tokens are made of the key of an earlier one.
+    # A needle in a haystack: two tokens get a query that points at the key of an earlier token.
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, given.tokens, given.width))
     wanted = {given.tokens // 2: given.tokens // 5, given.tokens - 1: 7}

@@ -1,8 +1,8 @@
-"""Causal attention over a million tokens in constant memory: chunks through a State.
+"""Causal attention over a million tokens in constant memory, chunk by chunk with a State.
 
-The tokens are made (in real life: read) a chunk at a time, attended to, and forgotten. What is
-carried from chunk to chunk is the state, U = Σφ(k)vᵀ and Z = Σφ(k), whose size does not depend on
-how many tokens went in. At the end, the first chunks are compared with one call on all of them.
+Each chunk of tokens is generated (or read, in real life), attended to, and forgotten. Only the
+state U = Σφ(k)vᵀ and Z = Σφ(k) goes from chunk to chunk. Its size does not depend on the number of
+tokens. At the end, the first chunks are compared with one call on all of them.
 
     python examples/stream_a_million_tokens.py
     python examples/stream_a_million_tokens.py --tokens 20000 --map taylor:order=2 --width 16
@@ -22,7 +22,7 @@ import kerneltrick as kt
 
 
 def document(tokens: int, chunk: int, heads: int, width: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """q, k and v (heads, ≤ chunk, width) of a document of which no more is ever in memory."""
+    """Yield q, k and v of one chunk after the other, with the shape (heads, ≤ chunk, width)."""
     rng = np.random.default_rng(0)
     for start in range(0, tokens, chunk):
         shape = (3, heads, min(chunk, tokens - start), width)
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--chunk", type=int, default=8192, help="tokens in memory at a time")
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--width", type=int, default=32, help="of q, k and v of a head")
+    parser.add_argument("--width", type=int, default=32, help="width of q, k and v per head")
     parser.add_argument("--map", default="elu", help="elu, favor:features=64, taylor:order=2, …")
     given = parser.parse_args()
     if min(given.tokens, given.chunk, given.heads, given.width) < 1:
@@ -60,11 +60,11 @@ def main() -> None:
     print(f"map {given.map}, {outputs:,} tokens in chunks of {given.chunk:,}, {seconds:.1f} s")
     print(f"state: tokens {state.start}:{state.stop}, {state.nbytes / 1e3:.1f} kB")
     print(f"peak memory of arrays: {max(peaks) / 1e6:.1f} MB;", end=" ")
-    print(f"of the first two chunks {max(peaks[:2]) / 1e6:.1f} MB")
+    print(f"{max(peaks[:2]) / 1e6:.1f} MB in the first two chunks")
     print(f"all of q, k, v and the outputs would take {4 * outputs * size / 1e6:,.1f} MB,")
     print(f"and the n×n weights of {given.heads} heads {weights / 1e6:,.1f} MB")
 
-    # The same numbers again, as far as they fit: the first chunks in one call.
+    # Compare with one call on the first chunks, which fit in memory.
     some = itertools.islice(
         document(given.tokens, given.chunk, given.heads, given.width), len(first)
     )

@@ -1,12 +1,11 @@
-// The one file that knows Python: a call arrives as a dict of numbers, addresses and strides, which
-// engines/_native.py makes and answers for (it holds the arrays while the call runs).
+// The one file that knows Python. A call arrives as bytes: the fields of core_call.def in order, eight
+// bytes a number. engines/_core_call.py makes them, and holds the arrays while the call runs.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
-#include <unordered_map>
 #include <vector>
 
 #include "blocks.h"
@@ -18,122 +17,65 @@ namespace nb = nanobind;
 
 namespace {
 
-// What a dict holds under one of our names, or null. A name becomes a string of Python's once: there
-// are some fifty of them in every call.
-nb::handle find(const nb::dict& d, const char* key) {
-    static std::unordered_map<const char*, PyObject*> names;  // the interpreter's lock guards it
-    PyObject*& name = names[key];
-    if (!name) name = PyUnicode_InternFromString(key);
-    PyObject* found = name ? PyDict_GetItemWithError(d.ptr(), name) : nullptr;
-    if (!found && PyErr_Occurred()) throw nb::python_error();
-    return found;
-}
+// Reads the fields of a call one after the other.
+class Reader {
+  public:
+    explicit Reader(const nb::bytes& b) : at_(static_cast<const char*>(b.data())), end_(at_ + b.size()) {}
 
-template <class V> V get(const nb::dict& d, const char* key, V fallback) {
-    const nb::handle found = find(d, key);
-    return found.is_valid() ? nb::cast<V>(found) : fallback;
-}
+    void done() const {
+        if (at_ != end_) throw std::runtime_error("a call of another size");
+    }
+    void operator()(int64_t& x) { x = next<int64_t>(); }
+    void operator()(double& x) { x = next<double>(); }
+    void operator()(bool& x) { x = next<int64_t>() != 0; }
+    void operator()(kt::Type& x) { x = kt::Type(next<int64_t>()); }
+    void operator()(kt::Map& x) { x = kt::Map(next<int64_t>()); }
+    template <class V> void operator()(V*& x) { x = reinterpret_cast<V*>(next<int64_t>()); }
+    void operator()(kt::View& x) {
+        (*this)(x.data);
+        (*this)(x.offset);
+        (*this)(x.token);
+        (*this)(x.element);
+    }
 
-template <class V> V* address(const nb::dict& d, const char* key) {
-    return reinterpret_cast<V*>(get<uintptr_t>(d, key, 0));
-}
+  private:
+    template <class V> V next() {
+        static_assert(sizeof(V) == 8);
+        if (end_ - at_ < 8) throw std::runtime_error("a call of another size");
+        V x;
+        std::memcpy(&x, at_, 8);
+        at_ += 8;
+        return x;
+    }
 
-// (address, address of offsets, token stride, element stride), or absent.
-kt::View view(const nb::dict& d, const char* key) {
-    kt::View v;
-    const nb::handle found = find(d, key);
-    if (!found.is_valid()) return v;
-    nb::tuple t = nb::cast<nb::tuple>(found);
-    v.data = reinterpret_cast<char*>(nb::cast<uintptr_t>(t[0]));
-    v.offset = reinterpret_cast<const int64_t*>(nb::cast<uintptr_t>(t[1]));
-    v.token = nb::cast<int64_t>(t[2]);
-    v.element = nb::cast<int64_t>(t[3]);
-    return v;
-}
+    const char *at_, *end_;
+};
 
-kt::Problem problem(const nb::dict& d) {
+// Collects the fields of a call as numbers of Python's.
+class Writer {
+  public:
+    nb::list values;
+
+    void operator()(int64_t x) { values.append(x); }
+    void operator()(double x) { values.append(x); }
+    void operator()(bool x) { values.append(int64_t(x)); }
+    void operator()(kt::Type x) { values.append(int64_t(x)); }
+    void operator()(kt::Map x) { values.append(int64_t(x)); }
+    void operator()(const void* x) { values.append(reinterpret_cast<intptr_t>(x)); }
+    void operator()(const kt::View& x) {
+        (*this)(static_cast<const void*>(x.data));
+        (*this)(static_cast<const void*>(x.offset));
+        (*this)(x.token);
+        (*this)(x.element);
+    }
+};
+
+kt::Problem problem(const nb::bytes& call) {
     kt::Problem p;
-    p.type = kt::Type(get(d, "type", 0));
-    p.output_type = kt::Type(get(d, "output_type", int(p.type)));
-    p.rows = get<int64_t>(d, "rows", 0);
-    p.heads = get<int64_t>(d, "heads", 1);
-    p.groups = get<int64_t>(d, "groups", 1);
-    p.keys = get<int64_t>(d, "keys", 0);
-    p.queries = get<int64_t>(d, "queries", 0);
-    p.width = get<int64_t>(d, "width", 0);
-    p.causal = get(d, "causal", false);
-    p.normalize = get(d, "normalize", true);
-    p.zero_fill = get(d, "zero_fill", 0.0);
-    p.start = get<int64_t>(d, "start", 0);
-    p.chunk = get<int64_t>(d, "chunk", 0);
-    p.decay_width = get<int64_t>(d, "decay_width", 0);
-    kt::Features& f = p.features;
-    f.map = kt::Map(get(d, "map", 0));
-    f.inputs = get<int64_t>(d, "inputs", 0);
-    f.count = get<int64_t>(d, "count", 0);
-    f.columns = get<int64_t>(d, "columns", 0);
-    f.root_scale = get(d, "root_scale", 1.0);
-    f.c0 = get(d, "c0", 0.0);
-    f.c1 = get(d, "c1", 0.0);
-    f.c2 = get(d, "c2", 0.0);
-    f.horizon = get(d, "horizon", 0.0);
-    f.weight = address<const void>(d, "weight");
-    f.bias = address<const void>(d, "bias");
-    f.weight_heads = get<int64_t>(d, "weight_heads", 1);
-    f.key_weight_heads = get<int64_t>(d, "key_weight_heads", 0);
-    p.q = view(d, "q");
-    p.k = view(d, "k");
-    p.v = view(d, "v");
-    p.output = view(d, "output");
-    p.mask = view(d, "mask");
-    p.query_mask = view(d, "query_mask");
-    p.restart = view(d, "restart");
-    p.log_decay = view(d, "log_decay");
-    p.q_positions = view(d, "q_positions");
-    p.k_positions = view(d, "k_positions");
-    p.q_scale = view(d, "q_scale");
-    p.k_scale = view(d, "k_scale");
-    p.sums = address<double>(d, "sums");
-    p.sums_stride = get<int64_t>(d, "sums_stride", 0);
-    p.log_scale = address<double>(d, "log_scale");
-    p.decay_total = address<double>(d, "decay_total");
-    p.bad = address<uint8_t>(d, "bad");
-    p.zero = address<uint8_t>(d, "zero");
-    p.normalizer = address<double>(d, "normalizer");
-    p.window = get<int64_t>(d, "window", 0);
-    p.sinks = get<int64_t>(d, "sinks", 0);
-    p.relative = get(d, "relative", false);
-    p.near_scale = get(d, "near_scale", 1.0);
-    p.gain = address<const double>(d, "gain");
-    p.near_k = view(d, "near_k");
-    p.near_v = view(d, "near_v");
-    p.near_keep = view(d, "near_keep");
-    p.near_positions = view(d, "near_positions");
-    p.near_slots = get<int64_t>(d, "near_slots", 0);
-    p.seen = address<const int64_t>(d, "seen");
-    p.seen_after = address<int64_t>(d, "seen_after");
-    p.near_after = address<int64_t>(d, "near_after");
-    p.near_slots_after = get<int64_t>(d, "near_slots_after", 0);
-    p.near_top = address<double>(d, "near_top");
-    p.near_reference = address<double>(d, "near_reference");
-    p.near_normalizer = address<double>(d, "near_normalizer");
+    Reader read(call);
+    kt::each_field(p, read);
+    read.done();
     return p;
-}
-
-kt::Gradient gradient(const nb::dict& d) {
-    kt::Gradient g;
-    g.d_output = view(d, "d_output");
-    g.d_q = view(d, "d_q");
-    g.d_k = view(d, "d_k");
-    g.d_v = view(d, "d_v");
-    g.d_sums = address<double>(d, "d_sums");
-    g.d_log_decay = address<double>(d, "d_log_decay");
-    g.d_weight = address<double>(d, "d_weight");
-    g.d_bias = address<double>(d, "d_bias");
-    g.d_near_k = view(d, "d_near_k");
-    g.d_near_v = view(d, "d_near_v");
-    g.d_gain = address<double>(d, "d_gain");
-    return g;
 }
 
 bool interrupted() {  // called on the thread of the Python caller, without the GIL
@@ -199,7 +141,7 @@ uintptr_t address_of(nb::handle array) {
 // and the state. Steps must not overlap; attention/_decode.py sees to that.
 class Decoder {
   public:
-    explicit Decoder(const nb::dict& d) : p_(problem(d)) {
+    explicit Decoder(const nb::bytes& call) : p_(problem(call)) {
         const int64_t size = p_.type == kt::Type::f64 ? 8 : p_.type == kt::Type::f32 ? 4 : 2;
         q_.resize(std::size_t(p_.rows * p_.groups));
         k_.resize(std::size_t(p_.rows));
@@ -286,17 +228,29 @@ NB_MODULE(_core, m) {
     nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
     m.def("address", address_of);
     m.def("kept_bytes", [] { return kt::kept_bytes(); });
-    m.def("forward", [](const nb::dict& d) {
-        const kt::Problem p = problem(d);
+    m.def("defaults", [] {  // of every field, in the order of the list
+        kt::Problem p;
+        kt::Gradient g;
+        Writer write;
+        kt::each_field(p, write);
+        kt::each_field(g, write);
+        return write.values;
+    });
+    m.def("forward", [](const nb::bytes& call) {
+        const kt::Problem p = problem(call);
         run(kt::forward_cost(p), [&](kt::Control& control) { kt::kernels().forward(p, control); });
     });
-    m.def("backward", [](const nb::dict& d) {
-        const kt::Problem p = problem(d);
-        const kt::Gradient g = gradient(d);
+    m.def("backward", [](const nb::bytes& call) {
+        kt::Problem p;
+        kt::Gradient g;
+        Reader read(call);
+        kt::each_field(p, read);
+        kt::each_field(g, read);
+        read.done();
         run(kt::backward_cost(p), [&](kt::Control& control) { kt::kernels().backward(p, g, control); });
     });
     nb::class_<Decoder>(m, "Decoder")
-        .def(nb::init<const nb::dict&>())
+        .def(nb::init<const nb::bytes&>())
         .def("step", &Decoder::step, nb::arg("position"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
              nb::arg("out"), nb::arg("log_decay").none());
     m.def("isa", [] { return kt::kernels().name; });

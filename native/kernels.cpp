@@ -4,6 +4,7 @@
 #include "grad.h"
 #include "near_grad.h"
 #include "pool.h"
+#include "spares.h"
 #include "step.h"
 #include "window.h"
 
@@ -27,8 +28,8 @@ void fence() {
 }
 
 // Full attention: queries from … to of all heads that share row r, which see the whole state.
-template <class T>
-void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, bool stream,
+template <class T, class Kernel>
+void read_all(Row<T, Kernel>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, bool stream,
               Control& control) {
     const Problem& p = row.p;
     row.no_keys(sums.ref);
@@ -38,30 +39,38 @@ void read_all(Row<T>& row, Sums<T>& sums, int64_t r, int64_t from, int64_t to, b
             const int64_t n = std::min(row.s.C, to - t), q = r * p.groups + g;
             row.load_queries(q, q, t, n, p.query_mask);
             row.fetch_ahead(q, t + n, true);
-            row.read_out(sums, q, t, n, false, stream);
+            row.output.write_block(sums, q, t, n, false, stream);
         }
 }
 
+// What a thread needs for its rows, or for blocks of one that several threads share.
+template <class T, class Kernel> struct Worker {
+    Row<T, Kernel> row;
+    Sums<T> sums;
+    explicit Worker(const Sizes<T>& s) : row(s, false), sums(s, row.arena) {}
+};
+
 // A whole row, block after block.
-template <class T> void run_row(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+template <class T, class Kernel> void run_row(Worker<T, Kernel>& worker, int64_t r, bool stream, Control& control) {
+    auto& [row, sums] = worker;
+    const Sizes<T>& s = row.s;
     const Problem& p = s.p;
-    Row<T> row(s, false);
-    Sums<T> sums(s, row.arena);
     sums.begin(s, r);
     for (int64_t t = 0; t < p.keys;) {
         if (control.stopped()) return;
-        const int64_t n = row.extent(r, t);
-        row.load_keys(r, t, n, sums.ref);
-        row.fetch_ahead(r, t + row.count, false);
+        row.load_keys(r, t, row.extent(r, t), sums.ref);
+        const int64_t n = row.keys.count;
+        row.fetch_ahead(r, t + n, false);
         if (p.causal) {
-            if (s.by_feature) sums.narrow(s, row.enter, true);
+            if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
             for (int64_t g = 0; g < p.groups; ++g) {
-                row.load_queries(r * p.groups + g, r, t, row.count, p.mask);
-                row.read_out(sums, r * p.groups + g, t, row.count, true, stream);
+                row.load_queries(r * p.groups + g, r, t, n, p.mask);
+                row.output.write_block(sums, r * p.groups + g, t, n, true, stream);
             }
         }
-        row.absorb(sums, r);
-        t += row.count;
+        // Without a state to be returned, nobody looks at what the last keys add.
+        if (p.sums || !p.causal || t + n < p.keys) row.absorb(sums, r);
+        t += n;
     }
     if (!p.causal) read_all(row, sums, r, 0, p.queries, stream, control);
     sums.end(s, r);
@@ -97,6 +106,8 @@ constexpr double WIDE_EXTRA = 0.25;
 template <class T, class Add, class Use>
 void sweep(const Sizes<T>& s, Sums<T>& total, int64_t count, Control& control, Add add, bool uses, Use use) {
     const int64_t state = s.m * s.Mp;
+    const bool begins = total.empty;
+    total.fill(s);
     const int64_t room = std::max<int64_t>(1, (int64_t(4) << 20) / int64_t(sizeof(T)) / (state + s.m));
     const int64_t group = std::min<int64_t>(room, 64);
     const int64_t tasks = control.threads;
@@ -150,6 +161,7 @@ void sweep(const Sizes<T>& s, Sums<T>& total, int64_t count, Control& control, A
         }, {}, WIDE_EXTRA);
         for (int64_t c = low; c < high; ++c) {
             Stop<T>& stop = stops[g % 2][std::size_t(c - low)];
+            stop.empty = begins && c == 0;
             for (int64_t i = 0; i < s.m; ++i) {
                 const T own = stop.z[std::size_t(i)];
                 stop.z[std::size_t(i)] = total.z[i];
@@ -166,33 +178,28 @@ void sweep(const Sizes<T>& s, Sums<T>& total, int64_t count, Control& control, A
 }
 
 // One row by all threads.
-template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
+template <class T, class Kernel> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
     const Problem& p = s.p;
     Arena arena;
     Sums<T> total(s, arena);
     total.begin(s, r);
-    struct Worker {
-        Row<T> row;
-        Sums<T> own;
-        Worker(const Sizes<T>& s) : row(s, false), own(s, row.arena) {}
-    };
     const int64_t tasks = control.threads;
-    std::vector<std::unique_ptr<Worker>> workers;
-    for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker>(s));
+    std::vector<std::unique_ptr<Worker<T, Kernel>>> workers;
+    for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker<T, Kernel>>(s));
     const auto blocks = blocks_of(s);
     auto add = [&](int64_t w, int64_t c, Stop<T>& stop) {
-        Worker& worker = *workers[std::size_t(w)];
-        worker.row.load_keys(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, -INF);
-        worker.row.absorb(worker.own, r, stop);
+        auto& [row, sums] = *workers[std::size_t(w)];
+        row.load_keys(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, -INF);
+        row.absorb(sums, r, stop);
     };
     auto use = [&](int64_t w, int64_t c, Stop<T>& stop) {
-        Worker& worker = *workers[std::size_t(w)];
+        Worker<T, Kernel>& worker = *workers[std::size_t(w)];
         const auto [t, n] = blocks[std::size_t(c)];
         worker.row.load_keys(r, t, n, -INF);
-        worker.own.lent(stop, [&, t = t, n = n] {
+        worker.sums.with(stop, [&, t = t, n = n] {
             for (int64_t g = 0; g < p.groups; ++g) {
                 worker.row.load_queries(r * p.groups + g, r, t, n, p.mask);
-                worker.row.read_out(worker.own, r * p.groups + g, t, n, true, stream);
+                worker.row.output.write_block(worker.sums, r * p.groups + g, t, n, true, stream);
             }
         });
     };
@@ -211,16 +218,16 @@ template <class T> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Cont
 }
 
 // The gradient of one causal row by all threads: two sweeps, forward and backward, as `RowGradient` has them.
-template <class T> void run_wide_backward(const Sizes<T>& s, const Gradient& g, int64_t r, Control& control) {
+template <class T, class Kernel>
+void run_wide_backward(const Sizes<T>& s, const Gradient& g, int64_t r, Control& control) {
     Arena arena;
     Sums<T> sums(s, arena), G(s, arena);
     sums.begin(s, r);
-    double* d_state = g.d_sums + r * s.m * (s.M + 1);
+    double* d_state = g.d_sums ? g.d_sums + r * s.m * (s.M + 1) : nullptr;
     G.read(s, d_state);
-    G.narrow(s);
-    std::vector<std::unique_ptr<RowGradient<T>>> workers;
+    std::vector<std::unique_ptr<RowGradient<T, Kernel>>> workers;
     for (int64_t i = 0; i < control.threads; ++i)
-        workers.push_back(std::make_unique<RowGradient<T>>(s, g, nullptr, nullptr));
+        workers.push_back(std::make_unique<RowGradient<T, Kernel>>(s, g));
     const auto blocks = blocks_of(s);
     const int64_t count = int64_t(blocks.size());
     sweep(
@@ -256,16 +263,18 @@ inline void finish_row(const Problem& p, const Line& line, int64_t r) {
 }
 
 // Rows in which some keys are near. Without a far part their blocks do not wait for each other.
-template <class T> void run_near(const Problem& whole, Control& control) {
+template <class T, class Kernel> void run_near(const Problem& whole, Control& control) {
     const Problem p = far_part(whole);
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
+    Spares<Window<T, Kernel>> windows;
     auto row = [&](int64_t r) {
         if (control.stopped()) return;
         const Line line(whole, r);
-        Window<T> window(s);
-        window.run(r, line, stream, control);
-        window.blank(whole, r);
+        windows.with([&] { return std::make_unique<Window<T, Kernel>>(s); }, [&](Window<T, Kernel>& window) {
+            window.run(r, line, stream, control);
+            window.blank(whole, r);
+        });
         finish_row(whole, line, r);
         fence();
     };
@@ -283,7 +292,7 @@ template <class T> void run_near(const Problem& whole, Control& control) {
     std::atomic<int64_t> next{0};
     const int64_t count = int64_t(all.size()), tasks = std::min<int64_t>(control.threads, count);
     auto work = [&](int64_t) {
-        Window<T> window(s);
+        Window<T, Kernel> window(s);
         for (int64_t i; (i = next.fetch_add(1)) < count && !control.stopped();) {
             const auto& [r, turn] = all[std::size_t(i)];
             window.take(r, *lines[std::size_t(r)], turn, stream);
@@ -291,29 +300,32 @@ template <class T> void run_near(const Problem& whole, Control& control) {
         fence();
     };
     parallel(tasks, control.threads, work, [&] { control.stopped(); });
-    Window<T> window(s);
+    Window<T, Kernel> window(s);
     for (int64_t r = 0; r < p.rows; ++r) {
         window.blank(whole, r);
         finish_row(whole, *lines[std::size_t(r)], r);
     }
 }
 
-template <class T> void run(const Problem& p, Control& control) {
-    if (p.window > 0 || p.sinks > 0) return run_near<T>(p, control);
+template <class T, class Kernel> void run(const Problem& p, Control& control) {
+    if (p.window > 0 || p.sinks > 0) return run_near<T, Kernel>(p, control);
     const Sizes<T> s(p);
     const bool stream = streams<T>(p);
     const int64_t alone = rows_alone(s, control.threads);  // the rest is done by all
+    Spares<Worker<T, Kernel>> workers;
     parallel(
         alone, control.threads,
         [&](int64_t r) {
-            if (!control.stopped()) run_row<T>(s, r, stream, control);
+            if (control.stopped()) return;
+            workers.with([&] { return std::make_unique<Worker<T, Kernel>>(s); },
+                         [&](Worker<T, Kernel>& worker) { run_row(worker, r, stream, control); });
         },
         [&] { control.stopped(); });
-    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T>(s, r, stream, control);
+    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide<T, Kernel>(s, r, stream, control);
 }
 
 // A row in which some keys are near: the far part writes its gradients, the near part adds its own.
-template <class T>
+template <class T, class Kernel>
 void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, double* d_weight,
                    double* d_bias, int64_t r, Control& control) {
     const Problem& p = s.p;
@@ -330,21 +342,21 @@ void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, d
         write_token(g.d_near_k, p.type, r, t, p.features.inputs, zeros.data());
         write_token(g.d_near_v, p.type, r, t, p.width, zeros.data());
     }
-    if (s.m > 0) RowGradient<T>(s, g, d_weight, d_bias).run(r, line, control);
+    if (s.m > 0) RowGradient<T, Kernel>(s, g).run(r, line, d_weight, d_bias, control);
     if (both_ways(p)) {  // and what lies ahead
         const Problem back = backwards(p);
         Gradient mirrored = g;
         for (View* view : {&mirrored.d_output, &mirrored.d_q}) *view = backwards(*view, p.queries);
         for (View* view : {&mirrored.d_k, &mirrored.d_v}) *view = backwards(*view, p.keys);
         const Sizes<T> sizes(back);
-        RowGradient<T>(sizes, mirrored, d_weight, d_bias).run(r, line.mirrored(p.keys), control);
+        RowGradient<T, Kernel>(sizes, mirrored).run(r, line.mirrored(p.keys), d_weight, d_bias, control);
     }
     Problem exact = p;
     exact.features.count = 0;
     NearGradient<T>(exact, g, s.m > 0).run(r, line, control);
 }
 
-template <class T> void run_backward(const Problem& whole, const Gradient& g, Control& control) {
+template <class T, class Kernel> void run_backward(const Problem& whole, const Gradient& g, Control& control) {
     const bool some_near = whole.window > 0 || whole.sinks > 0;
     const Problem p = some_near ? far_part(whole) : whole;
     const Sizes<T> s(p);
@@ -357,6 +369,7 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
     // depend on the threads.
     const bool shared = !some_near && p.causal && p.groups == 1 && !s.quadratic && !g.d_weight && !g.d_bias;
     const int64_t alone = shared ? rows_alone(s, control.threads) : p.rows;
+    Spares<RowGradient<T, Kernel>> gradients;
     parallel(
         alone, control.threads,
         [&](int64_t r) {
@@ -364,12 +377,13 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
             double* w = g.d_weight ? d_weight.data() + r * sides * matrix : nullptr;
             double* b = g.d_bias ? d_bias.data() + r * sides * bias : nullptr;
             if (some_near)
-                near_backward<T>(whole, s, g, w, b, r, control);
+                near_backward<T, Kernel>(whole, s, g, w, b, r, control);
             else
-                RowGradient<T>(s, g, w, b).run(r, control);
+                gradients.with([&] { return std::make_unique<RowGradient<T, Kernel>>(s, g); },
+                               [&](RowGradient<T, Kernel>& row) { row.run(r, w, b, control); });
         },
         [&] { control.stopped(); });
-    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide_backward<T>(s, g, r, control);
+    for (int64_t r = alone; r < p.rows && !control.stopped(); ++r) run_wide_backward<T, Kernel>(s, g, r, control);
     const int64_t heads = p.heads * p.groups;
     for (int64_t r = 0; r < p.rows && (g.d_weight || g.d_bias); ++r)
         for (int64_t side = 0; side < sides; ++side) {
@@ -381,6 +395,16 @@ template <class T> void run_backward(const Problem& whole, const Gradient& g, Co
             for (int64_t i = 0; i < bias && g.d_bias; ++i)
                 g.d_bias[which * bias + i] += d_bias[std::size_t((r * sides + side) * bias + i)];
         }
+}
+
+// Every call by its kind of kernel (featured.h).
+template <class T> void forward_in(const Problem& p, Control& control) {
+    p.features.map == Map::quadratic ? run<T, Polynomial<T>>(p, control) : run<T, Featured<T>>(p, control);
+}
+
+template <class T> void backward_in(const Problem& p, const Gradient& g, Control& control) {
+    p.features.map == Map::quadratic ? run_backward<T, Polynomial<T>>(p, g, control)
+                                     : run_backward<T, Featured<T>>(p, g, control);
 }
 
 template <class T> void run_step(const Problem& p, int threads) {
@@ -402,10 +426,10 @@ void step_wide(const Problem& p, int threads);
 
 #if defined(KT_WIDE)
 
-void forward_wide(const Problem& p, Control& control) { run<double>(p, control); }
+void forward_wide(const Problem& p, Control& control) { forward_in<double>(p, control); }
 
 void backward_wide(const Problem& p, const Gradient& g, Control& control) {
-    run_backward<double>(p, g, control);
+    backward_in<double>(p, g, control);
 }
 
 void step_wide(const Problem& p, int threads) { run_step<double>(p, threads); }
@@ -415,11 +439,11 @@ void step_wide(const Problem& p, int threads) { run_step<double>(p, threads); }
 namespace {
 
 void forward(const Problem& p, Control& control) {
-    p.type == Type::f64 ? forward_wide(p, control) : run<float>(p, control);
+    p.type == Type::f64 ? forward_wide(p, control) : forward_in<float>(p, control);
 }
 
 void backward(const Problem& p, const Gradient& g, Control& control) {
-    p.type == Type::f64 ? backward_wide(p, g, control) : run_backward<float>(p, g, control);
+    p.type == Type::f64 ? backward_wide(p, g, control) : backward_in<float>(p, g, control);
 }
 
 void step(const Problem& p, int threads) {

@@ -2,7 +2,8 @@
 // token j. Sums and maxima over features are then plain vertical loops.
 #pragma once
 
-#include "tokens.h"
+#include "elementwise.h"
+#include "lanes.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -55,144 +56,6 @@ template <class T> KT_INLINE void sin_cos(Vec<T> x, Vec<T>& s, Vec<T>& c) {
         }
 }
 
-template <class T> constexpr T TAME = sizeof(T) == 4 ? T(-87) : T(-708);
-
-template <class T, bool tame> struct EluMap {
-    static KT_INLINE Vec<T> phi(Vec<T> x) {
-        return exp<tame>(least(x, Vec<T>{})) + most(x, Vec<T>{});
-    }
-};
-template <class T> struct ReluMap {
-    static KT_INLINE Vec<T> phi(Vec<T> x) { return most(x, Vec<T>{}); }
-};
-template <class T> struct Relu2Map {
-    static KT_INLINE Vec<T> phi(Vec<T> x) {
-        Vec<T> y = most(x, Vec<T>{});
-        return y * y;
-    }
-};
-template <class T> struct SquareMap {
-    static KT_INLINE Vec<T> phi(Vec<T> x) { return x * x; }
-};
-template <class T> struct IdentityMap {
-    static KT_INLINE Vec<T> phi(Vec<T> x) { return x; }
-};
-
-// Whether φ acts on each coordinate alone, without a log-scale: such queries need no transposition.
-inline bool elementwise(Map map) {
-    return map == Map::given || map == Map::elu || map == Map::relu || map == Map::relu2 ||
-           map == Map::square;
-}
-
-// Of these, the ones whose slope is not to be had from φ alone.
-inline bool slope_needs_x(Map map) { return map == Map::relu2 || map == Map::square; }
-
-template <class T> KT_INLINE bool within(Vec<T> check, Vec<T> low) {
-    T lane[LANES<T>];
-    store(lane, low);
-    bool tame = sum<T>(check) == T(0);
-    for (int i = 0; i < LANES<T>; ++i) tame = tame && lane[i] > TAME<T>;
-    return tame;
-}
-
-// φ by rows: out[i·d + f]; d a multiple of the lanes. Returns false if an x is not finite or eˣ
-// would not be normal: then the result is not to be used.
-template <class T, class F>
-inline bool map_rows(const T* x, int64_t stride, int64_t count, int64_t d, T* out) {
-    Vec<T> check{}, low{};
-    for (int64_t i = 0; i < count; ++i)
-        for (int64_t f = 0; f < d; f += LANES<T>) {
-            Vec<T> v = load(x + i * stride + f);
-            check += v * T(0);
-            low = least(low, v);
-            store(out + i * d + f, F::phi(v));
-        }
-    return within<T>(check, low);
-}
-
-// φ by columns: out[f·C + i], for blocks of LANES × LANES; count and d multiples of the lanes.
-template <class T, class F>
-inline bool map_columns(const T* x, int64_t stride, int64_t count, int64_t d, T* out, int64_t C) {
-    Vec<T> check{}, low{};
-    for (int64_t i = 0; i < count; i += LANES<T>)
-        for (int64_t f = 0; f < d; f += LANES<T>) {
-            Vec<T> v[LANES<T>];
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) {
-                v[a] = load(x + (i + a) * stride + f);
-                check += v[a] * T(0);
-                low = least(low, v[a]);
-                v[a] = F::phi(v[a]);
-            }
-            transpose<T>(v);
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) store(out + (f + a) * C + i, v[a]);
-        }
-    return within<T>(check, low);
-}
-
-// Tokens in rows to tokens in lanes, any d: columns `count` … `columns` become ones.
-template <class T>
-inline void to_lanes(const T* x, int64_t stride, int64_t count, int64_t columns, int64_t d, T* out,
-                     int64_t C) {
-    int64_t i = 0;
-    const int64_t whole = d / LANES<T> * LANES<T>;
-    for (; i + LANES<T> <= count; i += LANES<T>) {
-        for (int64_t f = 0; f < whole; f += LANES<T>) {
-            Vec<T> v[LANES<T>];
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) v[a] = load(x + (i + a) * stride + f);
-            transpose<T>(v);
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) store(out + (f + a) * C + i, v[a]);
-        }
-        for (int64_t f = whole; f < d; ++f)
-            for (int a = 0; a < LANES<T>; ++a) out[f * C + i + a] = x[(i + a) * stride + f];
-    }
-    for (; i < columns; ++i)
-        for (int64_t f = 0; f < d; ++f) out[f * C + i] = i < count ? x[i * stride + f] : T(1);
-}
-
-// And back: rows[i·stride + f] = lanes[f·C + i].
-template <class T>
-inline void to_rows(const T* lanes, int64_t C, int64_t count, int64_t d, T* rows, int64_t stride) {
-    int64_t i = 0;
-    const int64_t whole = d / LANES<T> * LANES<T>;
-    for (; i + LANES<T> <= count; i += LANES<T>) {
-        for (int64_t f = 0; f < whole; f += LANES<T>) {
-            Vec<T> v[LANES<T>];
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) v[a] = load(lanes + (f + a) * C + i);
-            transpose<T>(v);
-#pragma GCC unroll 16
-            for (int a = 0; a < LANES<T>; ++a) store(rows + (i + a) * stride + f, v[a]);
-        }
-        for (int64_t f = whole; f < d; ++f)
-            for (int a = 0; a < LANES<T>; ++a) rows[(i + a) * stride + f] = lanes[f * C + i + a];
-    }
-    for (; i < count; ++i)
-        for (int64_t f = 0; f < d; ++f) rows[i * stride + f] = lanes[f * C + i];
-}
-
-// out(rows × columns) = A·B (+ what is there), tokens in lanes.
-template <class T>
-inline void product(const T* a, int64_t row_step, int64_t step, const T* b, int64_t C, int64_t count,
-                    int64_t rows, int64_t columns, T* out, bool add = false) {
-    by_rows(rows, [&](auto r, int64_t i) {
-        constexpr int R = decltype(r)::value;
-        by_cols<T>(columns, [&](auto c, int64_t j) {
-            constexpr int N = decltype(c)::value;
-            Tile<T, R, N> tile;
-            for (int x = 0; x < R; ++x)
-                for (int y = 0; y < N; ++y)
-                    tile.acc[x][y] = add ? load(out + (i + x) * C + j + y * LANES<T>) : Vec<T>{};
-            tile.add(a + i * row_step, row_step, step, b + j, C, count);
-            for (int x = 0; x < R; ++x)
-                for (int y = 0; y < N; ++y) store(out + (i + x) * C + j + y * LANES<T>, tile.acc[x][y]);
-        });
-    });
-}
-
 // A feature of the quadratic map is coefficient · x_a · x_b, where x_0 = 1.
 struct Monomial {
     int32_t a, b;
@@ -211,7 +74,8 @@ inline std::vector<Monomial> monomials(const Features& f) {
 }
 
 // φ and its gradient for blocks of up to C tokens. `x` is tokens in lanes, d rows (after one row of
-// ones for the quadratic map); `columns` is the number of lanes in use; `which` is the matrix of weights, where there are several.
+// ones for the quadratic map); `columns` is the number of lanes in use; `which` is the
+// matrix of weights, where there are several.
 template <class T> class Mapper {
   public:
     Mapper(const Features& f, int64_t C, Arena& arena) : f_(f), C_(C) {
@@ -233,7 +97,6 @@ template <class T> class Mapper {
         return f_.map == Map::hedgehog_softmax || f_.map == Map::hedgehog_exp ||
                f_.map == Map::hedgehog_separate;
     }
-    int64_t x_rows() const { return f_.inputs + (quadratic() ? 1 : 0); }
 
     // φ(x), and the log-scale of each token where the map has one (given ones come from outside).
     void phi(const T* x, int64_t columns, int64_t which, const double* positions, T* out,
@@ -286,7 +149,7 @@ template <class T> class Mapper {
                 });
             case Map::relu:
                 return rows(d, [&](int64_t, int64_t, int64_t o) {
-                    store(dx + o, masked(load(d_phi + o), load(phi + o) > Vec<T>{}));
+                    store(dx + o, masked<T>(load(d_phi + o), load(phi + o) > Vec<T>{}));
                 });
             case Map::relu2:
                 return rows(d, [&](int64_t, int64_t, int64_t o) {
@@ -305,7 +168,7 @@ template <class T> class Mapper {
                 return rows(d, [&](int64_t r, int64_t j, int64_t o) {
                     Vec<T> g = load(d_phi + o) * load(turn.data() + j) +
                                load(d_phi + (d + r) * C_ + j) * load(turn.data() + columns + j);
-                    store(dx + o, masked(g, load(x + o) > Vec<T>{}));
+                    store(dx + o, masked<T>(g, load(x + o) > Vec<T>{}));
                 });
             }
             default: break;
@@ -331,7 +194,7 @@ template <class T> class Mapper {
                 break;
             case Map::t2r:
                 rows(p, [&](int64_t, int64_t, int64_t o) {
-                    store(dy + o, masked(load(d_phi + o), load(phi + o) > Vec<T>{}));
+                    store(dy + o, masked<T>(load(d_phi + o), load(phi + o) > Vec<T>{}));
                 });
                 break;
             case Map::favor_positive:
@@ -404,10 +267,6 @@ template <class T> class Mapper {
     }
 
   private:
-    static KT_INLINE Vec<T> masked(Vec<T> v, Ints<T> keep) {
-        return from_bits<T>(bits<T>(v) & keep);
-    }
-
     const T* weight(int64_t which) const {
         return static_cast<const T*>(f_.weight) + which * f_.inputs * f_.columns;
     }

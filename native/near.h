@@ -2,19 +2,16 @@
 // ones over the keys that each query sees exactly, c the largest exponent of the row. Keys are taken
 // a panel at a time, and what is there is scaled down when a larger exponent comes (online softmax),
 // so no row depends on later tokens, and nothing of size n × n is formed. With a window without end
-// this is softmax attention; otherwise the far part (row.h) is added to it.
+// this is softmax attention; otherwise the far part (row.h) is joined with it (join.h).
 #pragma once
 
-#include <limits>
-
 #include "maps.h"
+#include "sizes.h"
 
 namespace kt {
 namespace KT_ISA {
 
-constexpr double NOTHING = -std::numeric_limits<double>::infinity();
 constexpr int64_t PANEL_KEYS = 96;    // keys of a panel: with their values they stay in L2
-constexpr int64_t NEAR_BLOCK = 192;   // queries of a block, of all heads, where there is no far part
 
 // The keys of a row that are not hidden, in order; with a restart a new segment begins. A key is a
 // token of the call, or, below 0, −1 − slot of the tokens that the state has kept.
@@ -243,7 +240,7 @@ template <class T> class Near {
             load_queries(head, row * p.groups + int64_t(g), t, n);
             std::fill(head.mixed, head.mixed + n * Mp, T(0));
             std::fill(head.den, head.den + n, T(0));
-            std::fill(head.top, head.top + n, T(NOTHING));
+            std::fill(head.top, head.top + n, T(-INF));
             head.any_bad = false;
         }
         each_panel(row, line, segment, n, [&](int64_t base) {
@@ -348,48 +345,35 @@ template <class T> class Near {
             if (r.none()) return;
             constexpr int RP = (R + LANES<T> - 1) / LANES<T> * LANES<T>;
             Vec<T> high[RP];
-            for (int a = 0; a < RP; ++a) high[a] = splat(T(NOTHING));
+            for (int a = 0; a < RP; ++a) high[a] = splat(T(-INF));
             tiles(r, [&](auto vecs, int64_t j) __attribute__((always_inline)) {
                 constexpr int N = decltype(vecs)::value;
                 Tile<T, R, N> tile;
                 tile.clear();
                 tile.add(q.x + i * q.stride, q.stride, 1, panel.lanes + j, Kp, d);
-                hide<R, N>(tile, i, j, base, splat(T(NOTHING)));
-#pragma GCC unroll 8
-                for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                    for (int c = 0; c < N; ++c) {
-                        high[a] = kt::KT_ISA::most(tile.acc[a][c], high[a]);
-                        store(strip + a * Kp + j + c * LANES<T>, tile.acc[a][c]);
-                    }
+                hide<R, N>(tile, i, j, base, splat(T(-INF)));
+                tile.store(strip + j, Kp);
+                tile.each([&](int a, int c) __attribute__((always_inline)) { high[a] = most(tile.acc[a][c], high[a]); });
             });
             T keep[R], level[R], here[RP];
             bool some = false;
             for (int a = 0; a < RP; a += LANES<T>) store(here + a, largest_of<T>(high + a));
             for (int a = 0; a < R; ++a) {
                 const T before = top[i + a], now = std::max(before, here[a]);
-                level[a] = now == T(NOTHING) ? T(0) : now;
-                keep[a] = before == T(NOTHING) ? T(0) : before == now ? T(1) : std::exp(before - now);
+                level[a] = now == T(-INF) ? T(0) : now;
+                keep[a] = before == T(-INF) ? T(0) : before == now ? T(1) : std::exp(before - now);
                 top[i + a] = now;
-                some |= now != T(NOTHING);
+                some |= now != T(-INF);
             }
             if (!some) return;
             Vec<T> total[RP] = {};
             tiles(r, [&](auto vecs, int64_t j) __attribute__((always_inline)) {
                 constexpr int N = decltype(vecs)::value;
                 Tile<T, R, N> tile;
-#pragma GCC unroll 8
-                for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                    for (int c = 0; c < N; ++c)
-                        tile.acc[a][c] = exp_down<T>(load(strip + a * Kp + j + c * LANES<T>) - level[a]);
-#pragma GCC unroll 8
-                for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                    for (int c = 0; c < N; ++c) {
-                        total[a] += tile.acc[a][c];
-                        store(strip + a * Kp + j + c * LANES<T>, tile.acc[a][c]);
-                    }
+                tile.load(strip + j, Kp);
+                tile.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) { return exp_down<T>(x - level[a]); });
+                tile.store(strip + j, Kp);
+                tile.each([&](int a, int c) __attribute__((always_inline)) { total[a] += tile.acc[a][c]; });
             });
             for (int a = 0; a < RP; a += LANES<T>) store(here + a, sums_of<T>(total + a));
             for (int a = 0; a < R; ++a) den[i + a] = den[i + a] * keep[a] + here[a];
@@ -397,20 +381,13 @@ template <class T> class Near {
             by_cols<T>(Mp, [&](auto cols, int64_t c) {
                 constexpr int C = decltype(cols)::value;
                 Tile<T, R, C> tile;
-#pragma GCC unroll 8
-                for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                    for (int e = 0; e < C; ++e)
-                        tile.acc[a][e] = load(mixed + (i + a) * Mp + c + e * LANES<T>) * keep[a];
+                tile.load(mixed + i * Mp + c, Mp);
+                tile.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) { return x * keep[a]; });
                 if (sunk) tile.add(strip, Kp, 1, panel.v.x + c, panel.v.stride, sunk);
                 if (r.to > r.seen)
                     tile.add(strip + r.seen, Kp, 1, panel.v.x + r.seen * panel.v.stride + c,
                              panel.v.stride, r.to - r.seen);
-#pragma GCC unroll 8
-                for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-                    for (int e = 0; e < C; ++e)
-                        store(mixed + (i + a) * Mp + c + e * LANES<T>, tile.acc[a][e]);
+                tile.store(mixed + i * Mp + c, Mp);
             });
         });
         if (panel.k.any_bad || panel.v.any_bad) note_bad(head, n, base);

@@ -174,23 +174,17 @@ template <class T> class NearGradient {
                 if (p.relative && far) note_top<R, N>(a, i, j, base, line);
                 b.clear();
                 b.add(d_out + i * Mp, Mp, 1, v_lanes + j, Kp, M);
-#pragma GCC unroll 8
-                for (int x = 0; x < R; ++x)
-#pragma GCC unroll 4
-                    for (int c = 0; c < N; ++c) {
-                        const Vec<T> s = a.acc[x][c] - level[i + x];
-                        a.acc[x][c] = (p.normalize ? exp_down<T>(s) : exp<false>(s)) * share[i + x];
-                    }
+                a.change([&](Vec<T> y, int x, int) __attribute__((always_inline)) {
+                    const Vec<T> s = y - level[i + x];
+                    return (p.normalize ? exp_down<T>(s) : exp<false>(s)) * share[i + x];
+                });
                 near.template hide<R, N>(a, i, j, base, Vec<T>{});
-#pragma GCC unroll 8
-                for (int x = 0; x < R; ++x)
-#pragma GCC unroll 4
-                    for (int c = 0; c < N; ++c) {
-                        b.acc[x][c] = a.acc[x][c] * (b.acc[x][c] - delta[i + x]);
-                        total[x] += b.acc[x][c];
-                        store(P + (i + x) * Kp + j + c * LANES<T>, a.acc[x][c]);
-                        store(dS + (i + x) * Kp + j + c * LANES<T>, b.acc[x][c]);
-                    }
+                b.each([&](int x, int c) __attribute__((always_inline)) {
+                    b.acc[x][c] = a.acc[x][c] * (b.acc[x][c] - delta[i + x]);
+                    total[x] += b.acc[x][c];
+                });
+                a.store(P + i * Kp + j, Kp);
+                b.store(dS + i * Kp + j, Kp);
             });
             for (int x = 0; x < R && far; ++x) term[std::size_t(i + x)] -= double(sum<T>(total[x]));
         });
@@ -241,15 +235,9 @@ template <class T> class NearGradient {
 
     template <int R, int C, class F> KT_INLINE void accumulate(T* to, int64_t stride, F&& f) {
         Tile<T, R, C> tile;
-#pragma GCC unroll 8
-        for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-            for (int e = 0; e < C; ++e) tile.acc[a][e] = load(to + a * stride + e * LANES<T>);
+        tile.load(to, stride);
         f(tile);
-#pragma GCC unroll 8
-        for (int a = 0; a < R; ++a)
-#pragma GCC unroll 4
-            for (int e = 0; e < C; ++e) store(to + a * stride + e * LANES<T>, tile.acc[a][e]);
+        tile.store(to, stride);
     }
 
     // dk += dSᵀ·(s·q), dv += Pᵀ·dO

@@ -3,7 +3,7 @@
 // are tokens; so those in use lie one after the other, and their order does not matter.
 #pragma once
 
-#include "row.h"
+#include "near.h"
 
 namespace kt {
 namespace KT_ISA {
@@ -124,8 +124,8 @@ template <class T> class Ring {
             for (int64_t i = 0; i < count; i += LANES<T>) products(keys, i, count, weight + at + i);
             at += count;
         });
-        for (int64_t i = 0; i < LANES<T>; ++i) weight[n + i] = T(NOTHING);
-        Vec<T> high = splat(T(NOTHING)), total{};
+        for (int64_t i = 0; i < LANES<T>; ++i) weight[n + i] = T(-INF);
+        Vec<T> high = splat(T(-INF)), total{};
         for (int64_t i = 0; i < n; i += LANES<T>) high = most(load(weight + i), high);
         const T largest_here = largest<T>(high);
         for (int64_t i = 0; i < n; i += LANES<T>) {

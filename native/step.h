@@ -8,6 +8,7 @@
 // window with it is added to U after the query has been answered.
 #pragma once
 
+#include "join.h"
 #include "ring.h"
 
 namespace kt {
@@ -239,23 +240,22 @@ template <class T> class Steps {
         for (int i = 0; i < N; ++i) store(out + i * L, total[i]);
     }
 
-    // The sums over near tokens, and those over far ones: brought to the larger of their scales, whose
-    // logarithm is returned.
-    double join(int64_t at, int64_t g, int64_t lane, double* sums) const {
-        const double top = ring.top[std::size_t(g)];
-        double far_log = p.gain ? p.gain[at % (p.heads * p.groups)] : 0;
-        if (p.relative && top > -INF) far_log += top;
-        if (p.log_scale) far_log += ls_q[g * C + lane] + (reference > -INF ? reference : 0);
+    // The logarithm of what the sums of a query are multiplied by.
+    double scale(int64_t g, int64_t lane) const {
+        return p.log_scale ? ls_q[g * C + lane] + (reference > -INF ? reference : 0) : 0;
+    }
+
+    // Adds the sums over near tokens to those over far ones; returns the logarithm of their unit.
+    double add_near(int64_t at, int64_t g, int64_t lane, double* sums) const {
+        const double top = ring.top[std::size_t(g)], gain = p.gain ? p.gain[at % (p.heads * p.groups)] : 0;
         double size = std::fabs(sums[p.width]);
         for (int64_t c = 0; c < p.width && sums[p.width] == 0; ++c) size = std::max(size, std::fabs(sums[c]));
-        const double level = std::max(top, size > 0 ? far_log + std::log(size) : -INF);
-        const double of_near = top > -INF ? std::exp(top - level) : 0;
-        const double of_far = size > 0 ? std::exp(std::min(far_log - level, 700.0)) : 0;
+        const Join both = join_wide(top, far_unit(p, gain, top, scale(g, lane)), size);
         const T* close = ring.mixed + g * p.width;
         for (int64_t c = 0; c < p.width; ++c)
-            sums[c] = (of_far == 0 ? 0 : of_far * sums[c]) + (of_near == 0 ? 0 : of_near * double(close[c]));
-        sums[p.width] = of_far * sums[p.width] + of_near * ring.den[std::size_t(g)];
-        return level > -INF ? level : 0;
+            sums[c] = (both.far == 0 ? 0 : both.far * sums[c]) + (both.near == 0 ? 0 : both.near * double(close[c]));
+        sums[p.width] = both.far * sums[p.width] + both.near * ring.den[std::size_t(g)];
+        return both.level > -INF ? both.level : 0;
     }
 
     void write_out(int64_t r, int64_t g, int64_t lane, const uint8_t* bad) {
@@ -263,10 +263,10 @@ template <class T> class Steps {
         double* sums = mixed + g * stride;
         double factor = 1;
         if (ring) {
-            const double level = join(at, g, lane, sums);
+            const double level = add_near(at, g, lane, sums);
             if (!p.normalize) factor = std::exp(level);
         } else if (!p.normalize && p.log_scale) {
-            factor = std::exp(ls_q[g * C + lane] + (reference > -INF ? reference : 0));
+            factor = std::exp(scale(g, lane));
         }
         const double total = sums[p.width];
         const uint8_t* close = ring && ring.any_bad ? ring.bad.data() : nullptr;

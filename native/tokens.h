@@ -149,6 +149,10 @@ inline void read_token(const View& view, Type type, int64_t row, int64_t t, int6
                        T* dst) {
     const char* p = view.at(row, t);
     const int64_t step = view.element;
+    if (step == 0 && width > 0) {  // one number for all of them
+        std::fill(dst, dst + width, read<T>(p, type) * factor);
+        return;
+    }
     if (type == type_of<T> && step == int64_t(sizeof(T))) {
         std::memcpy(dst, p, std::size_t(width) * sizeof(T));
         if (factor != T(1))

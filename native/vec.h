@@ -57,6 +57,22 @@ template <class T> KT_INLINE Vec<T> from_bits(Ints<T> i) {
     return v;
 }
 
+// v where `keep` has all its bits, else +0.
+template <class T> KT_INLINE Vec<T> masked(Vec<T> v, Ints<T> keep) {
+#if KT_VECTOR_BYTES == 16 && defined(__SSE2__)
+    // GCC 12 fails here: it makes a selection of &, which has no instruction in SSE2.
+    if constexpr (sizeof(T) == 8) return (Vec<T>)_mm_and_pd((__m128d)v, (__m128d)keep);
+#endif
+    return from_bits<T>(bits<T>(v) & keep);
+}
+
+// 0, 1, 2, …
+template <class T> KT_INLINE Vec<T> lane_numbers() {
+    Vec<T> lane;
+    for (int l = 0; l < LANES<T>; ++l) lane[l] = T(l);
+    return lane;
+}
+
 // The smaller and the larger of two; b where a is NaN, as the machine's instructions have it.
 KT_INLINE Vec<float> least(Vec<float> a, Vec<float> b) {
 #if KT_VECTOR_BYTES == 32

@@ -140,7 +140,7 @@ inline std::vector<Turn> turns(const Problem& p, const Line& line, int64_t C) {
     return all;
 }
 
-template <class T> class Window {
+template <class T, class Kernel> class Window {
   public:
     explicit Window(const Sizes<T>& s)
         : s(s), p(s.p), row(s, false), near(p, near_rows(s), p.groups), sums(s, row.arena) {}
@@ -148,7 +148,7 @@ template <class T> class Window {
     // Queries of a block of the near part: each block takes up the keys of a window anew.
     static int64_t near_rows(const Sizes<T>& s) { return s.m > 0 && s.p.groups == 1 ? 2 * s.C : s.C; }
 
-    // Every turn of a row. In full attention with a far part, what comes of them is handed on in `part`.
+    // Every turn of a row. In full attention with a far part, the sums so far are handed on.
     void run(int64_t r, const Line& line, bool stream, Control& control) {
         sums.begin(s, r);
         if (both_ways(p)) handed = std::make_unique<Handed>(p, s.Mp);
@@ -176,7 +176,7 @@ template <class T> class Window {
             int64_t n = count - done;
             if (turn.keys) {
                 row.load_keys(r, line, turn.key + done, n, sums.ref);
-                n = row.count;
+                n = row.keys.count;
             } else {
                 row.no_keys(sums.ref);
             }
@@ -195,7 +195,7 @@ template <class T> class Window {
             for (int64_t t = 0; t < p.queries; ++t) {
                 const int64_t q = r * p.groups + g, at = q * p.queries + t;
                 if (*mask.at(p.causal ? r : q, t)) continue;
-                row.fill_out(q, t, T(0));
+                row.output.fill(q, t, T(0));
                 if (p.zero) p.zero[at] = 0;
                 if (p.near_normalizer) p.near_normalizer[at] = 0;
             }
@@ -225,16 +225,16 @@ template <class T> class Window {
         } else {
             const typename Near<T>::Head& head = near.heads[std::size_t(group)];
             const int64_t at = t - near.first;
-            row.part = {head.mixed + at * s.Mp, s.Mp, head.den + at, head.top + at, head.top + at,
+            row.output.near = {head.mixed + at * s.Mp, s.Mp, head.den + at, head.top + at, head.top + at,
                         head.any_bad ? head.bad.data() + at * (s.M + 1) : nullptr,
                         head.q.any_bad ? head.q.bad.data() + at : nullptr};
             if (handed) hand_on(group, q, t, n);
         }
         row.load_queries(q, r, t, n, View{});
-        row.read_out(sums, q, t, n, keys, stream);
-        if (handed && row.part.bad)
+        row.output.write_block(sums, q, t, n, keys, stream);
+        if (handed && row.output.near.bad)
             for (int64_t i = 0; i < n * (s.M + 1); ++i)
-                handed->bad[std::size_t(i % (s.M + 1))] |= row.part.bad[i];
+                handed->bad[std::size_t(i % (s.M + 1))] |= row.output.near.bad[i];
     }
 
     // Where the sums of query t of a group are handed on; p's views may run backwards.
@@ -248,8 +248,9 @@ template <class T> class Window {
     }
 
     void hand_on(int64_t group, int64_t q, int64_t t, int64_t n) {
-        row.hand = {place(group, q, t), step(), handed->den + p.slot(group, t), handed->level + p.slot(group, t)};
-        std::copy(row.part.top, row.part.top + n, handed->top + p.slot(group, t));
+        const int64_t at = p.slot(group, t);
+        row.output.unfinished = {place(group, q, t), step(), handed->den + at, handed->level + at};
+        std::copy(row.output.near.top, row.output.near.top + n, handed->top + at);
     }
 
     void take_over(int64_t group, int64_t q, int64_t t, int64_t n) {
@@ -260,14 +261,14 @@ template <class T> class Window {
             head.top[i] = handed->level[at];
             tops[std::size_t(i)] = handed->top[at];
         }
-        row.part = {place(group, q, t), step(), head.den, head.top, tops.data(), nullptr, nullptr};
+        row.output.near = {place(group, q, t), step(), head.den, head.top, tops.data(), nullptr, nullptr};
     }
 
     // The second way: far keys ahead of each query.
     void ahead(int64_t r, const Line& line, bool stream, Control& control) {
         const Problem back = backwards(p);
         const Sizes<T> sizes(back);
-        Window<T> window(sizes);
+        Window<T, Kernel> window(sizes);
         window.handed = std::move(handed);
         window.tops.resize(std::size_t(s.C));
         window.sums.begin(sizes, r);
@@ -279,12 +280,12 @@ template <class T> class Window {
         const std::vector<uint8_t>& bad = window.handed->bad;
         if (std::none_of(bad.begin(), bad.end(), [](uint8_t b) { return b; })) return;
         for (int64_t g = 0; g < p.groups; ++g)  // every query sees every key
-            for (int64_t t = 0; t < p.queries; ++t) row.spoil_columns(r * p.groups + g, t, bad);
+            for (int64_t t = 0; t < p.queries; ++t) row.output.spoil_columns(r * p.groups + g, t, bad);
     }
 
     const Sizes<T>& s;
     const Problem& p;
-    Row<T> row;
+    Row<T, Kernel> row;
     Near<T> near;
     Sums<T> sums;
     std::unique_ptr<Handed> handed;

@@ -12,17 +12,17 @@ from native_cases import ISAS
 import kerneltrick as kt
 from kerneltrick.engines import core
 
-gc.disable()  # until all is imported and collected: that takes three quarters of the time
+gc.disable()  # until all tests are collected; it would take three quarters of that time
 
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu"]
 
-# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that.
+# A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is loaded: no test fetches anything
+os.environ["HF_HUB_OFFLINE"] = "1"  # transformers reads it on import; no test downloads anything
 
-# How many examples: by `make test`, by `make test-all`, and by hand.
+# Numbers of examples for `make test`, for `make test-all`, and for long runs by hand.
 for profile, examples in {"default": 15, "all": 40, "long": 2000}.items():
     hypothesis.settings.register_profile(
         profile, deadline=None, max_examples=examples, derandomize=bool(os.environ.get("CI"))
@@ -31,7 +31,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "defaul
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # modules and tests stay; later collections need not look at them
+    gc.freeze()  # modules and tests live until the end, so the collector need not visit them
     gc.enable()
 
 
@@ -43,7 +43,7 @@ def missing(reason: str) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium; a test that needs it is skipped without, or fails where it is required."""
+    """Chromium. Without it, a test is skipped, or fails if a browser is required."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -59,7 +59,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def run(capsys: Any) -> Any:
-    """The command line: arguments → exit code, what it printed, what it complained of."""
+    """Run the command line: arguments → exit code, standard output, standard error."""
     from kerneltrick.cli import main
 
     def run(*arguments: Any) -> tuple[Any, str, str]:
@@ -82,7 +82,7 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def hurried() -> Iterator[Any]:
-    """A grader's process whose patience is short."""
+    """A grader's process with a short time limit."""
     from kerneltrick.labs import grader
 
     with grader.Server(grader.Limits(call=0.6, total=20, memory=2**28)) as found:
@@ -91,7 +91,7 @@ def hurried() -> Iterator[Any]:
 
 @pytest.fixture(params=ISAS)
 def isa(request: Any, monkeypatch: Any) -> Any:
-    """Each instruction set that the compiled core has and this machine can run."""
+    """Each instruction set that the compiled core has and this CPU supports."""
     monkeypatch.setenv("KERNELTRICK_ISA", request.param)
     return request.param
 

@@ -1,4 +1,4 @@
-"""Attention as plain loops whose every operation is counted: what the costs must equal."""
+"""Attention as plain loops that count every operation. The costs must equal these counts."""
 
 import math
 
@@ -93,7 +93,7 @@ def linear(meter, phi, Q, K, V, causal=False):
 
 
 def chunked(meter, phi, Q, K, V, size):
-    """Causal, by chunks: C×C weights inside, of which those above the diagonal are masked away."""
+    """Causal attention by chunks. The C×C weights above the diagonal are computed and masked."""
     values = with_ones(V)
     state, rows = None, []
     for start in range(0, len(K), size):
@@ -156,7 +156,7 @@ def linear_decode(meter, phi, x, weights, state, heads, shared):
 
 
 class Number:
-    """A float that counts what is done to it, for maps that run on object arrays."""
+    """A float that counts its operations, for maps that run on object arrays."""
 
     def __init__(self, value, meter):
         self.value, self.meter = value, meter
@@ -199,13 +199,13 @@ def plain(x):
 
 
 class Memory:
-    """Steps that read arrays and write arrays: what is moved, and what is held at most."""
+    """Counts the numbers that steps move, and the most that they hold at once."""
 
     def __init__(self):
         self.moved = self.held = self.most = 0
 
     def step(self, function, *reads, out=False):
-        """Run one step; what it returns is written, and held unless it is an output."""
+        """Run one step. Its result counts as written, and as held unless it is an output."""
         result = function(*reads)
         results = result if isinstance(result, tuple) else (result,)
         self.moved += sum(x.nbytes for x in (*reads, *results))

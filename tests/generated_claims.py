@@ -1,4 +1,4 @@
-"""Claims whose truth is known by how they are made, for every kind of claim.
+"""Claims of every kind whose truth is known by construction.
 
 Right ones are built from identities that hold for whatever is put into them; wrong ones are right
 ones with a coefficient, an exponent, an index, a condition or an axis changed. Whether a change
@@ -34,7 +34,7 @@ class Made(NamedTuple):
     holds: bool
 
 
-# What a text means, told by Python and mpmath alone
+# The meaning of a text, computed with Python and mpmath only
 
 
 class _Vector(list):
@@ -98,7 +98,7 @@ def _tuples(signs: list[str], d: int) -> list[tuple[int, ...]]:
 
 
 def _python(text: str) -> str:
-    """A claim's expression as Python: q·k, sums and coordinates spelled out."""
+    """Translate an expression of a claim to Python, with q·k, sums and coordinates spelled out."""
     text = re.sub(r"√(\d+(?:\.\d+)?|[a-zA-Z]\b)", r"sqrt(\1)", text).replace("√", "sqrt")
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.])", r"mpf('\1')", text)
     text = re.sub(r"([qkxyavw])\[mpf\('(\d+)'\)\]", r"\1[\2-1]", text)
@@ -113,7 +113,7 @@ def _python(text: str) -> str:
 
 
 def value(text: str, d: int, point: dict[str, Any]) -> Any:
-    """The value of an expression at a point, to 60 digits; None where it has none."""
+    """Return the value of an expression at a point to 60 digits, or None if undefined."""
     with mpmath.workdps(60):
         scope = {**_functions(d), "mpf": mpmath.mpf, **point}
         try:
@@ -228,7 +228,7 @@ NON_ZERO = ["1", "a", "q·k", "exp(a)", "d", "(d - 1)*(d - 2)*(q·k)", "relu(a -
 
 
 def true_sides(rng: random.Random) -> tuple[str, str]:
-    """Two expressions that are the same, whatever the values."""
+    """Return two expressions that are equal for all values."""
     which = rng.random()
     if which < 0.45:
         pieces = [scalar_piece(rng, rng.choice([0, 1, 1, 2])) for _ in range(3)]
@@ -270,7 +270,7 @@ def idle_condition(rng: random.Random, text: str) -> str:
 
 
 def mutate(rng: random.Random, text: str) -> str:
-    """One number, exponent, index or sign of a text changed."""
+    """Change one number, exponent, index or sign of a text."""
     changes = [
         (r"(?<![\w.\[])2(?![\w.])", "3"), (r"\*\*2", "**3"), (r"<=", "<"),
         (r"(?<=[ijl])<(?=[ijl])", "<="),
@@ -521,10 +521,28 @@ def costs(rng: random.Random) -> Iterator[Made]:
         if len(order) > 1 and not cost.identities:
             drop = rng.randrange(len(order))
             rest = " + ".join(x for i, x in enumerate(order) if i != drop)
-            yield Made(f"{name}{word}: O({rest})", False)
+            yield Made(f"{name}{word}: O({rest})", covered(drop, order))
+        power = max(growth.degree("n"), 0)  # as a function of n alone, the other sizes fixed
+        if not cost.identities:
+            yield Made(f"{name}{word}: O(n**{power})", True)
+            yield Made(f"{name}{word}: O(n**{power + 1})", False)
+            yield Made(f"{name}{word}: O(n**{power}*log(n))", False)
         if "attention" not in name and name.split()[0] in ("linear", "softmax"):
             words = name.split()
             yield Made(f"{' '.join([words[0], 'attention', *words[1:]])}{word}: O({whole})", True)
+
+
+def covered(drop: int, order: list[str]) -> bool:
+    """Whether a term of an order is at most another one, if sizes that only it names are fixed."""
+
+    def powers(term: str) -> dict[str, int]:
+        factors = (x.partition("^") for x in term.replace("**", "^").split("*"))
+        return {name: int(e or 1) for name, _, e in factors if not name.isdigit()}
+
+    rest = [powers(x) for i, x in enumerate(order) if i != drop]
+    named = {"n"}.union(*rest)
+    wanted = {name: e for name, e in powers(order[drop]).items() if name in named}
+    return any(all(e <= x.get(name, 0) for name, e in wanted.items()) for x in rest)
 
 
 def einsums(rng: random.Random) -> Iterator[Made]:
@@ -556,7 +574,7 @@ def einsums(rng: random.Random) -> Iterator[Made]:
 
 
 def mutate_equation(rng: random.Random, equation: str) -> str:
-    """The operands or the axes in another order."""
+    """Permute the operands or the axes."""
     left, _, out = equation.partition("->")
     words = left.split(",")
     kind = rng.randrange(4)
@@ -572,7 +590,7 @@ def mutate_equation(rng: random.Random, equation: str) -> str:
 
 
 def same_einsum(a: str, b: str) -> bool:
-    """Whether two equations compute the same of random arrays, in some order of the operands."""
+    """Tell whether two equations agree on random arrays, in some order of the operands."""
     rng = np.random.default_rng(0)
     inputs = b.partition("->")[0].split(",")
     arrays = [rng.integers(1, 50, (3,) * len(x)) for x in inputs]
@@ -666,12 +684,17 @@ def moments(rng: random.Random) -> Iterator[Made]:
         yield Made("Var[q·k] = 1 where mu = 0, sigma = 1, d = 1", True)
         yield Made(f"E[{a}*(q·k) + {c}] = ({a})*d*mu**2 + {c}", True)
         yield Made(f"E[(q·k)**2] = d*sigma**4 + {c}*mu", False)
+        yield Made(f"E[{a}*q + {b}*k] = ({a} + {b})*E[q]", float(b) == 0)
+        yield Made(f"E[{a}*q + {b}*k] = ({a} + {b})*mu", True)
+        yield Made(f"E[q*k] = ({a})*({b}) where E[q] = {a}, E[k] = {b}", True)
+        yield Made(f"Var[q·k] = d*({a})**2*Var[k] where E[q] = {a}, Var[q] = 0", True)
+        yield Made("Var[q·k] = 0 where Var[q] = 0", False)
         yield Made("sqrt(Var[s*x]) = s*sigma_x", False)
         yield Made("sqrt(Var[s*x]) = s*sigma_x where s > 0", True)
 
 
 def gradients(rng: random.Random) -> Iterator[Made]:
-    """Only the selected value of an argmax has a gradient; everything of a softmax."""
+    """With argmax only the selected value has a gradient; with softmax everything has."""
     nouns = {"q": ["q", "the query", "queries"], "k": ["k", "keys", "the key"],
              "v": ["v", "values", "the value"]}  # fmt: skip
     while True:
@@ -699,7 +722,7 @@ RANKED = ["relu", "relu2", "elu", "exp", "square", "hedgehog", "taylor:order=2",
 
 
 def rankings(rng: random.Random) -> Iterator[Made]:
-    """By the library's own weights on the same data, through another door than the proofs'."""
+    """Rank maps by the library's weights on the same data, independently of the proofs."""
     errors = {text: weight_error(text) for text in RANKED}
     while True:
         order = rng.sample(RANKED, rng.choice([2, 2, 3]))
@@ -739,7 +762,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Made]]] = {
 
 
 def generate(kind: str, count: int, seed: int = 0) -> list[Made]:
-    """So many claims of a kind, the same for the same seed."""
+    """Return `count` claims of a kind, the same for the same seed."""
     rng = random.Random(f"{kind} {seed}")
     return list(itertools.islice(KINDS[kind](rng), count))
 
@@ -753,7 +776,7 @@ class Tally(NamedTuple):
 
 
 def tally(kind: str, count: int, seed: int = 0) -> Tally:
-    """What the proofs make of generated claims; each text is decided once."""
+    """Let the proofs decide generated claims, each text once."""
     from kerneltrick import proofs
 
     made = generate(kind, count, seed)

@@ -1,4 +1,4 @@
-"""Grading in tests: a lab, a right solution, and what the grader says of a change to it."""
+"""Helpers that grade a right solution with a change, and return what the grader says."""
 
 import textwrap
 from dataclasses import replace
@@ -20,7 +20,7 @@ def check(source, server, lab=LAB):
 
 
 def changed(text, server, lab=QUICK):
-    """The results for a right solution with `text` behind it."""
+    """Grade a right solution followed by `text`, and return the results."""
     return check(RIGHT + "\n\n" + textwrap.dedent(text), server, lab)
 
 
@@ -30,7 +30,7 @@ def only(lab, names):
 
 
 def only_wrong(found, name):
-    """The hint of the only function that is not right."""
+    """Return the hint of the only function that is wrong."""
     assert not found[name].right
     assert sum(f.right for f in found.values()) == len(found) - 1
     return found[name].hint

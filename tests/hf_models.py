@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def tiny(
     kind: str, auto: str = "AutoModel", sizes: dict[str, Any] | None = None, **more: Any
 ) -> Any:
-    """A model whose attention is far from uniform, in float64, in evaluation."""
+    """A model in float64 and evaluation mode whose attention is far from uniform."""
     import torch
     import transformers
 
@@ -38,9 +38,23 @@ def tiny(
     return model
 
 
+def save_tiny(folder: Any, kind: str, auto: str) -> Any:
+    """Write a small model into a folder, with a tokenizer of the words w1, w2, …"""
+    import tokenizers
+    import transformers
+
+    tiny(kind, auto).float().save_pretrained(folder)
+    words = {"[PAD]": 0, **{f"w{number}": number for number in range(1, 50)}}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[PAD]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
+    fast.save_pretrained(folder)
+    return folder
+
+
 @functools.cache
 def reference(setting: str) -> str:
-    """The name of an attention function for rows without padding: the dense engine alone."""
+    """Register an attention function that uses only the dense engine, for rows without padding."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

@@ -1,4 +1,4 @@
-"""What the tests of the compiled engine share: inputs, maps, cases, and how to take gradients."""
+"""Inputs, maps, cases and gradients that the tests of the compiled engine share."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ FUSED = [text for text in MAPS if text.rpartition("=")[2] != "3" and "degree=3" 
 
 
 class Shifted(maps.Exp):
-    """A map of somebody else's: with a log-scale, and another function for keys."""
+    """A user-defined map with a log-scale and a separate function for keys."""
 
     def phi_key(self, x, positions=None):
         features, log_scale = self.phi_query(x, positions)
@@ -76,7 +76,7 @@ def make_map(text, heads, d, make=np.asarray):
 
 
 def each_isa(monkeypatch):
-    """For tests whose reference takes longer than what they test."""
+    """Select each instruction set in turn within one test, so that a slow reference runs once."""
     for name in ISAS:
         monkeypatch.setenv("KERNELTRICK_ISA", name)
         yield name
@@ -87,12 +87,12 @@ def inputs(n, d, width, heads=(2, 2), lead=(), n_q=None, dtype=np.float64, seed=
     q = rng.standard_normal((*lead, heads[0], n if n_q is None else n_q, d))
     k, v = (rng.standard_normal((*lead, heads[1], n, w)) for w in (d, width))
     if ones and width:
-        v[..., -1] = 1  # unnormalised, this column is the normaliser
+        v[..., -1] = 1  # without normalisation, this column is the normaliser
     return [x.astype(dtype) for x in (q, k, v)]
 
 
 def python(code, *arguments, timeout=300, **environment):
-    """A program of its own, whose last line is the answer."""
+    """Run a program in its own process and return its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
@@ -175,7 +175,7 @@ def gradients(arrays, text, heads, engine="native", dtype=None, **options):
         ).requires_grad_()
         weights.append(options["log_decay"])
     before = options.pop("before", None)
-    if before is not None:  # a stretch that leaves a state: its gradient is the state's
+    if before is not None:  # earlier tokens that leave a state, so that the state has a gradient
         before = [torch.tensor(np.asarray(x, dtype)).requires_grad_() for x in before]
         _, options["state"] = kt.linear_attention(
             *before, feature_map, causal=True, engine=engine, return_state=True, on_zero="zero"

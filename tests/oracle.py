@@ -1,4 +1,4 @@
-"""Linear attention as a loop over tokens, in float64: what every engine must equal."""
+"""Linear attention as a loop over tokens in float64. Every engine must agree with it."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ MAPS = [
     "relu2",
     "exp",
     "square",
+    "focused:power=3",
     "cosformer:horizon=100000",
     "favor:features=16",
     "favor:features=16,kind=hyperbolic",
@@ -23,7 +24,7 @@ MAPS = [
     "t2r:features=12",
 ]
 
-# Maps whose features change sign: sums cancel, so numerator and normaliser are judged apart.
+# Maps whose features change sign. Sums cancel, so numerator and normaliser are compared separately.
 SIGNED_FEATURES = {
     "identity",
     "favor:features=16,kind=trig",
@@ -33,7 +34,7 @@ SIGNED_FEATURES = {
     "taylor:order=3",
 }
 
-# Plain and with both; a mask or a state alone only by `make test-all`.
+# Without mask and state, and with both. Only `make test-all` has one of them alone.
 MASKED_CONTINUED = [
     pytest.param(False, False, id="unmasked-fresh"),
     pytest.param(True, True, id="masked-continued"),
@@ -44,7 +45,7 @@ DECAYS = ["none", "number", "head", "token", "feature"]
 
 
 def make_decay(kind, rng, k, m, strength=2.0):
-    """log_decay of one kind for keys (..., H, n, d); some tokens decay almost not, some much."""
+    """Return a log_decay of one kind for keys (..., H, n, d), with both weak and strong decays."""
     if kind == "none":
         return None
     if kind == "number":
@@ -111,7 +112,7 @@ def brute_force(
 
 
 def ulp(x):
-    """The spacing of float32 at the largest magnitude in x."""
+    """Return the spacing of float32 at the largest magnitude in x."""
     return float(np.spacing(np.float32(np.max(np.abs(x)))))
 
 
@@ -145,11 +146,11 @@ def near_far(
     query_mask=None,
     segment_ids=None,
 ):
-    """One head: exact weights near by, the map's beyond, pair by pair, in extended precision."""
+    """One head, pair by pair in extended precision: exact weights near, those of the map far."""
     n, n_q = len(k), len(q)
     scale = 1 / np.sqrt(q.shape[1]) if scale is None else scale
     keep = np.ones(n, bool) if mask is None else mask
-    segment, rank = np.zeros(n, int), np.zeros(n, int)  # how many unmasked tokens come before
+    segment, rank = np.zeros(n, int), np.zeros(n, int)  # number of unmasked tokens before
     seen = 0
     for j in range(n):
         if segment_ids is not None and j and segment_ids[j] != segment_ids[j - 1]:

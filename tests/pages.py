@@ -1,4 +1,4 @@
-"""The pages of docs/, run: their code prints what stands below it, so do their commands."""
+"""Run the pages of docs/ and compare what their code and commands print with the page."""
 
 import contextlib
 import io
@@ -47,5 +47,5 @@ def run_session(session):
 
 
 def tidy(text):
-    """Without the spaces at the ends of lines and the empty lines around."""
+    """Strip trailing spaces and surrounding empty lines."""
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines()).rstrip()

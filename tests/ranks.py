@@ -1,4 +1,4 @@
-"""Processes of torch.distributed on this machine, for tests: they do what they are told."""
+"""Local processes of torch.distributed that run functions for tests."""
 
 import contextlib
 import datetime
@@ -17,7 +17,7 @@ def free_port():
 
 
 def obey(rank, count, port, timeout, pipe):
-    """What a rank does: work that comes by the pipe, until it is closed."""
+    """Run the calls that arrive through the pipe until it is closed."""
     import torch
     import torch.distributed as dist
 
@@ -57,7 +57,7 @@ class Team:
             self.processes.append(process)
 
     def ask(self, work, *arguments, ranks=None):
-        """What the ranks make of it, in order; a failure of one is raised here."""
+        """Return the results of all ranks in order. A failure of one rank is raised here."""
         found = self.answers(work, *arguments, ranks=ranks)
         for rank, (good, value) in enumerate(found):
             assert good, f"rank {rank}: {value[2] if isinstance(value, tuple) else value}"

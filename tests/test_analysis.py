@@ -1,4 +1,4 @@
-"""Metrics against direct float64 computations with the whole matrices formed."""
+"""Metrics agree with direct float64 computations from the full matrices."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def softmax_weights(q, k, scale, causal):
 
 
 def direct(a, s, causal):
-    """The metrics by their definitions, from whole matrices."""
+    """Compute the metrics by their definitions from full matrices."""
     seen = np.broadcast_to(np.tri(a.shape[-2], dtype=bool) if causal else True, a.shape)
     x, y = a[seen], s[seen]
     return {

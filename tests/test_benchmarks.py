@@ -1,5 +1,6 @@
-"""The formulas that engines are measured against are right, and the script that measures runs."""
+"""The formulas that the engines are compared with are right, and the benchmark scripts run."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,60 @@ def test_useful_flops_are_those_of_the_targets():
     assert native.favor_flops(n, m) == n * H * (4 * m * M + 64 * (m + M) + 4 * D * m)
 
 
+@pytest.mark.parametrize(
+    ("value", "digits", "limits", "shown"),
+    [
+        (0.5968, 2, {"least": 0.6}, "0.597"),  # "0.60" would look as if it met the target
+        (0.59996, 2, {"least": 0.6}, "0.59996"),
+        (0.6, 2, {"least": 0.6}, "0.60"),
+        (0.604, 2, {"least": 0.6}, "0.60"),
+        (0.73, 2, {"least": 0.6}, "0.73"),
+        (9.96, 1, {"least": 10}, "9.96"),
+        (1.3004, 2, {"most": 1.3}, "1.3004"),
+        (1.2996, 2, {"most": 1.3}, "1.30"),
+        (16.04, 1, {"most": 16}, "16.04"),
+    ],
+)
+def test_a_measured_figure_never_contradicts_its_verdict(value, digits, limits, shown):
+    import native
+
+    assert native.rounded(value, digits, **limits) == shown
+
+
+def test_three_digits_of_a_time_become_more_where_its_limit_needs_them():
+    import native
+
+    assert native.significant(41.23, most=60) == "41.2"
+    assert native.significant(10.04, most=10) == "10.04"
+    assert native.significant(120.3, most=120) == "120.3"
+
+
+def test_a_rate_just_below_its_target_is_printed_with_the_digits_that_show_it(monkeypatch):
+    import native
+
+    run = native.Bench.__new__(native.Bench)
+    run.sizes, run.rates, run.gemm = native.QUICK, [], None
+    gemm = 2 * native.QUICK.gemm**3  # at one flop/s
+    monkeypatch.setattr(run, "race", lambda *_: ([1 / 0.5968, float(gemm)], True), raising=False)
+    row = str(run.rate("a case", lambda: None, 1.0, 0.60))
+    assert "| 0.597 (" in row
+    assert row.endswith("| ≥ 0.60 of sgemm | **no** |")
+
+
+def test_figures_on_the_page_agree_with_their_verdicts():
+    page = (FOLDER.parent / "docs/performance.md").read_text(encoding="utf-8")
+    pattern = re.compile(
+        r"^\| [^|]* \| (?:n = )?([\d.]+)[^|]* \| "
+        r"[^|]*?([≥≤]) ([\d.]+)[^|]* \| (yes|\*\*no\*\*) \|$",
+        re.M,
+    )
+    rows = pattern.findall(page)
+    assert len(rows) > 50
+    for shown, sign, target, met in rows:
+        reached = float(shown) >= float(target) if sign == "≥" else float(shown) <= float(target)
+        assert reached == (met == "yes"), (shown, sign, target, met)
+
+
 @pytest.mark.slow
 def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
@@ -126,12 +181,10 @@ def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
 def test_maps_whose_memory_is_measured_are_the_fused_ones():
     import native
     from kerneltrick import maps
-    from kerneltrick.engines import _native
+    from kerneltrick.engines._core_call import layout
 
-    kinds = {
-        _native.recipe(_native.fused(maps.get(name)).text, 16, 0)[0]["map"] for name in native.FUSED
-    }
-    assert kinds == set(_native.KIND.values())
+    kinds = {maps.get(name).core_recipe(16, 0).kind for name in native.FUSED}
+    assert kinds == set(layout().maps)
 
 
 @pytest.mark.slow
@@ -169,6 +222,31 @@ def test_a_quick_run_of_the_language_model_prints_its_tables():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| elu") == 6
+
+
+def test_both_passes_of_a_level_give_the_same_shape_and_the_softmax_one_is_softmax():
+    import levels
+    import torch
+
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        linear, softmax = levels.operators(12)
+        assert linear().shape == softmax().shape == (1, levels.HEADS, 12, levels.HEAD_WIDTH)
+        x, theirs = torch.randn(1, 12, levels.WIDTH), levels.softmax_layer(0)
+        ours = kt.torch.Attention(levels.WIDTH, levels.HEADS, feature_map="softmax", rotary=True)
+        ours.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(theirs(x)[0], ours(x)[0])
+        logits = [call()[0].shape for call in levels.models(12)]
+        assert logits == [(1, 12, levels.VOCABULARY)] * 2
+
+
+@pytest.mark.slow
+def test_a_quick_run_prints_the_operator_a_layer_and_a_model():
+    command = [sys.executable, str(FOLDER / "levels.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [10, 10, 10]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The report in a real browser: its numbers are those of the data, and it asks for nothing.
+"""The report in a real browser: its numbers match the data, and it loads nothing.
 
 Needs Playwright and a `chromium` on the PATH (Debian's package). With KERNELTRICK_REQUIRE_BROWSER=1
 their absence is a failure, elsewhere a skip.
@@ -24,7 +24,7 @@ SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 class Opened:
-    """A report in a tab, and everything it complained about or asked for."""
+    """Open a report in a tab, and collect its errors and requests."""
 
     def __init__(self, browser: Any, path: Path, comparison: dict[str, Any], **options: Any):
         render = options.pop("render", report.render_html)
@@ -118,7 +118,7 @@ def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_head
         truth = kt.attention_weights(q, k, map_of(text, d), causal=causal, on_zero="nan")
         for layer, head in [(0, 1), (1, 2)]:
             drawn, expected = tab.weights(layer, head, at), truth[layer, head]
-            if causal:  # nothing is drawn after the query, also in a row without weights
+            if causal:  # nothing is drawn after the query, even in a row without weights
                 drawn, expected = np.tril(drawn), np.tril(expected)
             # A sum that cancels magnifies rounding (of a projection kept in float32, if any).
             rounding = 1e-5 if text.startswith("favor") else 1e-12
@@ -127,7 +127,7 @@ def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_head
 
 
 def test_no_weight_overflows_where_an_exponential_would(open_report):
-    """Keys of length 100: e^{q·k} is far beyond what a float64 holds."""
+    """Keys of length 100, for which e^{q·k} overflows float64."""
     texts = ["exp", "favor:features=64", "favor:features=64,kind=hyperbolic",
              "hedgehog:activation=exp", "hedgehog", "taylor:order=2"]  # fmt: skip
     loud = comparison_of(1, 1, 1, 12, 8, texts=texts) | {"curves": [], "timing": None}
@@ -242,7 +242,7 @@ def test_tables_hold_the_data_and_sort_by_mouse_and_by_key(open_report, comparis
 
     page.locator("#maps-table tbody th button", has_text=re.compile("^elu$")).click()
     assert page.locator("#map option:checked").inner_text() == "elu"
-    assert tab.text("#heads-title") == "Every head with elu"
+    assert tab.text("#heads-title") == "All heads with elu"
     page.locator("#heads-table thead [data-key=output_error]").click()
     elu = next(row for row in odd["maps"] if row["map"] == "elu")
     errors = {
@@ -294,7 +294,7 @@ def test_charts_show_every_map_every_family_and_the_crossover(open_report, compa
     assert page.locator("#curves .limit").count() == 1
     assert page.locator("#timing .point").count() == 14
     for chart in ("#pareto", "#curves"):
-        assert page.locator(f"{chart} .level").text_content() == "looking at nothing"
+        assert page.locator(f"{chart} .level").text_content() == "uniform weights"
     assert tab.page.locator("#crossover").text_content() == "crossover n ≈ 849"
 
 
@@ -315,7 +315,7 @@ def test_the_page_computes_weights_with_a_window_as_the_library_does(open_report
         truth = kt.attention_weights(data.q[0, 1], data.k[0, 1], text, causal=causal)
         np.testing.assert_allclose(tab.weights(0, 1, number_), truth, atol=2e-6, err_msg=text)
     assert tab.page.locator("#windows .line").count() == len(result.windows)
-    assert tab.page.locator("#windows-legend span").last.text_content() == "the window alone"
+    assert tab.page.locator("#windows-legend span").last.text_content() == "window alone"
 
 
 def test_a_curve_far_above_looking_at_nothing_is_cut_off(open_report, comparison):
@@ -360,6 +360,21 @@ def test_hostile_texts_are_shown_as_text(open_report, comparison):
     assert tab.page.locator("img").count() == 0
 
 
+def test_without_times_costs_are_bytes_and_charts_keep_their_scale(open_report, comparison):
+    untimed = copy.deepcopy(comparison)
+    untimed["timing"] = None
+    for row in (untimed["softmax"], untimed["uniform"], *untimed["maps"]):
+        row["ms_per_1000_tokens"] = None
+    page = open_report(untimed).page
+    assert page.locator("#pareto .dot").count() == len(untimed["maps"])
+    assert page.locator("#pareto-x input").count() == 1
+    assert page.locator("#timing-section").is_hidden()
+    drawn, shown = page.locator("#curves svg").evaluate(
+        "svg => [svg.viewBox.baseVal.width, svg.getBoundingClientRect().width]"
+    )
+    assert drawn == pytest.approx(shown, abs=1)
+
+
 def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
     bare = copy.deepcopy(comparison)
     bare["data"]["tokens"] = bare["timing"] = bare["maps"][0]["heads"][0][0] = None
@@ -369,7 +384,7 @@ def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
     tab = open_report(bare, fragment="#layer=0&head=0&map=elu")
     assert tab.text("#stats [data-key=mse] dd") == "–"
     assert tab.readout("map") == "–"
-    assert "not drawn" in tab.text("#panel-map .empty")
+    assert "cannot be drawn" in tab.text("#panel-map .empty")
     assert not tab.page.locator("#timing-section").is_visible()
 
 
@@ -416,7 +431,8 @@ def test_quality_is_drawn_against_the_bytes_of_every_stretch_of_positions(open_r
     tab = open_report(EVALUATION, render=report.render_evaluation)
     marks = tab.page.locator("#size .point title").all_text_contents()
     assert len(marks) == 8
-    assert marks[3] == "hybrid, positions 64–511: perplexity 49.0, 19.5\xa0KiB held after them"
+    told = "perplexity 49.0, 19.5\xa0KiB per stream after them"
+    assert marks[3] == f"hybrid, positions 64–511: {told}"
     assert tab.page.locator("#size path.point").count() == 2  # far above the teacher: triangles
     names = tab.page.locator("#size .note").all_text_contents()
     assert {"teacher", "hybrid", "window alone (79.0)", "map alone (109)"} <= set(names)
@@ -425,7 +441,7 @@ def test_quality_is_drawn_against_the_bytes_of_every_stretch_of_positions(open_r
         row["states"] = {"perplexity": row["state_bytes"]}
     tab = open_report(short, render=report.render_evaluation)
     marks = tab.page.locator("#size .point title").all_text_contents()
-    assert marks[0] == "teacher, all positions: perplexity 20.0, 9.77\xa0KiB held after them"
+    assert marks[0] == "teacher, all positions: perplexity 20.0, 9.77\xa0KiB per stream after them"
     assert len(marks) == 4
 
 
@@ -444,7 +460,7 @@ def test_a_page_without_a_record_leaves_its_pictures_out(open_report):
     tab = open_report(bare, render=report.render_evaluation)
     for name in ("heads-section", "fit-section", "tuned-section", "speeds", "texts-section"):
         assert not tab.page.locator(f"#{name}").is_visible()
-    with pytest.raises(ValueError, match="has format 'x'; this report draws"):
+    with pytest.raises(ValueError, match="has format 'x'; this report needs"):
         report.render_evaluation({**EVALUATION, "format": "x"})
     with pytest.raises(ValueError, match="has no 'record'"):
         report.render_evaluation(
@@ -524,7 +540,7 @@ def test_the_colours_of_every_page_can_be_chosen_and_print_is_light(open_page):
 
 
 def test_a_seventh_line_does_not_look_like_the_first(open_report):
-    """There are six colours."""
+    """There are more lines than the six colours."""
     many = copy.deepcopy(RECALL)
     for at in range(8):
         more = {**RECALL["points"][0], "mixer": f"elu@window={at}", "bytes": 900 + at}

@@ -1,4 +1,4 @@
-"""A call like one before is not checked again, and that must never show."""
+"""A repeated call skips the checks, and its result must not differ."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from kerneltrick.attention import _call
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    _call._KNOWN.clear()
+    _call._check_kind.cache_clear()
     yield
-    _call._KNOWN.clear()
+    _call._check_kind.cache_clear()
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    """How often the checks run."""
+    """Count how often the checks run."""
     calls, check = [], _call._check
 
     def counted(*arguments):
@@ -52,11 +52,13 @@ def test_one_with_exact_weights_too(checked):
 
 
 def test_the_empty_state_that_is_remembered_stays_empty():
-    data = arrays()
+    data, options = arrays(), _call.Options(causal=True, return_state=True)
     for _ in range(3):
         _, state = kt.linear_attention(*data, "elu", causal=True, return_state=True)
         kt.linear_attention(*data, "elu", causal=True, state=state)
-    assert [(known.carry.sums.hi == 0).all() for known in _call._KNOWN.values()] == [True]
+    remembered = _call.check_call("linear_attention", *data, "elu", options)
+    assert _call._check_kind.cache_info().currsize == 1
+    assert (remembered.data.carry.sums.hi == 0).all()
 
 
 def test_weights_are_hashed_only_for_a_state(monkeypatch):
@@ -105,7 +107,7 @@ def test_the_state_and_the_head_axis_are_the_same(checked):
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
 def test_what_is_wrong_is_refused_after_what_is_equal_and_right(options, message):
-    """True == 1, but it is no scale."""
+    """True == 1, but True is not a scale."""
     data = arrays()
     for _ in range(2):
         kt.linear_attention(*data, "elu", causal=True, scale=1, chunk_size=1, window=0)
@@ -137,6 +139,7 @@ def test_weights_that_change_are_looked_at_each_time(checked):
 
 
 def test_little_is_remembered():
-    for n in range(1, _call.MOST_KNOWN + 20):
+    most = _call._check_kind.cache_info().maxsize
+    for n in range(1, most + 20):
         kt.linear_attention(*arrays(n), "elu")
-    assert 0 < len(_call._KNOWN) <= _call.MOST_KNOWN
+    assert _call._check_kind.cache_info().currsize == most

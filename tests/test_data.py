@@ -1,4 +1,4 @@
-"""AttentionData, the made-up kinds of data, and the embedded sample."""
+"""AttentionData, the synthetic data sets, and the embedded sample."""
 
 import math
 from importlib import resources
@@ -32,7 +32,7 @@ def test_a_selected_head_attends_as_it_did_among_all():
     assert chosen.heads == (4, 1, 5)
     assert chosen.k.shape[1] == chosen.v.shape[1] == 3
     np.testing.assert_allclose(attend(chosen), whole[[2, 0]][:, [4, 1, 5]], rtol=1e-6)
-    again = chosen.select(layers=[0], heads=[5])  # by number, not by place
+    again = chosen.select(layers=[0], heads=[5])  # by number, not by position
     np.testing.assert_allclose(attend(again)[0, 0], whole[0, 5], rtol=1e-6)
     assert data.select(layers=[2]).k.shape == (1, 2, 10, 4)
 
@@ -55,9 +55,9 @@ def test_a_choice_that_does_not_exist_is_named(keywords, message):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"layers": (0, 1)}, ValueError, "3 different numbers"),
-        ({"layers": (0, 1, 1)}, ValueError, "3 different numbers"),
-        ({"heads": (1, 2)}, ValueError, "6 different numbers"),
+        ({"layers": (0, 1)}, ValueError, "3 distinct numbers"),
+        ({"layers": (0, 1, 1)}, ValueError, "3 distinct numbers"),
+        ({"heads": (1, 2)}, ValueError, "6 distinct numbers"),
         ({"scale": -1.0}, ValueError, "scale > 0"),
         ({"mask": np.ones(10)}, TypeError, "boolean"),
         ({"mask": np.ones(9, bool)}, ValueError, r"\(10,\), not \(9,\)"),
@@ -113,6 +113,20 @@ def test_heads_with_nan_are_named_and_do_not_spread():
     assert clean.q.dtype == np.float32
     assert clean.select(heads=[0, 4]).excluded == ((2, 4), (5, 0))
     assert clean.sanitized() == (clean, [])
+
+
+@pytest.mark.parametrize("name", "qkv")
+def test_heads_whose_products_overflow_are_named_and_do_not_spread(name):
+    data = AttentionData.from_arrays(*np.random.default_rng(0).standard_normal((3, 2, 10, 4)))
+    getattr(data, name)[0, 1, 3] = -1e300
+    clean, notes = data.sanitized()
+    told = f"{name} holds values up to 1e+300, whose products overflow"
+    assert notes == [f"layer 0 head 1: {told}: left out"]
+    assert clean.excluded == ((0, 1),)
+    assert clean.sanitized() == (clean, [])
+    getattr(data, name)[0, 1, 3] = 1e12
+    assert data.sanitized() == (data, [])
+    assert len(data.sanitized(1e9)[1]) == (name == "q")
 
 
 def test_padding_is_removed_before_anything_is_judged():
@@ -219,7 +233,7 @@ def test_the_sample_is_small_whole_and_says_where_it_is_from():
     clean, notes = data.sanitized()
     assert notes == []
     assert clean.excluded == ()
-    # Real attention: peaked in places, unlike noise.
+    # Real attention is peaked in places, unlike noise.
     _, weights = kt.softmax_attention(data.q, data.k, data.v, return_weights=True)
     assert weights.max() > 0.9
     assert weights.std() > 2 / 128

@@ -16,7 +16,7 @@ from kerneltrick.torch import DeepKernel  # noqa: E402
 
 
 def data(n=120, d=5, seed=0):
-    """A wave along one direction of several, which a network can find and a plain RBF cannot."""
+    """A wave along one direction, which a network can find and a plain RBF kernel cannot."""
     rng = np.random.default_rng(seed)
     direction = np.ones(d) / math.sqrt(d)
     x = rng.standard_normal((n, d))
@@ -189,7 +189,7 @@ BAD = {
     "unknown map": (lambda: model(feature_map="eluu"), ValueError, "did you mean 'elu'"),
     "map of positions": (
         lambda: DeepKernel(torch.nn.Identity(), maps.Cosformer(8)), ValueError,
-        "no kernel of points",
+        "not a kernel of points alone",
     ),
     "width of zero": (lambda: DeepKernel.mlp(3, (0,)), ValueError, r"≥ 1, not \[3, 0, 2\]"),
     "prediction before data": (lambda: model().predict(x), ValueError, "call fit or condition"),

@@ -1,4 +1,4 @@
-"""The dial in the comparison: windows beside maps, in weights, errors, curves and words."""
+"""Maps with windows in the comparison: weights, errors, curves and verdicts."""
 
 import dataclasses
 import json
@@ -121,7 +121,7 @@ def test_head_errors_are_those_of_the_heads(arrays):
 
 
 def words(*errors_by_window):
-    """What is said of heads with these errors at windows 0, 4 and 16."""
+    """Return the verdict on heads with these errors at windows 0, 4 and 16."""
     points = tuple(
         WindowPoint(window, "elu", math.nan, math.nan, (tuple(row),))
         for window, row in zip((0, 4, 16), errors_by_window, strict=True)
@@ -132,10 +132,10 @@ def words(*errors_by_window):
 
 def test_the_verdict_says_what_window_heads_need():
     text = words([0.5, 0.05, 0.5], [0.08, 0.05, 0.5], [0.01, 0.01, 0.5])
-    assert text.startswith("With a window of 4 tokens, and the first one, exact beside a map")
-    assert "in head 0.2 (layer.head) none up to 16 helps" in text
-    assert "No window up to 16" in words([0.5] * 2, [0.5] * 2, [0.5] * 2)
-    assert "helps" not in words([0.5] * 2, [0.5] * 2, [0.5] * 2)
+    assert text.startswith("An exact window of 4 tokens, plus the first token, brings half")
+    assert "in head 0.2 (layer.head) no window up to 16 does" in text
+    assert "No exact window up to 16" in words([0.5] * 2, [0.5] * 2, [0.5] * 2)
+    assert "does" not in words([0.5] * 2, [0.5] * 2, [0.5] * 2)
     assert "without a window" in words([0.05] * 2, [0.05] * 2, [0.05] * 2)
     assert words([math.nan], [math.nan], [math.nan]) == ""
 

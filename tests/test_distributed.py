@@ -1,4 +1,4 @@
-"""A sequence over several processes is what it is in one: outputs, gradients and states."""
+"""Several processes give the outputs, gradients and states of one process."""
 
 import math
 import os
@@ -21,7 +21,7 @@ N = 23
 
 
 def attend(groups, rank, count, inputs, options, cuts, seeded):
-    """Outputs, gradients and the state of one rank, or of the whole where there is no group."""
+    """Return outputs, gradients and state of one rank, or of the whole if there is no group."""
     from kerneltrick.torch import distributed
 
     if groups is not None and rank >= count:
@@ -165,7 +165,7 @@ def test_several_ranks_are_one(team, name):
 
 
 def learn_a_state(groups, rank, kind):
-    """The gradient of a state alone, through tokens of three ranks that have none."""
+    """The gradient of the state alone, through three ranks whose outputs have no gradient."""
     from kerneltrick.torch.mixers import make
 
     if rank >= 3:
@@ -190,8 +190,112 @@ def test_a_state_that_alone_is_learned_has_the_gradient_of_all_ranks(team, kind)
     assert team.ask(learn_a_state, kind)[0] < 1e-10
 
 
+def ask(groups, rank, count, kind, asked):
+    """The gradients that a rank gets if it asks for some tensors only; None: it calls backward."""
+    from kerneltrick.torch import distributed
+    from kerneltrick.torch.mixers import make
+
+    if rank >= count:
+        return None
+    torch.manual_seed(rank)
+    own, heads = 4 + rank, 2
+    tensors = {
+        name: torch.randn(1, heads, own, 4).double().requires_grad_(rank not in QUIET.get(kind, ()))
+        for name in "qkv"
+    }
+    torch.manual_seed(9)
+    if kind in MAPS:
+        options = {"causal": True} | MAPS[kind]
+        if kind == "decay":
+            tensors["log_decay"] = options["log_decay"] = (-torch.rand(2).double()).requires_grad_()
+        if kind == "hedgehog":
+            tensors["weight"] = torch.randn(4, 4).double().requires_grad_()
+            tensors["gain"] = torch.randn(2).double().requires_grad_()
+            options["feature_map"] = kt.maps.Hedgehog(tensors["weight"])
+            options["far"] = kt.Far(tensors["gain"])
+        if kind == "function":
+            weight = tensors["weight"] = torch.randn(4, 6).double().requires_grad_()
+            options["feature_map"] = lambda x: torch.exp(x @ weight / 4)
+        if kind == "state":
+            first = torch.randn(3, 1, 2, 3, 4).double()
+            state = kt.linear_attention(*first, causal=True, return_state=True)[1]
+            tensors["state"] = state.sums.hi.requires_grad_()
+            options["state"] = None if rank else state
+        q, k, v = (tensors[name] for name in "qkv")
+        output = distributed.linear_attention(q, k, v, **options, group=groups[count])
+    else:
+        made = make(kind, 8, heads, group=groups[count]).double()
+        tensors = {"x": torch.randn(1, own, 8).double().requires_grad_()}
+        tensors |= dict(made.named_parameters())
+        output, _ = made(tensors["x"])
+    loss = (output * torch.sin(torch.arange(output.numel())).reshape(output.shape)).sum()
+    if asked is None:
+        loss.backward()
+        return {name: None if x.grad is None else x.grad.numpy() for name, x in tensors.items()}
+    wanted = [tensors[name] for name in asked]
+    found = torch.autograd.grad(loss, wanted)
+    assert all(x.grad is None for x in tensors.values())
+    return {name: x.numpy() for name, x in zip(asked, found, strict=True)}
+
+
+MAPS = {
+    "elu": {},
+    "only the first is learned": {},
+    "full": {"causal": False},
+    "full window": {"causal": False, "window": 3, "sinks": 1},
+    "decay": {},
+    "hedgehog": {"window": 3},
+    "function": {},
+    "state": {},
+}
+QUIET = {"only the first is learned": (1, 2), "function": (0, 1, 2)}
+ASKED = [
+    ("elu", [["k"], ["k"], ["k"]]),
+    ("elu", [["k"], ["q"], ["v"]]),
+    ("elu", [["q"], None, None]),
+    ("elu", [None, None, ["q"]]),
+    ("elu", [["q"], ["q"], ["q", "v"]]),
+    ("only the first is learned", [["v"], None, None]),
+    ("full", [["q"], ["k"], None]),
+    ("full window", [["v"], ["q"], ["k"]]),
+    ("decay", [["log_decay"], ["log_decay"], ["log_decay"]]),
+    ("hedgehog", [["gain"], ["weight"], ["q"]]),
+    ("hedgehog", [["weight"], ["weight"], ["weight"]]),
+    ("function", [["weight"], ["weight"], ["weight"]]),
+    ("state", [["state"], ["q"], ["v"]]),
+    ("elu@window=3", [["x"], ["o_proj.weight"], ["v_proj.weight"]]),
+    ("gla:short_convolution=3", [["gate.weight"], ["x"], ["decay_up.weight"]]),
+    ("rwkv", [["x"], None, ["bonus"]]),
+    ("ssd:state_dim=4", [["D"], ["in_proj.weight"], ["x"]]),
+    ("deltanet", [["x"], ["o_proj.weight"], ["beta_proj.weight"]]),
+    ("gated_deltanet", [["A_log"], ["x"], None]),
+    ("hyena:length=5", [["o_proj.weight"], ["x"], ["own"]]),
+    ("retention", [["x"], ["x"], ["x"]]),
+    ("based", [["q_proj.weight"], ["k_proj.weight"], ["x"]]),
+]
+
+
+@pytest.mark.parametrize(("kind", "asked"), ASKED)
+def test_each_rank_gets_the_gradients_that_it_asks_for(team, kind, asked):
+    """Whatever it asks for, with torch.autograd.grad, it takes part in what others wait for."""
+    for count in (2, 3):
+        whole = team.ask(ask, count, kind, None)[:count]
+        found = team.ask(ask_each, count, kind, asked)[:count]
+        for rank in range(count):
+            for name, x in found[rank].items():
+                expected = whole[rank][name]
+                assert (x is None) == (expected is None)
+                if x is not None:
+                    np.testing.assert_allclose(x, expected, rtol=0, atol=1e-12, err_msg=name)
+                    assert expected.any()
+
+
+def ask_each(groups, rank, count, kind, asked):
+    return ask(groups, rank, count, kind, asked[rank] if rank < count else None)
+
+
 def other_shapes(groups, rank, lead, keys, options):
-    """How far outputs of three ranks and the last state are from those of one."""
+    """Return how much the outputs and the last state of three ranks differ from those of one."""
     from kerneltrick.torch import distributed
 
     if rank >= 3:
@@ -223,13 +327,13 @@ def other_shapes(groups, rank, lead, keys, options):
     ],
 )  # fmt: skip
 def test_other_shapes_too(team, lead, keys, options):
-    """Arrays without heads, and as many queries as one likes beside keys of full attention."""
+    """Arrays without heads, and full attention with any number of queries."""
     assert max(team.ask(other_shapes, lead, keys, options)) < 1e-10
 
 
 @pytest.mark.parametrize("text", ["elu", "favor:features=6", "elu@window=4,sinks=2"])
 def test_a_rank_sends_the_bytes_that_are_counted_on_paper(team, text):
-    """A state to each other rank, and a few numbers: these states are small beside real ones."""
+    """Each rank sends a state to each other rank and a few numbers. Real states are larger."""
     from kerneltrick import costs
 
     inputs, _, _ = problem("causal")
@@ -256,18 +360,32 @@ def count_bytes(groups, rank, count, inputs, text):
 
 
 def different(groups, rank, which):
-    from kerneltrick.torch import distributed
+    from kerneltrick.torch import Attention, distributed
 
     x = torch.ones(1, 2, 3, 4, dtype=torch.float64)
     options = {"causal": True, "feature_map": "elu", "window": 0, "scale": 1.0}
     other = {"feature_map": "relu", "window": 3, "scale": 2.0, "causal": False}
+    if which in ("far", "gain", "unit"):
+        options["window"] = 2
+        gain = torch.tensor([1.0, 2.0 + rank]).double()
+        options["far"] = {"far": 1.0 + rank, "gain": gain, "unit": kt.Far(0.5, rank == 1)}[which]
+    if which == "log_decay":
+        options["log_decay"] = torch.tensor([-1.0, -2.0 - rank]).double()
     if rank == 1 and which in other:
         options[which] = other[which]
     if rank == 1 and which == "dtype":
         x = x.float()
     if rank == 1 and which == "state":
         options["state"] = kt.linear_attention(x, x, x, causal=True, return_state=True)[1]
-    distributed.linear_attention(x, x, x, **options, group=groups[2] if rank < 2 else None)
+    if which in ("gradients", "layer"):
+        torch.set_grad_enabled(rank == 0)
+        x.requires_grad_(rank == 0)
+    try:
+        if which == "layer":
+            Attention(4, 2, group=groups[2]).double()(x[0])
+        distributed.linear_attention(x, x, x, **options, group=groups[2])
+    finally:
+        torch.set_grad_enabled(True)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +396,13 @@ def different(groups, rank, which):
         ("scale", "rank 0 has scale 1.0, rank 1 has scale 2.0"),
         ("causal", "rank 0 has causal True, rank 1 has causal False"),
         ("dtype", "torch.float64), rank 1 has q (1, 2, 'n', 4, torch.float32)"),
-        ("state", "of rank 0, not of [1]"),
+        ("far", "rank 0 has far gain=1.0, relative=False, rank 1 has far gain=2.0"),
+        ("gain", "rank 0 has far gain=sha256-"),
+        ("unit", "rank 0 has far gain=0.5, relative=False, rank 1 has far gain=0.5, relative=True"),
+        ("log_decay", "rank 0 has log_decay tensor (2,) of sha256-"),
+        ("gradients", "rank 0 computes gradients, but they are switched off on rank 1"),
+        ("layer", "rank 0 computes gradients, but they are switched off on rank 1"),
+        ("state", "give it to rank 0, not to [1]"),
     ],
 )
 def test_ranks_that_call_for_different_things_are_refused_by_all(team, which, words):
@@ -289,7 +413,7 @@ def test_ranks_that_call_for_different_things_are_refused_by_all(team, which, wo
 
 
 def layer(groups, rank, count, cuts, kind, plain):
-    """A layer after a state, with masks and texts if not `plain`, over ranks or in one."""
+    """Run a layer after a state, over ranks or in one process; with masks unless `plain`."""
     from kerneltrick.torch import Attention
     from kerneltrick.torch.mixers import make
 
@@ -355,7 +479,7 @@ def _same_layer(team, kind, plain, *shards):
             total = sum(x[1][name] for x in found)
             np.testing.assert_allclose(total, expected, **close, err_msg=name)
         for other, expected in zip(found[-1][2], state, strict=True):
-            if kind.startswith("hyena"):  # which may hold tokens of 0 in front
+            if kind.startswith("hyena"):  # which may have zero tokens in front
                 rows = min(other.shape[1], expected.shape[1])
                 assert not other[:, :-rows].any()
                 assert not expected[:, :-rows].any()
@@ -401,7 +525,7 @@ def model_of(group=None):
 
 
 def step(model, rows, wanted, total, share):
-    """One step of SGD on the mean over all tokens, of which `share` ranks have a part each."""
+    """Take one SGD step on the mean loss over all tokens, which `share` ranks split."""
     from torch.nn import functional
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -413,7 +537,7 @@ def step(model, rows, wanted, total, share):
 
 
 def train_step(groups, rank, how, folder):
-    """Batch and sequence parallel on a mesh of 2 × 2, with the parameters whole or in parts."""
+    """Batch and sequence parallelism on a 2 × 2 mesh, with or without sharded parameters."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -443,7 +567,7 @@ def train_step(groups, rank, how, folder):
 
 
 def reload(groups, rank, count, folder):
-    """The parameters of a checkpoint, read by so many ranks, each with its part."""
+    """Read the parameters of a checkpoint with `count` ranks, one shard each."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import (
         get_model_state_dict,
@@ -471,7 +595,7 @@ def test_a_step_of_training_on_a_mesh_is_that_of_one_process(team, how, tmp_path
     for name, x in expected.items():
         for rank in range(4):
             np.testing.assert_allclose(found[rank][name], x, atol=1e-10, rtol=0, err_msg=name)
-    # A checkpoint is of the model, not of the ranks that it was on.
+    # A checkpoint belongs to the model, not to the ranks that wrote it.
     for count in (1, 3):
         for state in team.ask(reload, count, str(tmp_path))[:count]:
             for name, x in expected.items():
@@ -519,7 +643,7 @@ def test_a_training_over_ranks_has_the_losses_of_one_and_goes_on_with_another_nu
         np.testing.assert_allclose(found[rank][0], losses, rtol=1e-4)
         np.testing.assert_allclose(found[rank][1], validation, rtol=1e-4)
     assert [x[2] for x in found] == [told, 0, 0]
-    # Three ranks are stopped before the fifth step, and two go on.
+    # Three ranks are stopped before the fifth step, and two continue.
     for good, value in team.answers(trained, 3, tmp_path / "again", 4)[:3]:
         assert not good
         assert "stopped" in value[1]
@@ -552,7 +676,7 @@ def test_torchrun_starts_a_training_with_one_command(tmp_path, run):
 
 
 def fail(groups, rank, how, who):
-    """All ranks call again and again; one of them dies or stalls in the middle."""
+    """All ranks call repeatedly, and one of them dies or stalls."""
     from kerneltrick.torch import distributed
 
     x = torch.ones(1, 2, 3, 4, requires_grad=True)
@@ -564,7 +688,7 @@ def fail(groups, rank, how, who):
         distributed.linear_attention(x, x, x, causal=True).sum().backward()
 
 
-# A death is noticed at once; a rank that is only slow, on a busy machine, must not seem to stall.
+# A death is noticed at once. A rank that is slow on a busy machine must not count as stalled.
 @pytest.mark.parametrize(
     ("how", "who"), [("dies", 1), pytest.param("stalls", 2, marks=pytest.mark.slow)]
 )

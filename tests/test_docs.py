@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, asks for nothing, and reads well everywhere.
+"""The documentation site builds without warnings, loads nothing, and fits every screen.
 
 Pages are opened in a real browser as in test_browser.py, from the disk and without a network.
 """
@@ -26,7 +26,7 @@ from pages import run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {  # and the extras they need
+PAGES = {  # with the extras that they need
     "start.md": ("sympy",),
     "answers.md": (),
     "fitted_maps.md": ("torch",),
@@ -58,7 +58,7 @@ LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source
 def test_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:
         pytest.importorskip(extra)
-    monkeypatch.chdir(tmp_path)  # for what they save
+    monkeypatch.chdir(tmp_path)  # for the files that they write
     assert run_blocks(DOCS / page) >= 3
 
 
@@ -73,7 +73,7 @@ in_whole = pytest.mark.parametrize("site", [WHOLE], indirect=True)
 
 @pytest.fixture(scope="module", params=["part", WHOLE])
 def site(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; or a part of it, whose links into the rest lead nowhere."""
+    """The built site, or a part of it whose links to other pages are broken."""
     for package in ("furo", "myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (extra docs)")
@@ -90,7 +90,7 @@ def site(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Elements(HTMLParser):
-    """Addresses that a page loads, those it links to, and its anchors."""
+    """The addresses that a page loads and links to, and its anchors."""
 
     def __init__(self, page: Path):
         super().__init__()
@@ -236,11 +236,11 @@ LOOK = """() => ({
 
 
 def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
-    """Each page is loaded once, and looked at on a phone in the dark and on a desk in the light."""
+    """Each page is loaded once and checked on a dark phone and on a light desktop."""
     tab, troubles = open_tab(browser, 390, "dark")
     formulas, views = 0, [(390, "dark"), (1280, "light")]
     for page in html_pages(site):
-        if page == (site / "index.html").resolve():  # the entrance, which leads on
+        if page == (site / "index.html").resolve():  # the entrance, which redirects
             continue
         tab.goto(page.as_uri(), wait_until="domcontentloaded")
         maths = tab.locator(".math").count()
@@ -250,7 +250,7 @@ def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
             assert maths <= tab.locator("mjx-container").count(), page.name
             assert tab.locator("[data-mjx-error], mjx-merror").count() == 0, page.name
             formulas += maths
-        for width, scheme in views:  # the first is as the page before was left
+        for width, scheme in views:  # the first view is that of the previous page
             tab.set_viewport_size({"width": width, "height": 844})
             tab.emulate_media(color_scheme=scheme)
             look = tab.evaluate(LOOK)
@@ -263,7 +263,7 @@ def test_pages_never_scroll_sideways_and_mathematics_is_set(site, browser):
 
 
 def shaded(table: Any, left: int) -> tuple[bool, bool]:
-    """Whether the left and the right edge of a table are, when it is scrolled so far."""
+    """Tell whether the left and right edges of a table are shaded at this scroll position."""
     image = pytest.importorskip("matplotlib.image")
     table.evaluate("(it, left) => { it.scrollLeft = left; }", left)
     pixels = image.imread(io.BytesIO(table.screenshot()))  # from 0 to 1
@@ -284,12 +284,12 @@ def test_a_wide_table_is_shaded_where_it_goes_on(site, browser, scheme):
     assert shaded(table, hidden // 2) == (True, True)
     assert shaded(table, hidden) == (True, False)
     tab.set_viewport_size({"width": 1280, "height": 844})
-    assert shaded(table, 0) == (False, False)  # all of it is seen
+    assert shaded(table, 0) == (False, False)  # the whole table is visible
     assert troubles == []
 
 
 def test_no_markup_is_left_in_what_is_read(site):
-    """Marks that MyST or reST should have taken away, outside code."""
+    """No markup is left outside code that MyST or reST should have removed."""
     code = re.compile(r"<(pre|code|script|style|title)\b.*?</\1>|<div class=\"math.*?</div>", re.S)
     mathematics = re.compile(r"<span class=\"math.*?</span>", re.S)
     for page in html_pages(site):

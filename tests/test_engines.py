@@ -1,4 +1,4 @@
-"""Every engine computes the recurrence: against a loop over tokens, and against each other."""
+"""Every engine agrees with a loop over tokens and with the other engines."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def inputs(rng, n, n_q=None, dtype=np.float64, heads=(4, 2)):
     q = rng.standard_normal((2, heads[0], n if n_q is None else n_q, D))
     k = rng.standard_normal((2, heads[1], n, D))
     v = rng.standard_normal((2, heads[1], n, WIDTH))
-    v[..., -1] = 1  # unnormalised, this column is the normaliser
+    v[..., -1] = 1  # without normalisation, this column is the normaliser
     return tuple(x.astype(dtype) for x in (q, k, v))
 
 
@@ -38,7 +38,7 @@ def true_state(state):
 
 
 def check_against_loop(text, q, k, v, results, kind, log_decay, initial=None, **options):
-    """`results`: output and state of each engine; the loop, which takes longest, runs once."""
+    """`results` has the output and state of each engine. The slow loop runs once."""
     feature_map = maps.get(text)
     root = np.sqrt(feature_map.default_scale(D))
     n, start = k.shape[-2], 0 if initial is None else initial.stop
@@ -106,7 +106,7 @@ def test_causal_engines_equal_the_loop(text, kind, masked, with_state):
 
 
 def hash_of(*parts):
-    """A seed that is the same in every process."""
+    """Return a seed that is the same in every process."""
     import zlib
 
     return zlib.crc32(repr(parts).encode())
@@ -270,7 +270,7 @@ def test_float32_is_as_accurate_as_the_naive_formula(text, causal, n):
     q, k, v = (rng.standard_normal((8, n, d)).astype(np.float32) for _ in range(3))
     normalize = text not in SIGNED_FEATURES
     if not normalize:
-        v[..., -1] = 1  # numerator and normaliser judged apart
+        v[..., -1] = 1  # numerator and normaliser are compared separately
     options = {"causal": causal, "normalize": normalize, "on_zero": "zero"}
     wide = [x.astype(np.float64) for x in (q, k, v)]
     exact = kt.linear_attention(*wide, text, engine="dense", **options)
@@ -364,7 +364,7 @@ def test_strong_decay_does_not_divide_by_underflow(engine, dtype):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("text", ["favor:features=16", "exp", "hedgehog:activation=exp"])
 def test_log_scales_survive_keys_of_very_different_size(text, engine):
-    """One huge key, then small ones: the sums are relative to what each row can see."""
+    """One huge key, then small ones: sums are scaled by what each row can see."""
     rng = np.random.default_rng(11)
     q, k, v = rng.standard_normal((3, 70, 4))
     k[35] += 200.0
@@ -415,7 +415,7 @@ def test_empty_sequences_and_batches_are_not_errors():
 
 
 def test_forward_memory_does_not_grow_with_n():
-    """Beyond inputs and outputs the chunked engine allocates the same for n and 4n."""
+    """Beyond inputs and outputs, the chunked engine allocates the same for n and 4n tokens."""
     import tracemalloc
 
     peaks = []

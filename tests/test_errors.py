@@ -1,4 +1,4 @@
-"""Bad input gets an error that names what was expected and what came."""
+"""Bad input raises an error that names what was expected and what was passed."""
 # ruff: noqa: E501  (one call and its message a line)
 
 import numpy as np

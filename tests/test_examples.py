@@ -1,4 +1,4 @@
-"""The scripts in examples/: each runs alone, in seconds, and prints what it promises."""
+"""Each script in examples/ runs by itself in seconds and prints what it promises."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def run(name, *options, status=0):
-    """What a script prints, run as its own process, elsewhere than in the repository."""
+    """Run a script in its own process outside the repository, and return what it prints."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *options]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=tempfile.gettempdir())
     assert done.returncode == status, done.stdout + done.stderr

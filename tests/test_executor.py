@@ -1,4 +1,4 @@
-"""Pieces of work on workers: processes that are killed, threads, and a Dask cluster."""
+"""Work in pieces on processes, threads and a Dask cluster, some of which are killed."""
 
 import concurrent.futures
 import json
@@ -22,7 +22,7 @@ MAPS = ["elu", "hedgehog@window=4,sinks=1"]
 
 
 class Counted:
-    """Shared data that counts in a folder how often it is unpacked."""
+    """Shared data that records in a folder how often it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ def test_an_error_of_a_piece_is_raised_here(two):
 
 
 def test_what_cannot_be_sent_is_said(two):
-    with pytest.raises(ValueError, match="function must be one of a module"):
+    with pytest.raises(ValueError, match="defined at the top level of a module"):
         list(results(square, lambda: 1, numbered(1), two))
 
 
@@ -126,7 +126,7 @@ def test_a_comparison_does_not_depend_on_who_does_it_to_the_bit(two, tmp_path):
     alone = analysis.compare(DATA, MAPS, **options)
     assert text_of(by_two) == text_of(by_threads) == text_of(alone)
     assert [done for _, done, _ in told] == list(range(len(told)))
-    # A run that goes on does the pieces that are missing, and no others.
+    # A continued run does only the missing pieces.
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:20]))
     again = analysis.compare(DATA, MAPS, **options, executor=two, resume=kept)
@@ -167,7 +167,7 @@ def test_ctrl_c_is_not_for_workers_from_their_first_moment():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with Processes(1) as executor, Team(None, executor) as team:
         ((_, found),) = team.results(blocked, [Piece("0", "", ())])
-    assert found  # inherited, so there was no moment without it
+    assert found  # inherited, so it was always there
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_the_workers_too_and_the_run_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said == "kerneltrick: stopped; the same command goes on where this one was\n"
+    assert said == "kerneltrick: stopped; run the same command again to continue\n"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:

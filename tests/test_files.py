@@ -1,4 +1,4 @@
-"""Files of q, k and v: what is read, what is refused, and how much memory either takes."""
+"""Files of q, k and v: which are read, which are refused, and how much memory both take."""
 
 import io
 import json
@@ -177,7 +177,7 @@ def entry(dtype="F32", shape=(2, 6, 4), offsets=(0, 192)):
 
 
 def layered(shapes, metadata=None):
-    """A header with one tensor after the other, and their bytes."""
+    """Return a header with consecutive tensors, and their bytes."""
     header, place = {} if metadata is None else {"__metadata__": metadata}, 0
     for name, shape in shapes.items():
         stop = place + 4 * int(np.prod(shape))
@@ -191,7 +191,7 @@ OURS = {"format": "kerneltrick.qkv/1"}
 # name: (members of an .npz, words of the error)
 BAD_NPZ = {
     "keys": (TRIO[1:], ("no array 'q'", "expected q, k and v", "found k, v")),
-    "pickle": (with_q(npy(np.array([{}], object))), ("q holds pickled objects",)),
+    "pickle": (with_q(npy(np.array([{}], object))), ("q contains pickled objects",)),
     "dtype": (with_q(npy(GOOD.astype(np.int64))), ("q has dtype int64", "float32")),
     "complex": (with_q(npy(GOOD.astype(complex))), ("q has dtype complex128",)),
     "text": (with_q(npy(np.array(["a"]))), ("q has dtype <U1",)),
@@ -228,7 +228,7 @@ def test_bad_archives_are_refused_with_what_was_expected_and_found(tmp_path, nam
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compression_that_cannot_be_bounded_is_refused(tmp_path, method):
-    refused(archive(tmp_path / "x.npz", TRIO, method), "compressed by method", "not by deflate")
+    refused(archive(tmp_path / "x.npz", TRIO, method), "compressed with method", "expected deflate")
 
 
 # name: (header, bytes after it, length of the header or None for the true one, words of the error)
@@ -347,7 +347,7 @@ def test_a_damaged_file_is_read_or_refused_but_never_crashes(which, cut, changes
     assert str(path) in message
 
 
-# Memory. Each file is read in a process of its own, which prints what that added to its peak.
+# Memory. Each file is read in its own process, which prints by how much its peak grew.
 
 MEASURE = """
 import sys
@@ -388,7 +388,7 @@ def zeros(size, head=b""):
 
 
 def raw_archive(path, members):
-    """A zip of (name, deflated bytes, declared size, declared checksum), lies included."""
+    """Make a zip of (name, deflated bytes, declared size, declared checksum), even if false."""
     body, directory = b"", b""
     for name, data, size, crc in members:
         head = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, crc, len(data), size, len(name), 0)
@@ -418,7 +418,7 @@ SIZE = 2 << 30
 def bomb(kind, folder):
     path, head = folder / "bomb.npz", npy(GOOD)
     if kind == "declares little, holds two gibibytes":
-        # A checksum of the declared part: only the sizes give it away.
+        # The checksum matches the declared part, so only the sizes reveal it.
         return raw_archive(
             path,
             [("q.npy", zeros(SIZE, head), len(head), zlib.crc32(head)), honest("k"), honest("v")],

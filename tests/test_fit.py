@@ -1,4 +1,4 @@
-"""Fitted maps learn, alone and reproducibly, go on after a stop, and are judged on other tokens."""
+"""Fitted maps learn, are reproducible, continue after a stop, and are tested on other tokens."""
 
 import dataclasses
 import filecmp
@@ -34,13 +34,13 @@ def _short_comparison(monkeypatch):
 
 
 def part(data, first, last):
-    """Tokens first … last − 1 as a sequence of their own."""
+    """Return tokens first … last − 1 as a separate sequence."""
     arrays = {name: getattr(data, name)[:, :, first:last] for name in "qkv"}
     return dataclasses.replace(data, **arrays, tokens=data.tokens[first:last])
 
 
 def same_files(a, b):
-    """Whether they hold the same bytes; where they do not, pytest would compare for minutes."""
+    """Tell whether both have the same bytes; pytest's own comparison takes minutes."""
     return filecmp.cmp(a, b, shallow=False)
 
 
@@ -59,7 +59,7 @@ def heads():
 
 @pytest.fixture(scope="module")
 def found(heads):
-    """Hedgehog beside a window, fitted to the first 96 tokens of four heads."""
+    """Hedgehog with a window, fitted to the first 96 tokens of four heads."""
     return fit(part(heads, 0, 96), "hedgehog@window=4,sinks=1", steps=48)
 
 
@@ -195,7 +195,7 @@ def test_a_stream_is_used_once_and_let_go(heads):
     pieces = [part(heads, i, i + 20) for i in range(0, 120, 20)]
     found = fit(iter(pieces), steps=50)
     assert (found.steps, found.stopped) == (5, "data")
-    with pytest.raises(ValueError, match="fitted to tokens"):
+    with pytest.raises(ValueError, match=r"overlaps the text that .* was fitted to"):
         found.maps.check_unseen(pieces[4])
 
 
@@ -204,7 +204,7 @@ def test_tokens_that_were_fitted_to_cannot_judge(heads, found, where):
     judged = part(heads, *where)
     narrow = {name: getattr(judged, name).astype(np.float16) for name in "qkv"}
     for data in (judged, judged.select([5], [7]), dataclasses.replace(judged, **narrow)):
-        with pytest.raises(ValueError, match=r"was fitted to tokens of .*judge it on other text"):
+        with pytest.raises(ValueError, match=r"overlaps the text that .*judge it on other text"):
             analysis.compare(data, [found.maps], measure=False)
 
 
@@ -301,7 +301,7 @@ def test_a_file_gives_back_what_was_fitted(tmp_path, text, options):
         for m in (again, found.maps)
     )
     assert np.array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="fitted to tokens"):
+    with pytest.raises(ValueError, match=r"overlaps the text that .* was fitted to"):
         again.check_unseen(data)
 
 
@@ -385,14 +385,14 @@ def test_learning_goes_on_from_weights_that_are_given(small):
     [
         ("elu", {}, "nothing to learn in elu"),
         ("softmax@window=4", {}, "nothing to learn in softmax@window=4"),
-        ("hedgehog", {"features": 5}, "an even number, not 5"),
-        ("elu@window=2", {"features": 5}, "features is a number for hedgehog and t2r"),
+        ("hedgehog", {"features": 5}, "must be even, not 5"),
+        ("elu@window=2", {"features": 5}, "only hedgehog and t2r take features"),
         ("hedgehog", {"num_kv_heads": 3}, "multiple of num_kv_heads"),
         ("hedgehog", {"head_dim": 0}, "whole number ≥ 1"),
         (maps.Hedgehog(np.eye(5)), {}, r"needs weights \(6, p\)"),
-        (maps.Hedgehog(np.zeros((3, 6, 6))), {}, "one such for each of 4 heads"),
-        (maps.Hedgehog(np.eye(6)), {"features": 8}, "make 12 features, not 8"),
-        (maps.T2R(weight=np.ones((6, 3))), {"features": 8}, "make 3 features, not 8"),
+        (maps.Hedgehog(np.zeros((3, 6, 6))), {}, "such a matrix for each of 4 heads"),
+        (maps.Hedgehog(np.eye(6)), {"features": 8}, "give 12 features, not 8"),
+        (maps.T2R(weight=np.ones((6, 3))), {"features": 8}, "give 3 features, not 8"),
         (kt.Dial(maps.Hedgehog(), 3, far=np.zeros(3)), {}, "one for each of 4 heads"),
     ],
 )
@@ -451,7 +451,7 @@ def test_damaged_files_are_refused(tmp_path, found):
         (content.replace(b'"layers.5"', b'"layers.6"'), "fitted maps"),
         (content.replace(b"hedgehog", b"hedgehig"), "unknown feature map"),
         (content.replace(b"layers.2.weight", b"layers.2.waight"), "no weights"),
-        (content.replace(b"layers.2.weight", b"layerz.2.weight"), "it holds an array"),
+        (content.replace(b"layers.2.weight", b"layerz.2.weight"), "it contains an unknown array"),
     ):
         bad.write_bytes(damage)
         with pytest.raises(ValueError, match=message):
@@ -498,7 +498,7 @@ def test_the_command_fits_and_compare_judges(run, tmp_path, heads):
         "--steps", "12", "--out", str(out),
     )  # fmt: skip
     assert (code, err) == (0, "")
-    assert "12 steps: all steps taken" in text
+    assert "Stopped after 12 steps: the maximum." in " ".join(text.split())
     assert str(FittedMaps.load(out)) == f"{out}@window=4"
     assert sorted(x.name for x in tmp_path.iterdir()) == [
         "maps.safetensors", "other.safetensors", "qkv.safetensors",
@@ -513,7 +513,7 @@ def test_the_command_fits_and_compare_judges(run, tmp_path, heads):
     assert "maps.safetensors@window=2,sinks=1" in report.read_text(encoding="utf-8")
     code, text, err = run("compare", str(tmp_path / "qkv.safetensors"), "--map", str(out))
     assert (code, text) == (2, "")
-    assert "was fitted to tokens of" in err
+    assert "overlaps the text that" in err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pictures and tables say which code they show, and are told from code that has changed since."""
+"""Pictures and tables record which code they show, and outdated ones are found."""
 
 import importlib
 from pathlib import Path
@@ -20,7 +20,7 @@ PNG = bytes.fromhex(  # one grey pixel
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with a picture of two sources and a table of one."""
+    """A project with a picture that has two sources and a table that has one."""
     for folder in ("docs/images", "src"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "src" / "a.py").write_text(PYTHON)

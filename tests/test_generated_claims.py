@@ -1,4 +1,4 @@
-"""Generated claims whose truth is known: no wrong verdict, and nine of ten are decided."""
+"""No generated claim gets a wrong verdict, and nine of ten are decided."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Answers to the labs: right ones pass, wrong ones get the hint that names the mistake."""
+"""Right answers to the labs pass, and wrong ones get the hint that names the mistake."""
 
 import ast
 
@@ -11,7 +11,7 @@ from kerneltrick.labs.grader import _compare
 from kerneltrick.labs.grader._hints import of_mistake
 
 WRONG = [(number, name) for number, lab in LABS.items() for name in wrong_answers(lab)]
-# The first for each function every time, all by `make test-all`.
+# `make test` runs the first for each function, `make test-all` runs all.
 FIRSTS = {(x, intended(LABS[x], name)[0]): (x, name) for x, name in reversed(WRONG)}.values()
 WRONG_CASES = [
     pytest.param(number, name, marks=() if (number, name) in FIRSTS else pytest.mark.slow)
@@ -21,7 +21,7 @@ OTHERS = [(number, name) for number, lab in LABS.items() for name in right_answe
 
 
 def reached(source, name):
-    """The functions of a source that use a function, directly or not."""
+    """Return the functions of a source that use a function, directly or indirectly."""
     uses = {
         node.name: {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
         for node in ast.parse(source).body
@@ -91,7 +91,7 @@ class TestAnswers:
 
 
 def _same(exercise, case, right, wrong):
-    """Whether a mistake gives the right answer to a case."""
+    """Tell whether a mistake gives the right answer to a case."""
     if isinstance(right, Exception) or isinstance(wrong, Exception):
         return isinstance(right, Exception) and isinstance(wrong, Exception)
     if exercise.judge is not None:

@@ -1,4 +1,4 @@
-"""Student code that tries to be taken for right changes at most its own answers."""
+"""Student code that tries to cheat can change only its own answers."""
 
 import textwrap
 
@@ -92,7 +92,7 @@ class TestForgeries:
         assert report.score < 1
 
     def test_a_forged_answer_is_only_an_answer(self, hurried):
-        """Code that knows everything of the child's side can still only answer the question."""
+        """Code that knows everything about the child process can still only answer the question."""
         found, _ = changed(
             """
             import sys, gc

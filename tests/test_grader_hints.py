@@ -1,4 +1,4 @@
-"""What the grader says of files and answers without knowing the lab."""
+"""Hints of the grader about files and answers that do not depend on the lab."""
 
 import json
 
@@ -21,7 +21,7 @@ class TestBadInput:
     def test_a_misspelt_function_is_found(self, server):
         found, _ = check(RIGHT.replace("def elu_feature_map", "def elu_featuremap"), server)
         assert found["elu_feature_map"].hint == (
-            "the function is missing; is elu_featuremap meant to be it?"
+            "the function is missing; did you mean elu_featuremap?"
         )
 
     def test_parameters_in_another_order_are_named(self, server):
@@ -50,7 +50,9 @@ class TestBadInput:
     def test_a_wrong_signature_is_shown(self, server):
         found, _ = changed("def linear_attention_order(Q, K, V): return V", server)
         result = found["linear_attention_order"]
-        assert result.hint.startswith("linear_attention_order(Q, K, V) cannot be called so: ")
+        assert result.hint.startswith(
+            "linear_attention_order(Q, K, V) cannot be called with these arguments: "
+        )
         assert result.line is not None
         assert sum(f.right for f in found.values()) == 4
 
@@ -212,7 +214,7 @@ class TestHints:
         assert found["compare_to_softmax"].hint.startswith("the key 'max_diff' is missing")
 
     def test_of_a_mistake_asks_that_right_answers_agree_too(self, server):
-        """Twice the pairs of a causal layer, all else right: not floating-point operations."""
+        """Twice the pairs of a causal layer, otherwise right: not floating-point operations."""
         lab = only(LABS["01"], {"softmax_multiply_adds"})
         found, _ = check(
             "def softmax_multiply_adds(n, D, M, causal=False):\n"
@@ -236,7 +238,7 @@ class TestHints:
         found, _ = check(source.replace("AXIS", "1"), server, lab)
         hint = found["compute_implicit_attention"].hint
         assert hint.startswith("ValueError: no weight (line 4")
-        assert hint.endswith("for a query without weight, where ZeroDivisionError is to be raised")
+        assert hint.endswith("for a query without weight, where ZeroDivisionError must be raised")
         found, _ = check(source.replace("AXIS", "0"), server, lab)
         assert found["compute_implicit_attention"].hint.startswith("the columns add up to 1")
 
@@ -274,6 +276,86 @@ class TestHints:
         found, _ = check(source + "[1, 1, 2]\n", server, lab)
         assert "third returned value is 2 times" in found["dot_product_moments"].hint
 
+    @pytest.mark.parametrize(
+        ("returned", "hint"),
+        [
+            ("np.sqrt(budget / (heads * np.dtype(dtype).itemsize))", "your n is not rounded"),
+            ("1.001 * np.sqrt(budget)", "which is not a whole number, where 4096 is right"),
+            ("longest(budget, heads, dtype) + 1", "wrong for 64 MiB in float32, which n = 4096"),
+        ],
+    )
+    def test_never_says_that_an_answer_is_1_times_the_right_one(self, returned, hint, server):
+        lab = LABS["01"]
+        text = (
+            "\n\nlongest = longest_context\ndef longest_context(budget, heads=1, dtype='float32'):"
+        )
+        source = right_answers(lab)["right_numpy"] + text + f"\n    return {returned}\n"
+        found, _ = check(source, server, only(lab, {"longest_context"}))
+        assert hint in found["longest_context"].hint
+        assert "times the right one" not in found["longest_context"].hint
+
+    @pytest.mark.parametrize(
+        ("first", "scores"),
+        [
+            ("", "Q @ K.T"),
+            ("", "Q @ K.transpose()"),
+            ("", "Q @ np.transpose(K)"),
+            ("turned = K.T\n    ", "Q @ turned"),
+        ],
+    )
+    def test_of_a_transpose_that_reverses_the_batch(self, first, scores, server):
+        lab = LABS["05"]
+        source = (
+            right_answers(lab)["right_numpy"]
+            + "\n\ndef softmax_attention(Q, K, V, causal=False):\n    "
+            + f"{first}scores = {scores} / np.sqrt(Q.shape[-1])\n"
+            + "    if causal:\n"
+            + "        scores = np.where(np.tri(len(Q)) > 0, scores, -np.inf)\n"
+            + "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
+            + "    return weights / weights.sum(-1, keepdims=True) @ V\n"
+        )
+        found, _ = check(source, server, only(lab, {"softmax_attention"}))
+        hint = found["softmax_attention"].hint
+        assert hint.startswith("the arrays can have batch dimensions in front, here (2, 3, 6, 8)")
+        assert "np.swapaxes(x, -1, -2)" in hint
+        assert "matmul" not in hint
+        assert (first.strip() or scores) in hint  # the line with the transpose is quoted
+
+    def test_of_two_lengths_where_there_are_more(self, server):
+        found, _ = changed(
+            "def elu_feature_map(x):\n    n, d = x.shape\n    return np.where(x > 0, x, x) + n\n",
+            server,
+        )
+        hint = found["elu_feature_map"].hint
+        assert hint.startswith("the arrays can have batch dimensions in front, here (2, 3, 4)")
+        assert ".shape[-2:]" in hint
+
+    def test_of_a_usual_mistake_is_given_although_an_edge_is_wrong_too(self, server):
+        """Without the scale, and without the maximum: the scale comes first."""
+        lab = LABS["05"]
+        source = right_answers(lab)["right_numpy"] + (
+            "\n\ndef softmax_attention(Q, K, V, causal=False):\n"
+            "    weights = np.exp(Q @ np.swapaxes(K, -1, -2))\n"
+            "    weights = np.tril(weights) if causal else weights\n"
+            "    return weights / weights.sum(-1, keepdims=True) @ V\n"
+        )
+        found, _ = check(source, server, only(lab, {"softmax_attention"}))
+        assert found["softmax_attention"].hint == (
+            "your output matches attention without the scale 1/√d"
+        )
+
+    @pytest.mark.parametrize("masked", ["np.tril(weights)", "weights * np.tri(Q.shape[-2])"])
+    def test_of_an_overflow_does_not_depend_on_where_the_nan_is(self, masked, server):
+        lab = LABS["05"]
+        source = right_answers(lab)["right_numpy"] + (
+            "\n\ndef softmax_attention(Q, K, V, causal=False):\n"
+            "    weights = np.exp(Q @ np.swapaxes(K, -1, -2) / np.sqrt(Q.shape[-1]))\n"
+            f"    weights = {masked} if causal else weights\n"
+            "    return weights / weights.sum(-1, keepdims=True) @ V\n"
+        )
+        found, _ = check(source, server, only(lab, {"softmax_attention"}))
+        assert found["softmax_attention"].hint.startswith("your softmax overflows: subtract")
+
     def test_what_a_terminal_would_obey_is_not_quoted(self, server):
         text = "def elu_feature_map(x):\n    raise ValueError('\\x1b[2J \\ud800 \\u202e \\0')\n"
         found, report = changed(text, server)
@@ -303,3 +385,13 @@ class TestHints:
         assert not _compare.equal(np.array([0.0, 1]), np.array([np.nan, 1]), 1e-4)
         assert not _compare.equal(np.array([1e-5]), np.array([0.0]), 1e-4)
         assert not _compare.equal(np.ones((1, 3)), np.ones((2, 3)), 1e-4)  # not spread out to fit
+
+    def test_comparison_entry_by_entry(self):
+        right = np.array([3.0, 1e-6, 0.0, -np.inf])
+        assert _compare.equal(np.float32(right), right, 1e-4, entrywise=True)
+        for wrong in ([3.0, 2e-6, 0.0, -np.inf], [3.0, 1e-6, 1e-5, -np.inf], [3.0, 1e-6, 0.0, 9.0]):
+            assert not _compare.equal(np.array(wrong), right, 1e-4, entrywise=True)
+        zero = np.zeros(2)
+        assert _compare.equal(zero + 1e-9, zero, 1e-4, entrywise=True)
+        assert not _compare.equal(zero + 1e-4, zero, 1e-4, entrywise=True)
+        assert _compare.equal((right, [1.0]), (right, [1.0]), 1e-4, entrywise=True)

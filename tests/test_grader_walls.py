@@ -1,4 +1,4 @@
-"""Student code that misbehaves is reported, and nothing else suffers."""
+"""Misbehaving student code is reported and affects nothing else."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ OPEN = replace(LIMITS, filter=False, namespaces=False)
 
 
 def _sleepers():
-    """Processes that a student's file has left behind."""
+    """Return the processes that a student's file has left behind."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ class TestWalls:
 
     @pytest.mark.parametrize("namespaces", [True, False])
     def test_processes_left_behind_are_ended(self, namespaces, tmp_path):
-        """Where no filter keeps code from starting them."""
+        """Without a filter that keeps code from starting processes."""
         with grader.Server(replace(OPEN, namespaces=namespaces)) as server:
             found, _ = changed(
                 """
@@ -244,8 +244,10 @@ class TestWalls:
         )
         assert report.right
 
-    def test_an_answer_takes_no_memory_from_the_next_call(self, hurried):
-        found, _ = changed("def elu_feature_map(x):\n    return np.ones(2**24)\n", hurried)
+    def test_an_answer_takes_no_memory_from_the_next_call(self):
+        limits = grader.Limits(call=60, total=600, memory=2**28)  # only memory is limited here
+        with grader.Server(limits) as server:
+            found, _ = changed("def elu_feature_map(x):\n    return np.ones(2**24)\n", server)
         assert only_wrong(found, "elu_feature_map").startswith("returns ")
 
     @pytest.mark.parametrize("namespaces", [True, False])

@@ -1,4 +1,4 @@
-"""Gradients: against finite differences, against the dense engine, zero at pads, same in JAX."""
+"""Gradients agree with finite differences, the dense engine and JAX, and are zero at pads."""
 
 import subprocess
 import sys
@@ -187,7 +187,7 @@ def test_jax_gradient_reaches_learned_weights():
 
 @pytest.mark.slow
 def test_jax_gradient_of_a_decay_per_feature_with_grouped_queries_survives_float32(tmp_path):
-    """In a process of its own: XLA compiled a product of seven axes into a crash."""
+    """Run in a separate process, because XLA once crashed on a product of seven axes."""
     rng = np.random.default_rng(9)
     q, k, v, decay = (rng.standard_normal((2, h, 20, 4)) for h in (4, 2, 2, 2))
     inputs = dict(zip("qkva", (q, k, v, -np.abs(decay)), strict=True))

@@ -1,4 +1,4 @@
-"""Maps in place of the softmax of Hugging Face models: the dense engine's numbers, no mask lost."""
+"""Maps replace softmax in Hugging Face models: the numbers of the dense engine, all masks kept."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from hf_models import GROUPED, MODELS, SIZES, reference, tiny  # noqa: E402
+from native_cases import python  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
 DIALS = ["elu", "taylor:order=2@window=4,sinks=2", "softmax@window=5", "softmax"]
@@ -126,6 +127,13 @@ def test_masks_that_are_neither_are_refused(models, change, reason):
         hidden(models("Llama"), kt.hf.register("elu"), ids, attention_mask=pattern)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_of_one_real_token_is_read_as_the_model_says(causal):
+    mask = torch.tensor([[True, False], [True, False]])[None, None]
+    read = kt.hf._mask.read_mask("it", mask, 2, 2, causal)
+    assert (read.causal, read.keep.tolist()) == (causal, [[True, False]])
+
+
 def test_a_bias_in_the_mask_is_refused(models):
     bias = -torch.arange(12.0).double() * torch.ones(1, 1, 12, 12)
     with pytest.raises(kt.hf.AttentionError, match="adds a bias"):
@@ -147,7 +155,9 @@ def test_a_pattern_that_hides_the_past_of_a_state_is_refused(hidden_token):
         mask = make(mask_function=pattern, **sizes)
         assert mask[0, 0].tolist() == [[True, False], [True, True]]
         return
-    with pytest.raises(kt.hf.AttentionError, match="hides earlier tokens from later ones"):
+    with pytest.raises(
+        kt.hf.AttentionError, match="masks earlier tokens, which a recurrent state cannot"
+    ):
         make(mask_function=pattern, **sizes)
 
 
@@ -176,9 +186,48 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_models_with_more_than_softmax_are_refused_by_name(kind):
     sizes, reason = REFUSED[kind]
-    model = tiny(kind, sizes=sizes, attn_implementation=kt.hf.register("elu"))
     with pytest.raises(kt.hf.AttentionError, match=reason):
-        model(torch.ones(1, 12).long())
+        tiny(kind, sizes=sizes, attn_implementation=kt.hf.register("elu"))(torch.ones(1, 12).long())
+
+
+SMALL = {"hidden_size": 32, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
+DEEP = {**SIZES, "relative_attention": True, "pos_att_type": ["p2c"]}
+NOT_ROUTED = {  # with a table of their own, or with one formula alone
+    "GPTJ": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, **SMALL},
+    "GPTNeo": {"num_layers": 1, "num_heads": 4, "attention_types": [[["global"], 1]], **SMALL},
+    "Falcon": {"num_hidden_layers": 1, "num_attention_heads": 4, **SMALL},
+    "Deberta": DEEP,
+    "DebertaV2": DEEP,
+    "XLNet": {"d_model": 32, "n_layer": 1, "n_head": 4, "vocab_size": 50, "d_inner": 32},
+}
+
+
+@pytest.mark.parametrize("kind", NOT_ROUTED)
+def test_models_that_never_ask_for_an_attention_function_are_refused_when_built(kind, tmp_path):
+    sizes, name = NOT_ROUTED[kind], kt.hf.register("elu")
+    said = rf"{kind}Model does not route its attention .* use a model that does, such as BERT"
+    with pytest.raises(kt.hf.AttentionError, match=said):
+        tiny(kind, sizes=sizes, attn_implementation=name)
+    tiny(kind, sizes=sizes).save_pretrained(tmp_path)  # without the name nothing is refused
+    with pytest.raises(kt.hf.AttentionError, match=said):
+        transformers.AutoModel.from_pretrained(tmp_path, attn_implementation=name)
+
+
+def test_names_can_be_typed_without_register():
+    typed = "kerneltrick:hedgehog@sinks=1,window=3"
+    assert typed not in transformers.AttentionInterface()
+    model, (ids, mask, places) = tiny("Llama", attn_implementation=typed), rows("left")
+    inputs = {"attention_mask": mask, "position_ids": places}
+    ours = hidden(model, typed, ids, **inputs)[mask.bool()]
+    name = kt.hf.register("hedgehog@window=3,sinks=1")
+    assert torch.equal(ours, hidden(model, name, ids, **inputs)[mask.bool()])
+    model.set_attn_implementation("kerneltrick:relu@window=7")
+    assert model.config._attn_implementation == "kerneltrick:relu@window=7"
+    for wrong, reason in (("kerneltrick:hedgehg", "did you mean"), ("kerneltrick:elu@w=3", "w")):
+        with pytest.raises(ValueError, match=reason):
+            model.set_attn_implementation(wrong)
+        with pytest.raises(ValueError, match=reason):
+            tiny("Llama", attn_implementation=wrong)
 
 
 def test_a_formula_that_is_not_softmax_is_refused(models, monkeypatch):
@@ -197,7 +246,7 @@ def test_a_formula_that_is_not_softmax_is_refused(models, monkeypatch):
 
 def test_dropout_of_weights_is_refused_in_training():
     model = tiny("Bert", attn_implementation=kt.hf.register("elu"))
-    with pytest.raises(kt.hf.AttentionError, match="drops attention weights"):
+    with pytest.raises(kt.hf.AttentionError, match="applies dropout to its attention weights"):
         model.train()(torch.ones(1, 12).long())
 
 
@@ -231,3 +280,22 @@ def test_names_say_the_dial_and_are_given_once():
     name = kt.hf.register("taylor:order=2@window=64,sinks=4")
     assert name == "kerneltrick:taylor:order=2@window=64,sinks=4"
     assert kt.hf.register(kt.Dial.get("taylor@sinks=4,window=64")) == name
+
+
+def test_what_the_import_changes_in_transformers_can_be_undone():
+    code = """
+        import transformers
+        before = transformers.PreTrainedModel.get_correct_attn_implementation
+        functions, masks = transformers.AttentionInterface, transformers.masking_utils
+        masks = masks.AttentionMaskInterface
+        names = {*functions._global_mapping}, {*masks._global_mapping}
+        import kerneltrick.hf
+        kerneltrick.hf.register("elu")
+        assert {*functions._global_mapping} > names[0]
+        kerneltrick.hf.unregister()
+        kerneltrick.hf.unregister()
+        assert ({*functions._global_mapping}, {*masks._global_mapping}) == names
+        assert transformers.PreTrainedModel.get_correct_attn_implementation is before
+        print("undone")
+    """
+    assert python(code).strip() == "undone"

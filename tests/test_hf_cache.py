@@ -1,4 +1,4 @@
-"""The cache of constant size: generation with it is generation without it."""
+"""Generation with the constant-size cache equals generation without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
 DIAL = "taylor:order=2@window=6,sinks=2"
@@ -76,7 +76,7 @@ def test_greedy_with_the_cache_is_greedy_without(models, kind, dial):
 def test_every_way_of_generating_takes_the_cache(models, how):
     model = models()
     inputs = prompt()
-    if "prompt_lookup_num_tokens" in how:  # for one row only; here it finds what it looks for
+    if "prompt_lookup_num_tokens" in how:  # for one row only, and here it succeeds
         inputs = {key: x[1:].repeat(1, 3) for key, x in inputs.items()}
     without = {} if "prefill_chunk_size" in how or "prompt_lookup_num_tokens" in how else how
     alone = generate(model, None, inputs, **without)
@@ -193,9 +193,9 @@ def test_crop_takes_tokens_back(models, removed):
 def test_crop_without_a_record_is_refused(models):
     model, cache = models(), kt.hf.Cache()
     logits(model, torch.randint(3, 50, (1, 20)), cache)
-    with pytest.raises(RuntimeError, match=r"take back the 0 tokens .* not 3; fork\(\)"):
+    with pytest.raises(RuntimeError, match=r"remove the 0 tokens .* not 3; .*fork\(\)"):
         cache.crop(-3)
-    with pytest.raises(ValueError, match="minus the number"):
+    with pytest.raises(ValueError, match="minus the number of tokens to remove"):
         cache.crop(3)
 
 
@@ -215,8 +215,10 @@ def test_streams_are_chosen_repeated_and_forgotten(models):
 def test_a_model_with_another_attention_is_refused(models):
     model, ids, cache = models(), torch.randint(3, 50, (1, 10)), kt.hf.Cache()
     model.set_attn_implementation("sdpa")
-    logits(model, ids, cache)  # all its keys are here: nothing is wrong yet
-    with pytest.raises(kt.hf.AttentionError, match="did not come to its attention"):
+    logits(model, ids, cache)  # it has all keys, so nothing is wrong yet
+    with pytest.raises(
+        kt.hf.AttentionError, match="keys were cached, but kerneltrick's attention never ran"
+    ):
         logits(model, ids, cache)
 
 
@@ -230,7 +232,7 @@ def test_a_state_of_another_map_is_refused(models):
 def test_a_cache_with_room_for_the_future_is_refused(models):
     model = models()
     room = transformers.StaticCache(config=model.config, max_cache_len=64)
-    with pytest.raises(kt.hf.AttentionError, match=r"take kerneltrick.hf.Cache\(\)"):
+    with pytest.raises(kt.hf.AttentionError, match=r"use kerneltrick.hf.Cache\(\)"):
         generate(model, room)
 
 

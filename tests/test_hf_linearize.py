@@ -1,8 +1,10 @@
-"""Linearising a model from its folder to a folder, and judging it, on models made here."""
+"""Linearise and evaluate small models from folder to folder."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 
@@ -12,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import tiny  # noqa: E402
+from hf_models import save_tiny, tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
 KINDS = {"Llama": "AutoModelForCausalLM", "Bert": "AutoModel"}
@@ -27,21 +29,12 @@ SETTING = "hedgehog:activation=exp@window=4,sinks=1"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of small models with a tokenizer of words w0, w1, …"""
-    import tokenizers
-
+    """Folders of small models with a tokenizer of words w1, w2, …"""
     made = {}
 
     def get(kind):
         if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            tiny(kind, KINDS[kind]).float().save_pretrained(folder)
-            words = {"[PAD]": 0, **{f"w{number}": number for number in range(1, 50)}}
-            plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[PAD]"))
-            plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-            fast = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
-            fast.save_pretrained(folder)
-            made[kind] = folder
+            made[kind] = save_tiny(tmp_path_factory.mktemp(kind), kind, KINDS[kind])
         return made[kind]
 
     return get
@@ -60,26 +53,98 @@ def linearized(folders):
     return {kind: kt.hf.linearize(folders(kind), cut(folders(kind)), SETTING) for kind in KINDS}
 
 
-def test_windows_to_stop_by_are_spread_over_the_text():
+def test_validation_windows_are_spread_over_the_text():
     windows = [[number] for number in range(64)]
-    fitted, apart = kt.hf._linearize._split(windows)
-    assert apart == [[8], [24], [40], [56]]
-    assert sorted(fitted + apart) == windows
-    assert len(kt.hf._linearize._split(windows[:2])[1]) == 1
+    fitted, validation, dropped = kt.hf._split.split(windows)
+    assert validation == [[8], [24], [40], [56]]
+    assert (sorted(fitted + validation), dropped) == (windows, 0)
+    assert len(kt.hf._split.split(windows[:2]).validation) == 1
 
 
-def test_what_a_text_repeats_of_windows_to_stop_by_is_not_fitted_to(folders):
+def test_windows_that_repeat_validation_windows_are_not_fitted_to(folders):
     folder, notice = folders("Bert"), text(20, seed=1)
     windows = cut(folder, 448)
     words = notice + " " + text(12, seed=2) + " " + notice + " " + text(12, seed=3)
     repeated = kt.hf.windows(folder, words, tokens=64, length=32, least=2)
     middle = len(windows) // 2
     whole = [*windows[:middle], *repeated, *windows[middle:]]
-    fitted, apart = kt.hf._linearize._split(whole)
-    assert [ids for ids in whole if ids not in apart and ids not in fitted] != []
-    kt.hf.linearize(folder, whole, SETTING)  # refused before: tokens that are also held out
-    with pytest.raises(ValueError, match="repeat what the 1 to stop by say"):
-        kt.hf._linearize._split([[5] * 8] * 4)
+    fitted, validation, dropped = kt.hf._split.split(whole)
+    assert len([ids for ids in whole if ids not in validation and ids not in fitted]) == dropped > 0
+    found = kt.hf.linearize(folder, whole, SETTING)  # refused before: tokens that are held out too
+    assert found.dropped == dropped
+    assert f"Windows that were skipped: {dropped}, because they repeat text" in found.remarks[0]
+    with pytest.raises(ValueError, match="all windows overlap the validation window; provide a"):
+        kt.hf._split.split([[5] * 8] * 4)
+    with pytest.raises(ValueError, match="all windows overlap the two validation windows; provide"):
+        kt.hf._split.split([[5] * 8] * 40)
+
+
+def test_the_end_of_a_text_is_held_back_and_other_text_must_not_overlap():
+    windows = [[number] for number in range(40)]
+    assert kt.hf._split.hold_out(windows, "end") == (windows[:-5], windows[-5:])
+    assert [len(x) for x in kt.hf._split.hold_out(windows[:6], "end")] == [4, 2]
+    assert kt.hf._split.hold_out(windows, None) == (windows, ())
+    for wrong in ([], [[100], [7, 8]]):
+        with pytest.raises(ValueError, match="held_out needs windows of tokens, all of one length"):
+            kt.hf._split.hold_out(windows, wrong)
+    with pytest.raises(ValueError, match="needs at least 4 windows, not 3; provide a longer text"):
+        kt.hf._split.hold_out(windows[:3], "end")
+    with pytest.raises(kt.hf.OverlapError, match="overlaps the fitting text"):
+        kt.hf._split.hold_out(windows, [[100], [7]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_call_does_what_the_command_does(folders, kind, run, tmp_path):
+    (tmp_path / "fit.txt").write_text(text(260))
+    model, theirs, ours = folders(kind), tmp_path / "command", tmp_path / "python"
+    how = ("--map", "hedgehog:activation=exp", "--window", 4, "--sinks", 1, "--length", 32)
+    code, printed, _ = run(
+        "linearize", model, "--text", tmp_path / "fit.txt", "--out", theirs, *how
+    )
+    assert code == 0
+    found = kt.hf.linearize(model, cut(model, 260), SETTING, out=ours)
+    assert found.judged.verdict in " ".join(printed.split())
+    names = sorted(path.name for path in ours.iterdir())
+    assert names == sorted(path.name for path in theirs.iterdir())
+    for name in names:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["command", "fit.txt", "python"]
+    with pytest.raises(FileExistsError, match="exists"):
+        kt.hf.linearize(folders(kind), cut(folders(kind)), SETTING, out=ours)
+
+
+def test_a_text_that_was_fitted_to_is_noticed(folders, linearized, run, tmp_path):
+    out, other = tmp_path / "out", cut(folders("Bert"), seed=1)
+    linearized["Bert"].save(out, kt.hf.evaluate(linearized["Bert"].model, other))
+    assert "fitting" not in kt.hf.evaluate(out, other).verdict
+    known = [ids[5:29] for ids in cut(folders("Bert"))]  # windows of another length
+    said = "used for fitting, so these figures are too good; evaluate on other text."
+    assert f"About 100% of this text was {said}" in kt.hf.evaluate(out, known[:4]).verdict
+    mixed = [*known[:4], *(ids[:24] for ids in other[:4])]
+    assert f"About 50% of this text was {said}" in kt.hf.evaluate(out, mixed).verdict
+    (tmp_path / "text.txt").write_text(text(448))
+    printed = run("evaluate", out, "--text", tmp_path / "text.txt", "--length", 24)[1]
+    assert said in " ".join(printed.split())
+    assert "fitted" not in kt.hf.read_record(out)
+    (out / "linearization.json").unlink()  # then nothing is known
+    assert "fitting" not in kt.hf.evaluate(out, known[:4]).verdict
+
+
+def test_a_sketch_of_a_long_text_estimates_the_share_that_was_fitted_to():
+    from kerneltrick.hf._overlap import SIZE, overlap, sketch
+
+    rng = np.random.default_rng(0)
+    fitted, other = rng.integers(0, 5000, (2, 300, 128)).tolist()
+    known = sketch(fitted)
+    assert len(known) == SIZE
+    assert overlap(other, known) == 0
+    assert overlap(fitted[:50], known) == 1
+    assert overlap([*fitted[:30], *other[:90]], known) == pytest.approx(0.25, abs=0.06)
+
+
+def test_figures_are_needed_for_the_card(linearized, tmp_path):
+    with pytest.raises(ValueError, match="save needs figures for the model card"):
+        linearized["Bert"].save(tmp_path / "out")
 
 
 def test_texts_are_cut_into_whole_windows(folders):
@@ -127,7 +192,7 @@ def test_perplexity_is_that_of_the_losses(linearized, folders):
     assert all(list(row.states) == ["0–63", "64–99"] for row in result.rows)
     assert held["teacher"][1] / held["teacher"][0] == pytest.approx(100 / 64)
     for name in ("hybrid", "window alone", "map alone"):
-        assert held[name][0] == held[name][1]  # beyond the window a state stays as it is
+        assert held[name][0] == held[name][1]  # beyond the window the size of a state is constant
     size = {row.name: row.state_bytes for row in result.rows}
     assert size == {name: sizes[-1] for name, sizes in held.items()}
     assert 0 < size["map alone"] < size["hybrid"] < size["teacher"]
@@ -170,6 +235,41 @@ def test_embeddings_are_compared_with_the_teachers(linearized, folders):
     assert (result.rows[1].state_bytes, result.rows[1].states) == (None, {})
 
 
+@pytest.mark.parametrize(
+    ("teacher", "hybrid", "alone", "speeds", "said"),
+    [
+        (10, 16, 30, (), "Keep softmax: perplexity 10 → 16."),
+        (10, 12, 12, (), "The map adds nothing to the window: perplexity 10 → 12; 12 with"),
+        (10, 11.99, 12, (), "The map adds almost nothing to the window: perplexity 10 → 12; 12"),
+        (10, 11, 12, (), "Worth a look: perplexity 10 → 11; 12 with the window alone."),
+        (10, 11, 12, (9, 8), "Worth a look: perplexity 10 → 11; 12 with the window alone."),
+        (10, 11, 12, (7, 8), "Slower than the teacher: perplexity 10 → 11; 12 with the window "
+         "alone; after 4,096 tokens, it decodes 7 tokens/s and the teacher 8."),
+        (10, 12, 12, (7, 8), "The map adds nothing to the window: perplexity 10 → 12; 12 with the "
+         "window alone; after 4,096 tokens, it decodes 7"),
+        (10, 11, None, (), "Worth a look: perplexity 10 → 11."),
+    ],
+)  # fmt: skip
+def test_the_verdict_reads_its_own_table(teacher, hybrid, alone, speeds, said):
+    from kerneltrick.hf._verdict import verdict
+
+    rows = {"teacher": teacher, "hybrid": hybrid, "window alone": alone}
+    rows = {name: {"perplexity": x} for name, x in rows.items() if x is not None}
+    after = {64: (1.0, 2.0), 4096: speeds} if speeds else {}  # the longest context decides
+    timed = [
+        kt.hf.Speed(name, context, 1.0, rate, 1)
+        for context, rates in after.items()
+        for name, rate in zip(("hybrid", "teacher"), rates, strict=True)
+    ]
+    assert verdict(rows, timed).startswith(said)
+    cosines = {name: {"cosine": 1.1 - x["perplexity"] / 100} for name, x in rows.items()}
+    timed = [x._replace(prefill=x.decoding, decoding=None) for x in timed]
+    found = verdict(cosines, timed)
+    if hybrid != 16:
+        assert found.partition(":")[0] == said.partition(":")[0]
+        assert ("it reads 7 tokens/s" in found) == (7 in speeds)
+
+
 def test_numbers_are_planted_at_their_depth_and_asked_for_at_the_end(folders, monkeypatch):
     monkeypatch.setattr(kt.hf._passkey, "FACT", " w7 w7 {key}")
     monkeypatch.setattr(kt.hf._passkey, "QUESTION", " w8")
@@ -206,7 +306,7 @@ def test_a_window_of_the_whole_text_loses_nothing(folders):
 def test_layers_keep_softmax_as_asked_or_where_a_map_changes_the_model_most(folders):
     windows = cut(folders("Llama"))
     asked = kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[0])
-    assert asked.kept == {0: "as asked"}
+    assert asked.kept == {0: "as requested"}
     assert str(asked.model.settings[0]) == "softmax"
     found = kt.hf.linearize(folders("Llama"), windows, SETTING, keep="auto", share=0.5)
     changed, held_out = {}, torch.tensor([list(windows[len(windows) // 2])])
@@ -219,7 +319,7 @@ def test_layers_keep_softmax_as_asked_or_where_a_map_changes_the_model_most(fold
         changed[layer] = float((theirs.exp() * (theirs - ours)).sum(-1).mean())
     assert list(found.kept) == [max(changed, key=changed.get)]
     assert f"changes the model by {max(changed.values()):.2g}" in next(iter(found.kept.values()))
-    with pytest.raises(ValueError, match="has 2 layers of attention, no 5 to keep"):
+    with pytest.raises(ValueError, match="has 2 layers of attention, but no layer 5"):
         kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[5])
 
 
@@ -268,6 +368,8 @@ def test_the_commands_go_from_folder_to_folder(folders, kind, run, tmp_path):
         assert "decoding tokens/s" in printed
     else:
         assert (teacher, hybrid) == (None, None)
+        assert "tokens/s" in printed
+        assert not any(word in printed for word in ("prefill", "decoding", "bytes"))
     written = page.read_text()
     assert "kerneltrick.evaluate/1" in written
     assert '"history":[[' in written  # of the fit, from the folder
@@ -335,7 +437,7 @@ def test_weights_of_attention_are_trained_towards_the_original(folders, tmp_path
     }
     assert changed
     assert all("attention" in name or "attn" in name for name in changed)
-    with pytest.raises(ValueError, match="it is not its own teacher: give the original"):
+    with pytest.raises(ValueError, match="it cannot be its own teacher: give the original"):
         kt.hf.evaluate(found.model, others)
     judged = kt.hf.evaluate(found.model, others, teacher=folders(kind))
 
@@ -345,13 +447,13 @@ def test_weights_of_attention_are_trained_towards_the_original(folders, tmp_path
     for name, x in found.model.state_dict().items():
         assert torch.equal(x, again.state_dict()[name])
     assert again.config.finetune == trained
-    assert "weights of attention were trained" in (tmp_path / "out" / "README.md").read_text()
+    assert "The attention weights were trained" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_windows_are_as_long_as_half_of_the_output_or_a_budget_asks(folders):
     windows = cut(folders("Llama"), count=1600, length=100)[:4]
     free = kt.hf.linearize(folders("Llama"), windows, "elu@sinks=1", window="auto")
-    assert "output error of the window alone by its length is 8: " in free.window
+    assert "the output error of the window alone, by its length, is 8: " in free.window
     assert free.model.settings[0].dial.window == 16  # the longest of those below a quarter
     size = {
         w: 2 * kt.hf._choose.state_bytes(kt.Dial.get(f"elu@window={w},sinks=1"), recorded(folders))
@@ -443,7 +545,8 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
     found = linearized["Llama"]
     found.save(linear, kt.hf.evaluate(found.model, cut(llama, seed=1)[:2]))
     for arguments, message in [
-        (("linearize", llama, "--text", short, *out), "makes 1 windows of 32 tokens, but 4"),
+        (("linearize", llama, "--text", short, *out),
+         "makes 1 windows of 32 tokens, but at least 4 are needed"),
         (("linearize", llama, "--text", long, *out, "--tokens", "many"), "--tokens must be"),
         (("linearize", llama, "--text", long, *out, "--map", "elu", "--window", 0, "--sinks", 0),
          "nothing to learn in elu"),
@@ -452,13 +555,14 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         (("linearize", llama, "--text", long, "--out", tmp_path / "no" / "out"), "no folder"),
         (("linearize", llama, "--text", long, "--out", llama, "--length", 32, "--force"),
          "holds no linearised model, so it is not replaced"),
-        (("linearize", llama, "--text", long, *out, "--held-out", long), "judge on other text"),
+        (("linearize", llama, "--text", long, *out, "--held-out", long),
+         "text.txt overlaps the fitting text; evaluate on other text"),
         (("linearize", llama, "--text", long, *out, "--keep", "0,1"), "nothing to linearise"),
         (("linearize", llama, "--text", long, *out, "--budget", "1M"), "--keep auto"),
         (("linearize", llama, "--text", long, *out, "--budget", 10, "--keep", "auto"),
          "more than the budget of 10"),
         (("linearize", llama, "--text", long, "--out", tmp_path / "out"),
-         "400 positions but the text has 512 tokens; give a shorter length (--length)"),
+         "400 positions but the text has 512 tokens; use a shorter length (--length)"),
         (("linearize", linear, "--text", long, *out), "is linearised already"),
         (("capture", linear, "--text", short, "--out", tmp_path / "x.safetensors"),
          "is linearised already"),
@@ -491,15 +595,40 @@ def test_what_stops_the_work_is_said_and_leaves_nothing_behind(folders, run, tmp
     with monkeypatch.context() as patch:
         patch.setattr(kt.hf._linearize, "fit", full)
         code, _, complaint = run(*command)
-        assert (code, "windows of 32 tokens; give a shorter" in complaint) == (1, True)
+        assert (code, "windows of 32 tokens; use shorter" in complaint) == (1, True)
         patch.setitem(sys.modules, "peft", None)
         code, _, complaint = run(*command)
         assert (code, "needs peft: pip install" in complaint) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+def test_a_full_disk_at_the_end_is_one_sentence_and_the_work_is_kept(
+    folders, run, tmp_path, monkeypatch
+):
+    from kerneltrick.torch import _transfer
+
+    monkeypatch.setattr(_transfer, "PAUSE", 0.0)  # kept after every step
+    (tmp_path / "text.txt").write_text(text(260))
+    command = ("linearize", folders("Bert"), "--text", tmp_path / "text.txt", "--length", 32)
+    command = (*command, "--window", 4, "--out", tmp_path / "out")
+
+    def full(path, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kt.hf._folder, "write", full)
+        code, printed, complaint = run(*command)
+    said = f"kerneltrick: cannot write {tmp_path / 'out'}: No space left on device"
+    assert (code, printed, complaint.count("\n")) == (1, "", 1)
+    assert complaint.startswith(said)
+    assert "the same command continues" in complaint
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.unfinished", "text.txt"]
+    assert run(*command)[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text.txt"]
+
+
 def test_progress_says_tokens_a_second(folders, monkeypatch):
-    monkeypatch.setattr("kerneltrick._progress.PAUSE", 0.0)  # every step is told
+    monkeypatch.setattr("kerneltrick._progress.PAUSE", 0.0)  # every step reports progress
     said = []
     windows = cut(folders("Bert"))
     kt.hf.linearize(
@@ -507,6 +636,19 @@ def test_progress_says_tokens_a_second(folders, monkeypatch):
     )
     assert any(re.search(r"held-out error .* tokens/s", what) for what, _, _ in said)
     assert any(re.search(r"held-out loss .* tokens/s", what) for what, _, _ in said)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(folders, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("kerneltrick._progress.PAUSE", 0.0)  # every step is told
+    (tmp_path / "text.txt").write_text(text(260))
+    model = folders("Bert")
+    command = ("linearize", model, "--text", tmp_path / "text.txt", "--length", 32, "--window", 4)
+    assert run(*command, "--out", tmp_path / "a")[::2] == (0, "")  # it took less than half a minute
+    monkeypatch.setattr("kerneltrick.cli._linearize.PAUSE", 0.0)
+    said = run(*command, "--out", tmp_path / "b")[2].splitlines()
+    assert any(re.fullmatch(r"held-out error .*: \d+/\d+", line) for line in said)
+    assert any(re.fullmatch(r"evaluating: \d+/\d+", line) for line in said)
+    assert run(*command, "--out", tmp_path / "c", "-q")[1:] == ("", "")
 
 
 def test_models_that_do_not_route_are_refused_before_the_work(folders, tmp_path):

@@ -1,4 +1,4 @@
-"""A linearised model's folder: it comes back as it was, and never as the softmax model."""
+"""A linearised model loads as it was saved, and never as the softmax model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import kerneltrick.hf  # noqa: E402
 from kerneltrick.hf._linearized import LinearizedConfig, assemble  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # transformers and torch have warnings of theirs
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
 KINDS = {"Llama": "AutoModelForCausalLM", "GPT2": "AutoModelForCausalLM", "Bert": "AutoModel"}
@@ -40,6 +40,7 @@ def saved(tmp_path_factory):
     def get(kind):
         if kind not in made:
             original = tiny(kind, KINDS[kind]).float()
+            original.config.dtype = torch.float32  # as `linearize` loads it
             weights = {name: x.clone() for name, x in original.state_dict().items()}
             dials = {1: dial(2 if kind == "Llama" else 4, relative=True)}
             model = assemble(original, dials, causal=kind != "Bert")
@@ -66,12 +67,12 @@ def test_the_folder_gives_the_model_back(saved, kind):
     folder, model, weights = saved(kind)
     again = getattr(transformers, KINDS[kind]).from_pretrained(folder)
     assert torch.equal(first(again, tokens()), first(model, tokens()))
-    for name, x in weights.items():  # those of the original are intact
+    for name, x in weights.items():  # the original weights are intact
         assert torch.equal(again.state_dict()[f"model.{name}"], x)
 
 
 def test_each_layer_attends_by_its_own_dial(saved):
-    """Layer 0 keeps softmax: what reaches layer 1 is what reaches it in the original."""
+    """Layer 0 keeps softmax, so layer 1 has the same inputs as in the original."""
     _, model, _ = saved("Bert")
     original = tiny("Bert").float()
     settings = model.settings
@@ -111,8 +112,85 @@ def test_an_encoder_has_no_head_to_predict_tokens(saved):
         transformers.AutoModelForCausalLM.from_pretrained(saved("Bert")[0])
 
 
+def error(found, wanted):
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_loses_no_more_than_it_does_with_softmax(saved, kind, dtype):
+    folder, model, _ = saved(kind)
+    load = getattr(transformers, KINDS[kind]).from_pretrained
+    softmax = [kt.Dial.get("softmax")] * 2
+    with model.attending_by(softmax):
+        exact = first(model, tokens())
+    loaded, moved = load(folder, dtype=dtype), load(folder).to(dtype)
+    named = load(folder, dtype=str(dtype).removeprefix("torch."))
+    for each in (loaded, moved, named):
+        assert {x.dtype for x in each.parameters()} == {dtype}
+        found = first(each, tokens())
+        assert found.dtype == dtype
+        with each.attending_by(softmax):
+            rounding = error(first(each, tokens()), exact)
+        assert error(found, first(model, tokens())) < 2 * rounding < 0.1
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_a_folder_in_half_precision_comes_back_in_it(saved, tmp_path, kind):
+    folder, _, _ = saved(kind)
+    load = getattr(transformers, KINDS[kind]).from_pretrained
+    assert load(folder, dtype="auto").dtype == torch.float32
+    half = load(folder, dtype=torch.bfloat16)  # `.to` would round Llama's rotary angles too
+    half.save_pretrained(tmp_path)
+    again = load(tmp_path, dtype="auto")
+    assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
+    assert torch.equal(first(again, tokens()), first(half, tokens()))
+    wide = load(tmp_path, dtype=torch.float32)
+    assert {x.dtype for x in wide.parameters()} == {torch.float32}
+    body = transformers.AutoModel.from_pretrained(folder, dtype=torch.bfloat16)
+    assert {x.dtype for x in body.parameters()} == {torch.bfloat16}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+def test_tokens_one_by_one_go_through_the_compiled_step_in_every_dtype(saved, dtype):
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved("Llama")[0], dtype=dtype)
+    ids, cache, parts = tokens(), kt.hf.Cache(), []
+    whole = model(ids, use_cache=False).logits
+    for at in (slice(0, 20), *(slice(i, i + 1) for i in range(20, 30))):
+        parts.append(model(ids[:, at], past_key_values=cache).logits)
+    assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}
+    assert error(torch.cat(parts, dim=1), whole) < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_generates_and_learns_as_float32_does(saved, dtype):
+    folder, _, _ = saved("Llama")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    half, wide = load(folder, dtype=dtype), load(folder, dtype=dtype).float()
+    how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    how |= {"return_dict_in_generate": True, "output_logits": True}
+    ids = tokens()
+    (found, wanted) = (model.generate(ids, **how).logits[0] for model in (half, wide))
+    assert error(found, wanted) < 0.05
+    cached = half.generate(ids, **how)
+    assert isinstance(cached.past_key_values, kt.hf.Cache)
+    with torch.inference_mode():  # the cache goes on where the whole text is
+        whole = half(cached.sequences[:, :-1], use_cache=False).logits[:, -6:]
+    assert error(torch.stack(cached.logits, dim=1), whole) < 0.05
+    for model in (half, wide):
+        model(ids, use_cache=False)[0].float().square().mean().backward()
+    for name in ("weight", "gain"):
+        ours, theirs = (getattr(model.maps["1"], name).grad for model in (half, wide))
+        assert ours.dtype == dtype
+        assert error(ours, theirs) < 0.1
+
+
 def test_without_this_package_the_folder_is_refused(saved, monkeypatch):
-    """Not loaded as what it was."""
+    """It does not load as the original type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     monkeypatch.delitem(CONFIG_MAPPING._extra_content, "kerneltrick")
@@ -135,17 +213,50 @@ def test_a_folder_of_another_version_is_refused(saved, tmp_path):
     shutil.copytree(saved("Bert")[0], folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "format": 7}))
-    with pytest.raises(ValueError, match="format 7, of another version"):
+    with pytest.raises(ValueError, match="format 7, from another version"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_configuration_with_another_number_of_layers_is_refused(saved, tmp_path, layers):
+    folder = tmp_path / "model"
+    shutil.copytree(saved("Bert")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["layers"] = (2 * config["layers"])[:layers]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"describes {layers} layers, but the model has 2"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("layer", [{}, {"dial": 3}, {"dial": "hedgehog", "sizes": {"heads": 4}}])
+def test_a_configuration_with_a_broken_layer_is_refused(saved, tmp_path, layer):
+    folder = tmp_path / "model"
+    shutil.copytree(saved("Bert")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["layers"][1] = layer
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"has a layer .* which is not what linearize writes"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text_config", [None, {}, {"hidden_size": 32}])
+def test_a_configuration_without_the_original_is_refused(saved, tmp_path, text_config):
+    folder = tmp_path / "model"
+    shutil.copytree(saved("Bert")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] = text_config
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="configuration of this linearised model does not"):
         transformers.AutoModel.from_pretrained(folder)
 
 
 def test_its_attention_is_not_exchanged(saved):
-    with pytest.raises(kt.hf.AttentionError, match="attends by its maps"):
+    with pytest.raises(kt.hf.AttentionError, match="attends with its maps"):
         saved("Bert")[1].set_attn_implementation("sdpa")
 
 
 def test_a_dial_for_a_layer_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="has 2 layers of attention, no 2"):
+    with pytest.raises(ValueError, match="has 2 layers of attention, but no layer 2"):
         assemble(tiny("Llama"), {2: kt.Dial.get("elu")}, causal=True)
 
 

@@ -1,4 +1,4 @@
-"""Bad input to kernels is refused with an error that says what to do."""
+"""Bad input to kernels raises an error that says what to do."""
 
 import math
 
@@ -36,9 +36,9 @@ BAD = {
         lambda: RBF()(x[:, 0]), ValueError,
         r"\(n, d\), not \(6,\); a single column is x\[:, None\]",
     ),
-    "different widths": (lambda: RBF()(x, x[:, :2]), ValueError, "x has 3 coordinates and y 2"),
+    "different widths": (lambda: RBF()(x, x[:, :2]), ValueError, "x has 3 coordinates and y has 2"),
     "no columns": (lambda: RBF()(x[:, :0]), ValueError, r"1 column, not \(6, 0\)"),
-    "NaN": (lambda: Linear()([[1.0], [math.nan]]), ValueError, "x holds NaN or inf in row 1"),
+    "NaN": (lambda: Linear()([[1.0], [math.nan]]), ValueError, "x contains NaN or inf in row 1"),
     "infinity": (lambda: Linear()([[math.inf]]), ValueError, "NaN or inf in row 0"),
     "text": (lambda: Linear()([["a"]]), TypeError, "real numbers, not text"),
     "complex": (lambda: Linear()([[1j]]), TypeError, "real numbers, not complex128"),
@@ -48,9 +48,13 @@ BAD = {
     "overflowing map": (
         lambda: MapKernel("exp")([[1.0], [1e3]]), ValueError, "exp overflows .* at point 1",
     ),
-    "cosine of zero": (lambda: Cosine()([[1.0], [0.0]]), ValueError, "0/0 .* point 1 is one"),
+    "cosine of zero": (
+        lambda: Cosine()([[1.0], [0.0]]), ValueError,
+        "not defined for zero vectors, and point 1 is one",
+    ),
     "normalised zero": (
-        lambda: Normalized(MapKernel("relu"))([[1.0], [-1.0]]), ValueError, "0/0 at point 1",
+        lambda: Normalized(MapKernel("relu"))([[1.0], [-1.0]]), ValueError,
+        "not defined at point 1",
     ),
     "length of zero": (lambda: RBF(length=0), ValueError, "rbf needs length > 0"),
     "length as text": (lambda: RBF(length="1"), TypeError, "length to be a number"),
@@ -59,19 +63,23 @@ BAD = {
     "no layers": (lambda: NTK(hidden_layers=0), ValueError, "hidden_layers .* ≥ 1, not 0"),
     "negative multiple": (lambda: -1 * Linear(), ValueError, "c > 0 and finite, not -1"),
     "sum with a number": (lambda: Linear() + 1, TypeError, "unsupported operand"),
-    "cosformer": (lambda: MapKernel("cosformer:horizon=9"), ValueError, "no kernel of points"),
+    "cosformer": (
+        lambda: MapKernel("cosformer:horizon=9"), ValueError,
+        "not a kernel of points alone",
+    ),
     "map without features": (lambda: MapKernel("softmax")(x), ValueError, "'exponential'"),
     "map with two sets of weights": (
-        lambda: MapKernel(maps.Hedgehog(key_weight=np.eye(3))), ValueError, "no kernel, which",
+        lambda: MapKernel(maps.Hedgehog(key_weight=np.eye(3))), ValueError,
+        "not symmetric and not a kernel",
     ),
     "map per head": (
         lambda: MapKernel(maps.Hedgehog(np.ones((1, 3, 4))))(x), ValueError,
-        r"into \(1, 6, 8\); a kernel needs features \(n, m\)",
+        r"to \(1, 6, 8\); a kernel needs features \(n, m\)",
     ),
     "unknown kernel": (lambda: kernels.get("rfb"), ValueError, "did you mean 'rbf'"),
     "name of a map": (
         lambda: kernels.get("elu"), ValueError,
-        r"it is a feature map, whose kernel is MapKernel\('elu'\)",
+        r"this is a feature map, and its kernel is MapKernel\('elu'\)",
     ),
     "unknown parameter": (lambda: kernels.get("rbf:width=2"), ValueError, "no parameter 'width'"),
     "no parameters": (lambda: kernels.get("linear:c=2"), ValueError, "it has no parameters"),
@@ -79,7 +87,10 @@ BAD = {
     "broken whole number": (
         lambda: kernels.get("arc_cosine:degree=1.5"), ValueError, "a whole number, not '1.5'",
     ),
-    "a class": (lambda: kernels.get(RBF), TypeError, r"RBF is a class; make .* with its \(\)"),
+    "a class": (
+        lambda: kernels.get(RBF), TypeError,
+        r"RBF is a class; create a kernel with RBF\(\)",
+    ),
     "no kernel": (lambda: kernels.get(3), TypeError, "not int"),
     "function of another shape": (
         lambda: Custom(lambda a, b: a @ a.T)(x, x[:2]), ValueError,
@@ -99,7 +110,7 @@ BAD = {
     ),
     "no random features": (lambda: Linear().random_features(4), ValueError, "no random features"),
     "deep random features": (
-        lambda: NTK(hidden_layers=2).random_features(4), ValueError, "one hidden layer only",
+        lambda: NTK(hidden_layers=2).random_features(4), ValueError, "only for one hidden layer",
     ),
     "odd number of Fourier features": (lambda: RBF().random_features(3), ValueError, "even"),
     "matrix that is not square": (
@@ -123,7 +134,8 @@ BAD = {
         lambda: RKHSFunction.at("rbf", x[0]).weights, ValueError, "no finite feature map",
     ),
     "both penalties": (
-        lambda: KernelRidge("rbf", mean_penalty=1, sum_penalty=1), ValueError, "needs one of",
+        lambda: KernelRidge("rbf", mean_penalty=1, sum_penalty=1), ValueError,
+        "needs either mean_penalty",
     ),
     "no penalty": (lambda: KernelRidge("rbf"), ValueError, "mean_penalty .*λ.* sum_penalty .*Nλ"),
     "λ of zero": (lambda: KernelRidge("rbf", mean_penalty=0), ValueError, "mean_penalty > 0"),
@@ -164,11 +176,12 @@ BAD = {
         r"y \(6,\).*not \(3,\)",
     ),
     "targets that are text": (
-        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, ["a"] * 6), TypeError, "y to hold real",
+        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, ["a"] * 6), TypeError,
+        "y to contain real",
     ),
     "targets with NaN": (
         lambda: KernelRidge("rbf", mean_penalty=1).fit(x, [math.nan] * 6), ValueError,
-        "y holds NaN",
+        "y contains NaN",
     ),
     "no points": (
         lambda: KernelRidge("rbf", mean_penalty=1).fit(x[:0], []), ValueError, "at least 1 row",
@@ -179,11 +192,11 @@ BAD = {
     ),
     "labels 0 and 1": (
         lambda: rkhs_descent("rbf", x, [0, 1] * 3, mean_penalty=1, loss="hinge"), ValueError,
-        r"labels −1 and 1, but y holds 0, 1; write 2 \* y - 1",
+        r"labels −1 and 1, but y contains 0, 1; write 2 \* y - 1",
     ),
     "labels of three kinds": (
         lambda: rkhs_descent("rbf", x, [1, 2, 3] * 2, mean_penalty=1, loss="logistic"), ValueError,
-        "y holds 1, 2, 3$",
+        "y contains 1, 2, 3$",
     ),
     "labels that are bools": (
         lambda: rkhs_descent("rbf", x, [True, False] * 3, mean_penalty=1), TypeError, "not bool",
@@ -198,7 +211,7 @@ BAD = {
     ),
     "step for the hinge": (
         lambda: rkhs_descent("rbf", x, z, mean_penalty=1, loss="hinge", step_size=1), ValueError,
-        "leave out step_size",
+        "do not give step_size",
     ),
     "no steps": (
         lambda: rkhs_descent("rbf", x, y, mean_penalty=1, steps=0), ValueError,
@@ -210,9 +223,12 @@ BAD = {
     ),
     "search with a broken function": (
         lambda: find_indefinite(lambda a, b: a), ValueError,
-        "none of the points tried: .* must turn",
+        "not defined on any of the points tried: .* must map",
     ),
-    "experiment without a map": (lambda: compare_solvers("rbf"), ValueError, "to compare with"),
+    "experiment without a map": (
+        lambda: compare_solvers("rbf"), ValueError,
+        "has no finite feature map; try",
+    ),
     "search in no dimensions": (lambda: find_indefinite("rbf", 0), ValueError, "d .* ≥ 1, not 0"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Functions, ridge regression, Gaussian processes and descent: n×n and by features, they agree."""
+"""Ridge regression, Gaussian processes and descent agree between n×n matrices and features."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Kernels are what their formulas say, have the features they claim, and are definite or not."""
+"""Kernels follow their formulas, have the features they claim, and are definite or not."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ from kerneltrick.kernels._network import _next_angle
 
 class TestFormulas:
     def written_out(self):
-        """Kernels for one pair of vectors, as the specification writes them."""
+        """Kernels for one pair of vectors, as in the specification."""
         relu = lambda t: max(t, 0.0)  # noqa: E731
         norm = np.linalg.norm
 

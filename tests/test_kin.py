@@ -16,7 +16,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 @pytest.fixture(scope="module")
 def rows():
-    """Maps and uniform weights, on two heads of the sample and on a little made-up data."""
+    """Maps and uniform weights on two heads of the sample and on small synthetic data."""
     few = make_kin.analysis.sample().select(layers=[0], heads=[0, 1])
     little = dict.fromkeys(make_kin.SYNTHETIC, "gaussian:n=16,d=32")
     with pytest.MonkeyPatch.context() as patch:

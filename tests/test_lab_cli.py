@@ -29,12 +29,33 @@ def test_the_page_about_the_labs(tmp_path, monkeypatch):
 
 
 def check_links(folder, pattern):
-    """Every link of the files has something at its end."""
+    """Every link in the files has a target."""
     files = list(folder.rglob(pattern))
     assert files
     for path in files:
         for link in re.findall(r"\]\((?!\w+:|#)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / link).exists(), (path, link)
+
+
+def run_student_tests(folder, *options):
+    """`pytest tests/` in a student's folder, where kerneltrick is not installed."""
+    command = [sys.executable, "-m", "pytest", "tests/", "-q", "-p", "no:cacheprovider", *options]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": ""}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def write_answers(lab, folder, notebook, more=""):
+    """Right answers in the student's file, or in another cell of the notebook."""
+    answers = (ROOT / f"tests/answers/lab{lab.number}/right_numpy.py").read_text("utf-8")
+    if not notebook:
+        with (folder / lab.file).open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{answers}{more}")
+        return
+    path = folder / f"{lab.folder}.ipynb"
+    book = json.loads(path.read_text(encoding="utf-8"))
+    source = f"{answers}\n{more}".splitlines(keepends=True)
+    book["cells"].append({"cell_type": "code", "source": source})
+    path.write_text(json.dumps(book))
 
 
 class TestStart:
@@ -109,7 +130,7 @@ class TestStart:
         assert theory.exists()
         check_links(tmp_path / "x", "*.md")
 
-    @pytest.mark.parametrize("number", ["02", "03"])
+    @pytest.mark.parametrize("number", LABS)
     def test_a_notebook_takes_the_place_of_the_file(self, number, tmp_path, run):
         lab = LABS[number]
         code, out, err = run("lab", "start", number, tmp_path / "x", "--notebook")
@@ -121,11 +142,49 @@ class TestStart:
         assert code == 1
         assert out.count("not written yet") == len(lab.exercises)
 
-    def test_a_lab_without_a_notebook_says_which_have_one(self, tmp_path, run):
-        code, _, err = run("lab", "start", "04", tmp_path / "x", "--notebook")
-        assert code == 2
-        assert "labs 02 and 03 have" in err
-        assert not (tmp_path / "x").exists()
+    @pytest.mark.parametrize("notebook", [False, True])
+    @pytest.mark.parametrize("number", LABS)
+    def test_what_the_texts_mention_is_there(self, number, notebook, tmp_path):
+        """Files that the README asks for, and no test that only the repository has."""
+        grader.start(LABS[number], tmp_path, notebook)
+        for path in tmp_path.rglob("*.md"):
+            text = path.read_text(encoding="utf-8")
+            for name in re.findall(r"tests/\w*\.?\w*", text):
+                assert (tmp_path / name).exists(), (path.name, name)
+        readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+        own = (ROOT / "labs" / LABS[number].folder / "README.md").read_text(encoding="utf-8")
+        blocks = re.compile(r"^```.*?^```", re.M | re.S)
+        assert blocks.findall(readme) == blocks.findall(own)
+        form = f"{LABS[number].folder}.ipynb" if notebook else LABS[number].file
+        assert f"`{form}`" in readme
+        assert (tmp_path / form).exists()
+
+    @pytest.mark.parametrize("notebook", [False, True])
+    @pytest.mark.parametrize(
+        "number", [x if x == "02" else pytest.param(x, marks=pytest.mark.slow) for x in LABS]
+    )
+    def test_the_tests_run_as_the_readme_says_in_both_forms(self, number, notebook, tmp_path):
+        lab = LABS[number]
+        grader.start(lab, tmp_path, notebook)
+        bare = run_student_tests(tmp_path)
+        assert bare.returncode == 1, bare.stdout + bare.stderr
+        assert f"NotImplementedError: {lab.exercises[0].name}" in bare.stdout
+        write_answers(lab, tmp_path, notebook)
+        done = run_student_tests(tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_a_notebook_is_tested_without_its_trials(self, tmp_path):
+        grader.start(LAB, tmp_path, notebook=True)
+        trials = "%matplotlib inline\nfound = undefined()\nundefined()\n1 / 0\n"
+        write_answers(LAB, tmp_path, notebook=True, more=trials)
+        done = run_student_tests(tmp_path, "-k", "TestFeatureMaps")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_neither_file_nor_notebook(self, tmp_path):
+        grader.start(LAB, tmp_path)
+        (tmp_path / LAB.file).unlink()
+        done = run_student_tests(tmp_path)
+        assert "there is neither" in done.stdout + done.stderr
 
     @pytest.mark.parametrize("number", LABS)
     def test_the_theory_can_be_read(self, number, run):
@@ -220,7 +279,7 @@ class TestCheck:
             ["erik", "–", "–"],
         ]
         assert out.count("nothing to grade") == 1
-        assert "2 of 5 are right" in out
+        assert "2 of 5 students have everything right" in out
         assert "notes.py" in err
         found = json.loads(run("lab", "check", tmp_path, "--json")[1])
         assert [(s["student"], s["file"]) for s in found["submissions"]] == [
@@ -238,11 +297,14 @@ class TestCheck:
         (tmp_path / 'zoe, "the" second').mkdir()
         code, out, _ = run("lab", "check", tmp_path, "--csv")
         assert code == 1
+        functions = [f"lab02_{exercise.name}" for exercise in LAB.exercises]
         assert list(csv.DictReader(io.StringIO(out))) == [
             {"student": "'=1+1", "lab02_file": "'=1+1/kernel_trick.py", "lab02_score": "1.0",
-             "lab02_right": "5", "lab02_functions": "5", "lab02_hint": ""},
+             "lab02_right": "5", "lab02_functions": "5", "lab02_hint": "",
+             **dict.fromkeys(functions, "1.0"), "lab02_hints": ""},
             {"student": 'zoe, "the" second', "lab02_file": "", "lab02_score": "",
-             "lab02_right": "", "lab02_functions": "", "lab02_hint": "nothing to grade"},
+             "lab02_right": "", "lab02_functions": "", "lab02_hint": "nothing to grade",
+             **dict.fromkeys(functions, ""), "lab02_hints": "nothing to grade"},
         ]  # fmt: skip
         assert run("lab", "check", tmp_path, "--csv", "--json")[0] == 3
 
@@ -253,7 +315,15 @@ class TestCheck:
             ({"lab02/src/kernel_trick.py": "02", "lab03/src/feature_maps.py": "03"}, {"class": 2}),
             ({"lab02/ada.py": "02", "lab03/ada.py": "03", "lab03/bob.py": "03"},
              {"ada": 2, "bob": 1}),
-            ({"ada.py": "02", "ada.ipynb": "02"}, {"ada.py": 1, "ada.ipynb": 1}),
+            ({"ada.py": "02", "ada.ipynb": "02"}, {"ada": 2}),
+            ({"ada.py": "02", "ada (1).py": "02", "bob.py": "02"}, {"ada": 2, "bob": 1}),
+            ({"ada/kernel_trick.py": "02", "ada/kernel_trick (1).py": "02",
+              "ada/kernel_trick - Copy.py": "02", "ada/kernel_trick-Copy1.ipynb": "02"},
+             {"ada": 4}),
+            ({"ada/src/kernel_trick.py": "02", "ada/lab02_kernel_trick.ipynb": "02"}, {"ada": 2}),
+            ({"kernel_trick.py": "02", "kernel_trick.ipynb": "02"}, {"class": 2}),
+            ({"ada.py": "02", "ada/kernel_trick.py": "02"}, {"ada": 2}),
+            ({"ada/kernel_trick.py": "02", "ada (1)/kernel_trick.py": "02"}, {"ada": 2}),
             ({"1/kernel_trick.py": "02", "2/kernel_trick.py": "02"}, {"1": 1, "2": 1}),
             ({"blue/ada.py": "02", "blue/bob/x.py": "02", "red/x.py": "02"},
              {"blue/ada": 1, "blue/bob": 1, "red": 1}),
@@ -297,10 +367,10 @@ class TestCheck:
         assert [s.name for s in found.submissions] == [
             "Zoë Müller/sub folder/kernel_trick.py", "wide.py"
         ]  # fmt: skip
-        assert [path.name for path in found.unknown] == ["broken.ipynb", "nowhere.py", "pipe.py"]
+        assert list(found.left_out) == ["broken.ipynb", "nowhere.py", "pipe.py"]
         code, _, err = run("lab", "check", tmp_path / "pipe.py", "--lab", "02")
         assert code == 2
-        assert "no Python file" in err
+        assert "pipe.py" in err
 
     def test_one_file_that_cannot_be_read_does_not_stop_the_class(self, tmp_path, server):
         report = grader.grade_file(LAB, tmp_path / "gone.py", "gone.py", server)
@@ -366,7 +436,7 @@ class TestCheck:
         finally:
             process.kill()
         assert process.returncode == 130
-        assert "stopped; 1 of 2 files were graded, and nothing is kept" in err
+        assert "stopped; 1 of 2 files were graded. Nothing is kept" in err
         assert ("ada" in out) == (not option)
         assert "bob" not in out
 
@@ -385,15 +455,13 @@ def looping(pid):
 
 
 class TestNotebooks:
-    @pytest.mark.parametrize("number", ["02", "03"])
+    @pytest.mark.parametrize(
+        "number", [x if x == "02" else pytest.param(x, marks=pytest.mark.slow) for x in LABS]
+    )
     def test_a_notebook_that_was_filled_in_is_right(self, number, tmp_path, run):
         lab = LABS[number]
         run("lab", "start", number, tmp_path, "--notebook")
-        path = tmp_path / f"{lab.folder}.ipynb"
-        book = json.loads(path.read_text(encoding="utf-8"))
-        answers = (ROOT / f"tests/answers/lab{number}/right_numpy.py").read_text("utf-8")
-        book["cells"].append({"cell_type": "code", "source": answers.splitlines(keepends=True)})
-        path.write_text(json.dumps(book))
+        write_answers(lab, tmp_path, notebook=True)
         code, out, err = run("lab", "check", tmp_path)
         assert (code, err) == (0, ""), out
 

@@ -41,8 +41,8 @@ def load_tool(name):
 make_labs = load_tool("make_labs")
 
 
-# One process imports NumPy and pytest, then forks for each answer: starting up takes longest.
-# Of a wrong answer the first test that fails is enough.
+# One process imports NumPy and pytest and forks for each answer, since start-up takes longest.
+# For a wrong answer, the first failing test is enough.
 GRADER = """
 import os, sys, numpy, pytest
 for folder in sys.argv[1:]:
@@ -56,7 +56,7 @@ for folder in sys.argv[1:]:
 
 
 def run_tests(lab, answers, folder):
-    """The outcome of every test of a lab for student files {name: source}."""
+    """Return the outcome of every test of a lab for student files {name: source}."""
     copies = {name: folder / str(number) for number, name in enumerate(answers)}
     ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     for name, copy in copies.items():
@@ -219,7 +219,7 @@ def test_uv_runs_the_tests_in_a_folder_that_was_started(number, uv, tmp_path):
     done = uv(tmp_path, *run)
     assert done.returncode == 0, done.stdout + done.stderr
     where = uv(tmp_path, "run", "--no-sync", "python", "-c", "import numpy; print(numpy.__file__)")
-    assert Path(where.stdout.strip()).is_relative_to(tmp_path / ".venv")  # it does without ours
+    assert Path(where.stdout.strip()).is_relative_to(tmp_path / ".venv")  # it works without ours
     names = [s.name for s in grader.find_submissions(tmp_path, LABS).submissions]
     assert names == [lab.file]
 

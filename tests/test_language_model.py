@@ -1,6 +1,7 @@
-"""The language model streams and learns, and a training that was killed goes on unharmed."""
+"""The language model streams and learns, and a killed training continues correctly."""
 
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -84,6 +85,25 @@ def test_generating_takes_what_reading_everything_again_would():
         own.generate(prompt[:, :0], 3)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-40, 1e-30])
+def test_the_smallest_temperatures_take_the_likeliest_token(temperature):
+    own, prompt = model("elu", seed=3), torch.arange(5)[None]
+    got = own.generate(prompt, 6, temperature=temperature)
+    assert torch.equal(got, own.generate(prompt, 6, temperature=0))
+    assert torch.equal(got, own.generate(prompt, 6, temperature=temperature, top_k=3))
+
+
+def test_what_cannot_be_drawn_from_is_said():
+    own, prompt = model("elu", seed=3), torch.arange(5)[None]
+    for temperature in (math.nan, math.inf, -1.0):
+        with pytest.raises(ValueError, match="a finite temperature ≥ 0"):
+            own.generate(prompt, 1, temperature=temperature)
+    with torch.no_grad():
+        own.embedding.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="the model's scores are not finite"):
+        own.generate(prompt, 1)
+
+
 @pytest.mark.slow
 def test_the_model_compiles_as_one_graph_for_all_lengths():
     own = model("elu@window=8,sinks=1")
@@ -134,7 +154,7 @@ def test_training_learns_a_text(trained):
 
 @pytest.mark.slow
 def test_after_kill_9_in_a_step_training_goes_on_with_the_same_losses(trained, tmp_path):
-    """The child hangs three steps after its fourth checkpoint, in the middle of one."""
+    """The child hangs in the middle of a step, three steps after its fourth checkpoint."""
     script = f"""
 import time
 from kerneltrick.torch import TrainingSettings, _train, train
@@ -176,7 +196,7 @@ def test_a_folder_of_another_training_is_refused(trained, tmp_path):
         train(TEXT, tmp_path, SMALL)
     run = TrainedModel.load(folder)
     run.save(tmp_path)
-    with pytest.raises(ValueError, match="not its training"):
+    with pytest.raises(ValueError, match="not the state of its training"):
         train(TEXT, tmp_path, SMALL)
     run.settings = dataclasses.replace(SMALL, hidden_size=10**6)
     run.save(tmp_path)
@@ -189,7 +209,7 @@ def test_bytes_and_characters_come_back():
         assert vocabulary.decode(vocabulary.encode(words)) == words
     read = Vocabulary(None).reader()
     assert [read(token[None]) for token in Vocabulary(None).encode("é!")] == ["", "é", "!"]
-    with pytest.raises(ValueError, match="does not know 'z'"):
+    with pytest.raises(ValueError, match="does not know the character 'z'"):
         Vocabulary.of("ab").encode("az")
 
 
@@ -211,10 +231,15 @@ def test_the_commands_train_and_write(run, tmp_path):
         (("train", source, "--out", source, *sizes, "--bytes"), "must name a folder"),
         (("train", tmp_path / "none", "--out", out), "cannot read"),
         (("train", source, "--out", out, "--bytes", "--mixer", "ell"), "did you mean 'elu'"),
-        (("train", source, "--out", out, "--bytes", "--width", "30"), "multiple of 4 heads"),
+        (
+            ("train", source, "--out", out, "--bytes", "--width", "30"),
+            "--width 30 is not a multiple of --heads 4",
+        ),
+        (("train", source, "--out", out, "--heads", "0", "--bytes"), "train needs --heads to be"),
+        (("train", source, "--out", out, "--rate", "0", "--bytes"), "train needs --rate > 0"),
         (
             ("train", source, "--out", out, "--bytes", "--mixer", "elu+ell", "--layers", "1"),
-            "names 2 mixers, which take turns, but there are 1 layers",
+            "names 2 mixers, one for each layer in turn, but --layers is 1",
         ),
         (("generate", tmp_path), "there is no trained model"),
         (("generate", out, "--temperature", "-1"), "temperature"),
@@ -232,4 +257,4 @@ def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     code, _, said = run("train", tmp_path / "text.txt", "--out", tmp_path / "out")
     assert code == 130
-    assert "the same command goes on" in said
+    assert "run the same command to continue" in said

@@ -1,4 +1,4 @@
-"""One code path for NumPy, PyTorch, JAX and array-api-strict, returned in kind."""
+"""NumPy, PyTorch, JAX and array-api-strict share one code path and get their own arrays back."""
 
 import ast
 import os
@@ -25,7 +25,7 @@ LIBRARIES = {
 }
 
 
-# XLA compiles each map for seconds: all of them in `make test-all`, this one every time.
+# XLA takes seconds per map, so `make test` runs only this one.
 COMPILED = {"favor:features=16"}
 PAIRS = [
     pytest.param(
@@ -197,7 +197,7 @@ class TestJax:
         assert same_bits(out[~expected], clean[~expected])
 
     def test_sums_without_float64_are_as_good_as_with(self):
-        """A pair of float32 carries a long sum as exactly as float64 would."""
+        """A pair of float32 accumulates a long sum as exactly as float64."""
         n, piece = 400_000, 50_000
         rng = np.random.default_rng(2)
         state, exact = None, np.zeros(4)
@@ -281,10 +281,10 @@ def run(code, **environment):
 
 
 def test_import_adds_little_to_numpy():
-    """The rooms that compute attention, one package besides, and small parts of Python."""
+    """The import loads the subpackages for attention, one other package, and little of Python."""
     loaded = run(
         "import numpy, sys; before = {*sys.modules}\n"
-        "import kerneltrick; print(*{*sys.modules} - before)"
+        "import kerneltrick; kerneltrick.linear_attention; print(*{*sys.modules} - before)"
     ).split()
     packages = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
     assert packages == {"kerneltrick", "array_api_compat"}
@@ -297,7 +297,7 @@ def test_import_adds_little_to_numpy():
 
 
 def test_types_are_checked_without_optional_libraries():
-    """`make lint` installs none of them: mypy must be told of each that the package imports."""
+    """`make lint` installs no extras, so mypy must know each package that is imported."""
     tomllib = pytest.importorskip("tomllib")
     root = Path(__file__).resolve().parents[1]
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in root.glob("src/**/*.py")]
@@ -322,7 +322,7 @@ def test_use_with_numpy_pulls_in_no_optional_library():
 
 
 class TestPitfalls:
-    """What a review found once, so that it is not found again."""
+    """Findings of a review, kept as a regression test."""
 
     def test_jax_sees_a_changed_function(self):
         class Phi:

@@ -15,7 +15,7 @@ EXACT = [text for text in MAPS if maps.get(text).exact]
 
 
 def direct_kernel(text, q, k):
-    """Every kernel written out for one pair of vectors at positions 0 and 0."""
+    """Every kernel for one pair of vectors at positions 0 and 0, written out."""
     t = float(q @ k)
 
     def elu(x):
@@ -30,8 +30,14 @@ def direct_kernel(text, q, k):
     def softened(x):
         return hedgehog(x) / hedgehog(x).sum()
 
+    def focused(x):
+        y = relu(x)
+        z = y / (y.max() or 1)  # a factor changes nothing, and small cubes would vanish
+        return np.linalg.norm(y) * z**3 / (np.linalg.norm(z**3) or 1)
+
     return {
         "identity": lambda: t,
+        "focused:power=3": lambda: focused(q) @ focused(k),
         "elu": lambda: elu(q) @ elu(k),
         "relu": lambda: relu(q) @ relu(k),
         "relu2": lambda: relu(q) ** 2 @ relu(k) ** 2,
@@ -61,6 +67,28 @@ def test_features_multiply_to_the_kernel_written_out(text, data):
     assert abs(float(phi_q @ phi_k) - direct_kernel(text, q, k)) <= bound
     gram = feature_map.kernel(q[None], k[None])
     assert abs(float(gram[0, 0]) - direct_kernel(text, q, k)) <= bound
+
+
+@pytest.mark.parametrize("power", [1, 2.5, 4])
+def test_focusing_keeps_the_length_and_sharpens(power):
+    x = np.random.default_rng(3).standard_normal((50, 6))
+    x[:, 0] = np.abs(x[:, 0])  # no row without a positive coordinate
+    y, phi = np.maximum(x, 0), maps.Focused(power).phi(x)
+    np.testing.assert_allclose(np.linalg.norm(phi, axis=-1), np.linalg.norm(y, axis=-1))
+    assert (phi.max(-1) >= (1 - 1e-12) * y.max(-1)).all()
+    assert (phi.argmax(-1) == y.argmax(-1)).all()
+    assert power > 1 or np.allclose(phi, y)
+
+
+def test_focusing_survives_the_largest_and_smallest_numbers_and_zeros():
+    x = np.array([[1e200, 2e200, -1], [1e-200, 2e-200, -1], [-1, -2, 0], [0.0, 0.0, 0.0]])
+    phi = maps.Focused(3).phi(x)
+    assert np.isfinite(phi).all()
+    np.testing.assert_allclose(phi[0] / 1e200, phi[1] / 1e-200)
+    assert (phi[2:] == 0).all()
+    for wrong in (0.5, np.inf, np.nan):
+        with pytest.raises(ValueError, match="focused needs a finite power ≥ 1"):
+            maps.Focused(wrong)
 
 
 @pytest.mark.parametrize("text", EXACT)
@@ -278,7 +306,7 @@ class TestLearned:
     @pytest.mark.parametrize("separate", [False, True], ids=["joint", "separate"])
     @pytest.mark.parametrize("activation", ["softmax", "exp"])
     def test_hedgehog_with_weights_of_their_own_for_keys(self, activation, separate):
-        """Per head, for queries and keys apart: by every engine what the formula says."""
+        """Per head and separately for queries and keys, every engine follows the formula."""
         rng = np.random.default_rng(9)
         q, k, v = (rng.standard_normal((h, 7, 4)) for h in (4, 2, 2))
         ours, theirs = rng.standard_normal((4, 4, 5)), rng.standard_normal((2, 4, 5))

@@ -1,4 +1,4 @@
-"""The mixers: whole = chunks = token by token, padding and packing honoured, states forked."""
+"""Mixers agree between whole, chunks and single tokens, and handle padding and forks."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ NAMES = {name: name for name in mixers.MIXERS} | {"hyena": "hyena:length=40"}
 def mixer(name, seed=0, dtype=torch.float64, **options):
     torch.manual_seed(seed)
     made = mixers.make(NAMES[name], SIZE, 2, **options)
-    with torch.no_grad():  # what starts at 0 or 1 is to count too
+    with torch.no_grad():  # parameters that start at 0 or 1 must have an effect too
         for p in made.parameters():
             if p.ndim < 2:
                 p.add_(0.1 * torch.randn_like(p))
@@ -51,7 +51,7 @@ def test_a_stream_in_pieces_is_the_whole_to_rounding(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_anywhere_is_as_though_it_were_not_there(name):
-    """In front, behind and between, in one call and over two; NaN in it reaches nothing."""
+    """Padding in front, behind and between, in one call and over two; NaN in it has no effect."""
     module, x = mixer(name), tokens(1, 20)
     expected, after = module(x)
     expected.square().sum().backward()
@@ -232,9 +232,9 @@ def test_language_models_take_mixers_by_name_and_in_turn():
         ("elu@", "nothing follows '@'"),
         ("ssd:state=4", "did you mean 'state_dim'"),
         ("ssd:state_dim=four", "a whole number, not 'four'"),
-        ("rwkv:head_dim=4", "it has none"),
-        ("gla@window=4", "a window goes with a map"),
-        ("ssd:num_groups=3", "3 groups"),
+        ("rwkv:head_dim=4", "it takes none"),
+        ("gla@window=4", "only maps take a window"),
+        ("ssd:num_groups=3", r"num_groups \(3\)"),
         ("retention:head_dim=3", "even head_dim"),
     ],
 )
@@ -265,5 +265,5 @@ def test_a_broken_state_file_is_refused(tmp_path):
     for tensors, more in (({}, {}), ({"held": [1.0]}, {}), ({"held": [[1.0]]}, {"stop": "-1"})):
         arrays = {name: torch.tensor(x).numpy() for name, x in tensors.items()}
         safetensors.numpy.save_file(arrays, tmp_path / "s", about | more)
-        with pytest.raises(ValueError, match="is no state"):
+        with pytest.raises(ValueError, match="is not a state"):
             MixerState.load(tmp_path / "s", like=like)

@@ -1,4 +1,4 @@
-"""The mixers give what implementations that nobody here wrote give with the same weights.
+"""The mixers agree with independent implementations that have the same weights.
 
 Layers of `transformers` (extra hf), and the readable references beside the kernels of
 flash-linear-attention (extra peers), each a file of its own, loaded without the package, whose
@@ -39,7 +39,7 @@ def naive(folder, function):
 
 
 def parts(module, x):
-    """What the module mixes, and what makes y of the output of its heads."""
+    """Return the inputs of the module's mixing, and the function from head outputs to y."""
     tokens = module._check(x, None, None, None, None, None)
     heads = module._heads(tokens, None)
     return heads, lambda o: module._combine(heads, o if heads.skip is None else o + heads.skip)

@@ -1,8 +1,8 @@
-"""The compiled engine: what must not change a bit, and that it does not."""
+"""The compiled engine: changes that must not alter a bit of its results."""
 
 import numpy as np
 import pytest
-from native_cases import gradients, inputs, make_map
+from native_cases import CASES, FUSED, gradients, inputs, make_map, options_of
 from oracle import same_bits
 
 import kerneltrick as kt
@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
+ARRAYS = ("mask", "query_mask", "log_decay", "segment_ids", "positions")
 BITS = ["elu", "favor:features=16", "taylor:order=2", "learned t2r each bias", "poly:degree=3"]
 
 
@@ -27,7 +28,7 @@ def run_bits(arrays, text, heads, **options):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("text", BITS)
 def test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch(text, causal, dtype, isa):
-    """700 tokens: alone they are shared by the threads, in the batch they are not."""
+    """700 tokens: threads share them if alone, but not in a batch."""
     arrays = inputs(700, 6, 5, (2, 1), (3,), dtype=dtype)
     before = inputs(13, 6, 5, (2, 1), (3,), dtype=dtype, seed=1)
     options = {"causal": causal, "on_zero": "nan", "return_state": True}
@@ -48,7 +49,7 @@ def test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch(text, causal, dtype, 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("text", BITS)
 def test_thread_counts_do_not_change_bits(text, causal, heads, isa):
-    """With one head, or one left over, all threads share a row."""
+    """With one head, or one remaining head, all threads share a row."""
     arrays = inputs(3000 if heads == 1 else 1100, 5, 7, (heads, heads), dtype=np.float32)
     arrays[2][-1, 900, 2] = np.nan
     results = []
@@ -63,7 +64,7 @@ def test_thread_counts_do_not_change_bits(text, causal, heads, isa):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("n", [1, 64, 511, 512, 513, 1030])
 def test_the_shared_row_is_the_row_by_one_thread(n, causal, isa):
-    """At the edges of chunks and of groups of chunks, after a state, with pads and groups."""
+    """At edges of chunks and of groups of chunks, after a state, with pads and grouped heads."""
     q, k, v = inputs(n, 5, 7, (2, 1))
     mask = np.arange(n) % 5 > 0
     _, state = kt.linear_attention(
@@ -104,7 +105,7 @@ def test_gradients_are_bit_equal_by_threads_batches_and_repetition(isa):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("text", ["elu", "square", "cosformer:horizon=4000", "hedgehog"])
 def test_the_gradient_of_a_shared_row_is_that_by_one_thread(text, dtype, isa):
-    """At the edges of groups of blocks, after a state, with pads; of the state too."""
+    """At edges of groups of blocks, after a state, with pads; also for gradients of the state."""
     for n, heads in ((383, 1), (1030, 1), (3080, 1), (400, 3)):
         arrays = inputs(n, 5, 7, (heads, heads), dtype=dtype)
         options = {
@@ -147,3 +148,19 @@ def test_past_is_bit_identical_when_the_future_changes(text, threads, isa):
             with np.errstate(all="ignore"):
                 after = kt.linear_attention(*future, feature_map, **options)
             assert same_bits(before[:, :cut], after[:, :cut]), (cut, change)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if "state" not in case[-1]])
+def test_asking_for_the_state_changes_no_bit_of_the_output(case, window, make, isa):
+    """The core touches no state if there is none and nobody wants one; the sums are the same."""
+    for text in FUSED:
+        arrays, options = options_of(case, text, np.float32)
+        if window and options["causal"] and "log_decay" not in options:
+            options |= {"window": window, "sinks": 1}
+        options |= {name: make(options[name]) for name in ARRAYS if name in options}
+        arrays = [make(x) for x in arrays]
+        alone = kt.linear_attention(*arrays, engine="native", **options)
+        beside, _ = kt.linear_attention(*arrays, engine="native", return_state=True, **options)
+        assert same_bits(np.asarray(alone), np.asarray(beside)), text

@@ -1,4 +1,4 @@
-"""How the compiled core was built. KERNELTRICK_REQUIRE_NATIVE=1, as in CI, fails without one."""
+"""The build of the compiled core. With KERNELTRICK_REQUIRE_NATIVE=1, as in CI, it must exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_core_is_installed_where_it_is_required(core):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AVX is an x86 word")
 def test_avx_instructions_are_only_in_the_namespaces_chosen_at_run_time(core):
-    """An inline function compiled for AVX that serves the baseline too would crash old machines."""
+    """An inline function compiled for AVX but used by the baseline would crash old CPUs."""
     objdump = shutil.which("objdump")
     if objdump is None:
         if REQUIRED:

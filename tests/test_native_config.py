@@ -1,7 +1,6 @@
 """The compiled engine's settings, and what works without it."""
 
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 from native_cases import ISAS, python
 
 import kerneltrick as kt
-from kerneltrick.engines import core
-from kerneltrick.engines._native import INTERFACE
+from kerneltrick.engines import _core_call, core
+from kerneltrick.engines._core_call import layout
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -58,15 +57,16 @@ def test_importing_the_package_does_not_load_the_core():
 
 def test_without_the_core_everything_else_works():
     code = """
-        import sys
+        import dataclasses, sys
         sys.modules["kerneltrick._core"] = None
         import numpy as np, kerneltrick as kt
         from kerneltrick import engines
 
         used = []
         for name in ("chunked", "native"):
-            run = engines.ENGINES[name]
-            engines.ENGINES[name] = lambda *a, n=name, run=run: used.append(n) or run(*a)
+            engine = engines.ENGINES[name]
+            run = lambda *a, n=name, run=engine.run: used.append(n) or run(*a)
+            engines.ENGINES[name] = dataclasses.replace(engine, run=run)
         q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 4))
         out = kt.linear_attention(q, k, v, causal=True)
         assert used == ["chunked"], used
@@ -102,21 +102,45 @@ def test_without_the_core_everything_else_works():
     np.testing.assert_allclose(without, with_core, rtol=1e-12)
 
 
-def interface():
-    """The CRC-32 of what native/core.h declares for a call."""
-    text = (Path(__file__).parent.parent / "native" / "core.h").read_text(encoding="utf-8")
-    declared = text[text.index("enum class Type") : text.index("// Lets a long call")]
-    return zlib.crc32(declared.encode())
+def test_a_core_is_known_by_the_checksum_of_the_list_of_fields():
+    assert layout().checksum == core().INTERFACE
 
 
-def test_the_interface_number_is_that_of_the_declarations():
-    made = interface()
-    text = (Path(__file__).parent.parent / "native" / "core.h").read_text(encoding="utf-8")
-    assert f"INTERFACE = {made:#010x};" in text, (
-        f"what a call consists of has changed: write INTERFACE = {made:#010x} in native/core.h and "
-        f"in src/kerneltrick/engines/_native.py, and compile the core again"
-    )
-    assert made == INTERFACE == core().INTERFACE
+LIST = Path(_core_call.__file__).with_name("core_call.def").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("KT_FIELD(int64_t, window, 0)", "KT_FIELD(int64_t, window, 0)\nKT_FIELD(double, heat, 1)"),
+        ("KT_FIELD(View, k, {})", "KT_FIELD(View, keys_of, {})"),
+        ("KT_FIELD(double, near_scale, 1)", "KT_FIELD(int64_t, near_scale, 1)"),
+        ("KT_FEATURE(double, root_scale, 1)", "KT_FEATURE(double, root_scale, 2)"),
+        ("KT_MAP(relu)\nKT_MAP(relu2)", "KT_MAP(relu2)\nKT_MAP(relu)"),
+        ("KT_GRADIENT(double*, d_bias, nullptr)", ""),
+    ],
+)
+def test_every_change_of_a_field_changes_the_checksum(old, new):
+    assert old in LIST
+    assert _core_call.read_layout(LIST.replace(old, new)).checksum != layout().checksum
+    assert _core_call.read_layout(LIST + "\n// a remark\n").checksum == layout().checksum
+
+
+def test_the_core_and_python_agree_on_every_field():
+    made = layout()
+    defaults = core().defaults()
+    assert 8 * len(defaults) == made.backward.size
+    assert made.backward.unpack(made.backward.pack(*defaults)) == tuple(defaults)
+    assert defaults[made.slots["causal"]] == 1
+    assert defaults[made.slots["root_scale"]] == 1.0
+    assert defaults[made.slots["weight_heads"]] == 1
+
+
+def test_a_call_of_another_size_is_refused():
+    call = _core_call.CoreCall().packed()
+    for wrong in (call[:-8], call + bytes(8), b""):
+        with pytest.raises(RuntimeError, match="a call of another size"):
+            core().forward(wrong)
 
 
 @pytest.mark.parametrize("other", ["0x12345678", "None"])
@@ -152,6 +176,6 @@ def test_a_core_of_another_interface_is_never_called(other):
     assert lines[1].endswith("is chunked")
     assert lines[2].startswith("there is no compiled core: old.so")
     for line in lines:
-        assert f"{INTERFACE:#010x}" in line
+        assert f"{layout().checksum:#010x}" in line
         assert "make native" in line
         assert ("none" if other == "None" else other) in line

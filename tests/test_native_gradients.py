@@ -136,7 +136,7 @@ def test_gradcheck_of_every_argument(isa):
 
 
 class TestOtherWaysToDifferentiate:
-    """What the core cannot do is done by the chunked engine, unasked."""
+    """The chunked engine takes over automatically where the core cannot differentiate."""
 
     def arrays(self):
         return [torch.tensor(x) for x in inputs(20, 4, 3)]
@@ -193,7 +193,7 @@ class TestOtherWaysToDifferentiate:
         torch.testing.assert_close(tangent, (expected * weight).sum())
 
     def test_weights_out_of_sight(self):
-        """The parameters of a module in a function, or in a map with a log-scale."""
+        """Parameters of a module that is used in a function, or in a map with a log-scale."""
         q, k, v = self.arrays()
         layer = torch.nn.Linear(4, 5).double()
 

@@ -1,4 +1,4 @@
-"""The compiled engine on memory of every kind: strides, dtypes, sizes, NaN."""
+"""The compiled engine with all strides, dtypes and sizes, and with NaN."""
 
 import gc
 
@@ -134,7 +134,7 @@ def test_swapped_bytes_are_right_or_refused():
 @pytest.mark.parametrize("text", ["elu", "favor:features=16", "poly:degree=2", "poly:degree=3"])
 @pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 4), (0, 1, 0, 4)], ids=str)
 def test_empty_batches_and_sequences(text, shape, isa):
-    def leaf(x):  # not by way of NumPy, whose empty arrays have strides of 0
+    def leaf(x):  # not through NumPy, whose empty arrays have strides of 0
         return torch.zeros(x.shape, dtype=torch.float64).requires_grad_()
 
     for make in (np.asarray, torch.asarray, leaf):
@@ -232,7 +232,7 @@ def test_overflow_of_float16_is_inf_and_its_largest_number_is_not(isa):
 
 @pytest.mark.slow
 def test_offsets_beyond_two_to_the_31_elements(isa):
-    """Rows, tokens and elements far apart in memory that is zeros until it is touched."""
+    """Rows, tokens and elements far apart in lazily allocated zero memory."""
     import mmap
 
     d, n, rows, far = 3, 4, 2, 2**31 + 16

@@ -1,4 +1,4 @@
-"""The compiled engine beside threads, forks and signals, and what it keeps of memory."""
+"""The compiled engine with threads, forks and signals, and the memory that it keeps."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ def test_memory_of_large_results_is_used_again_and_little_is_kept():
 
 
 def test_pytorch_lends_its_threads_where_it_has_some():
-    """Results are the same bits by our own threads, by PyTorch's, and in a child of either."""
+    """Results are bit-identical with our threads, with PyTorch's, and in child processes."""
     code = """
         import hashlib, os, sys
         import numpy as np
@@ -97,7 +97,7 @@ def test_calls_from_several_threads_are_right_and_leave_the_interpreter_free():
 
 
 def test_other_python_threads_run_during_a_call():
-    """One that has its turn only when this one gives up the interpreter ends a long call."""
+    """A thread that runs only when the call releases the interpreter ends a long call."""
     code = """
         import os, signal, sys, threading, time
         import numpy as np, kerneltrick as kt
@@ -130,7 +130,7 @@ def test_other_python_threads_run_during_a_call():
 
 
 def test_a_fork_after_use_does_not_hang():
-    """The child has none of the parent's threads."""
+    """A child process has none of the parent's threads."""
     code = """
         import multiprocessing, os, signal, sys, threading
         import numpy as np, kerneltrick as kt
@@ -227,7 +227,7 @@ INTERRUPT = """
     ("what", "threads"), [("rows", 2), ("shared", 1), ("shared", 2), ("full", 2), ("features", 2)]
 )
 def test_ctrl_c_ends_a_long_call_and_the_next_one_works(what, threads):
-    """Calls that would take 15 seconds, interrupted after 0.3, do not come to their end."""
+    """Calls of 15 seconds that are interrupted after 0.3 seconds stop early."""
     assert python(INTERRUPT, what, threads) == "interrupted"
 
 
@@ -273,7 +273,7 @@ def test_memory_is_stable_over_many_calls(count):
 
 
 def test_inputs_may_be_dropped_while_the_core_runs():
-    """The core is given addresses: what they point at is kept alive."""
+    """The core gets addresses, so the arrays behind them must stay alive."""
     for seed in range(50):
         out = kt.linear_attention(*inputs(200, 6, 5, seed=seed), causal=True, engine="native")
         again = kt.linear_attention(*inputs(200, 6, 5, seed=seed), causal=True, engine="native")

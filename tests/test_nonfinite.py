@@ -1,4 +1,4 @@
-"""NaN and inf make NaN exactly what depends on them; a vanishing normaliser is reported."""
+"""NaN and inf affect exactly the outputs that depend on them; a zero normaliser is reported."""
 
 import numpy as np
 import pytest

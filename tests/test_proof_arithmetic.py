@@ -1,4 +1,4 @@
-"""The two small pieces that definite verdicts rest on: exact numbers, and normal forms."""
+"""Exact numbers and normal forms, the two small pieces behind every definite verdict."""
 
 import math
 from fractions import Fraction
@@ -180,7 +180,7 @@ def test_different_expressions_have_different_forms(left, right):
     ],
 )  # fmt: skip
 def test_sums_in_all_dimensions_are_those_of_each(text, d):
-    """The form for every d, with the power sums put in, is the form for this d."""
+    """The form for every d equals the form for this d once power sums are inserted."""
     node = read_expression(text)
     every = _normal.scalar(node, _normal.Space({"q", "k"}, None, 0))
     here = _normal.Space({"q", "k"}, d, d)

@@ -20,14 +20,56 @@ def test_cost_claims_are_tight_not_only_upper_bounds():
 
 def test_the_counterexample_of_a_cost_separates_claim_and_count():
     for claim, algorithm in (
-        ("O(n**2*D)", "softmax"),
-        ("O(n)", "linear"),
+        ("O(n**2*D) where D <= M", "softmax"),
+        ("O(n)", "softmax"),
         ("O(b*n*d)", "grouped decoding"),
     ):
         point = proofs.check_cost(claim, algorithm).counterexample
         assert point["count"] > 50 * point["claim"]
     point = proofs.check_cost("O(n**3)", "row softmax").counterexample
     assert point["claim"] > 50 * point["count"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "status", "fixed"),
+    [
+        ("linear attention: O(n)", "true", "m and M are fixed"),
+        ("softmax attention: O(n**2)", "true", "D and M are fixed"),
+        ("softmax: O(n**2*D)", "true", "M is fixed"),
+        ("softmax: O(n**2) where M = D", "true", "D is fixed"),
+        ("linear memory: O(1)", "true", "m and M are fixed"),
+        ("linear attention: O(n**2)", "false", "m and M are fixed"),
+        ("softmax attention: O(n)", "false", "D and M are fixed"),
+        ("softmax: O(D + M)", "false", ""),  # the length always grows
+        ("softmax: O(1)", "false", "D and M are fixed"),
+        ("softmax: O(n**2*D) where D <= M", "false", ""),  # M is named, and so grows
+        ("softmax: O(n**2*M) where M << D", "false", ""),
+        ("grouped decoding traffic: O(n*g)", "false", "b is fixed"),  # g ≤ h ≤ d grow with g
+        ("softmax: O(n**2*log(D) + n**2)", "false", "M is fixed"),
+    ],
+)
+def test_sizes_that_a_cost_does_not_name_are_fixed_and_listed(claim, status, fixed):
+    found = proofs.prove("cost", claim, timeout=None)
+    assert found.status == status, str(found)
+    assert fixed in found.assumptions or not fixed
+    assert bool(fixed) == any("fixed" in x for x in found.assumptions)
+    assert bool(fixed) == ("as well, it is O(" in str(found))
+
+
+def test_a_size_that_is_fixed_does_not_cancel_a_term():
+    m, n = kt.costs.symbols("m n")
+    zero = kt.costs.Polynomial()
+    cost = kt.costs.Cost("gaps", {"gaps": n**2 * (m - 1) + n}, zero, zero, zero)
+    assert proofs.check_cost("O(n**2)", cost)
+    assert not proofs.check_cost("O(n)", cost)
+
+
+def test_an_unknown_algorithm_lists_the_known_ones():
+    for text in ("foo: O(n)", "self-attention: O(n**2)", "softmax O(n)", "softmax speed: O(n)"):
+        with pytest.raises(ValueError, match=r"known (algorithms )?are projections, softmax, .*"):
+            proofs.prove("cost", text, timeout=None)
+    assert proofs.prove("cost", "Linear Attention: O(n*m*M)", timeout=None)
+    assert proofs.prove("cost", "linear attention:elu: O(n*D*M)", timeout=None)
 
 
 def test_letters_that_are_no_size_are_pointed_at():
@@ -104,8 +146,8 @@ def test_leading_axes_are_broadcast():
 
 def test_every_word_of_a_shape_claim_is_used_or_refused():
     for text, says in (
-        ("A @ B -> n m where A: n k, B: k m, C: k m", "C has a shape, but does not occur"),
-        ("A @ A -> n n where A: n n, A: n m", "has two shapes"),
+        ("A @ B -> n m where A: n k, B: k m, C: k m", "C has a shape but does not occur"),
+        ("A @ A -> n n where A: n n, A: n m", "is given two shapes"),
         ("A.T @ B -> k m where A: h n k, B: n m", "write A.mT"),
         ("A @ B -> n m where A: n**0.5 k, B: k m", "whole exponents"),
     ):
@@ -115,11 +157,11 @@ def test_every_word_of_a_shape_claim_is_used_or_refused():
 
 def test_every_word_of_a_cost_claim_is_used_or_refused():
     for text, says in (
-        ("softmax: O(n**2*D) where M = D, M = 3", "M is explained twice"),
-        ("softmax: O(n**2*D) where M = D, D = M", "explained by itself"),
+        ("softmax: O(n**2*D) where M = D, M = 3", "M is defined twice"),
+        ("softmax: O(n**2*D) where M = D, D = M", "defined by itself"),
         ("softmax: O(n**2*D) where z << D", "no size z"),
-        ("softmax: O(n**2*D) where M != D", "conditions are of the form"),
-        ("softmax: n**2*D + log(n)", "no logarithm"),
+        ("softmax: O(n**2*D) where M != D", "a condition has the form"),
+        ("softmax: n**2*D + log(n)", "cannot contain a logarithm"),
     ):
         with pytest.raises(proofs.ClaimError, match=says):
             proofs.prove("cost", text, timeout=None)
@@ -154,6 +196,46 @@ def test_moments_agree_with_the_simulation_beside_them():
         found = proofs.check_moments(claim)
         z = float(found.details[0].rpartition("z = ")[2].rstrip(")"))
         assert abs(z) < 4, str(found)
+
+
+@pytest.mark.parametrize(
+    ("claim", "status"),
+    [
+        ("E[k] = 2 where E[q] = 2", "false"),
+        ("Var[k] = 2 where Var[q] = 2", "false"),
+        ("E[k**2] = E[q**2]", "false"),
+        ("Var[q·k] = 0 where Var[q] = 0", "false"),
+        ("E[q·k] = d*E[q]**2", "false"),
+        ("E[q - k] = 0", "false"),
+        ("E[q - k] = 0 where E[q] = E[k]", "true"),
+        ("E[q - k] = 0 where mu = 3", "true"),
+        ("Var[q - k] = 2*sigma**2", "true"),
+        ("Var[k] = Var[q] where mu = 0", "false"),
+        ("E[k] = E[q] where sigma = 1", "false"),
+        ("E[q*k] = 6 where E[q] = 2, E[k] = 3", "true"),
+        ("E[q·k] = 6*d where E[q] = 2, E[k] = 3", "true"),
+        ("Var[q·k] = d*(sigma**4 + sigma**2*(mu_q**2 + mu_k**2))", "true"),
+        ("E[x - y] = 0 where E[x] = E[y]", "true"),
+        ("E[x - y] = 0", "false"),
+    ],
+)
+def test_variables_share_a_law_only_if_the_claim_says_so(claim, status):
+    assert proofs.check_moments(claim).status == status
+
+
+def test_what_is_assumed_of_the_laws_is_printed():
+    for claim, says in (
+        ("E[q*k] = 6 where E[q] = 2, E[k] = 3", "q and k may have different laws"),
+        ("Var[q·k] = d where mu = 0, sigma = 1", "the same mean mu and the same deviation sigma"),
+        ("E[q·k] = d*mu**2", "q and k have the same mean mu"),
+        ("E[q·k] = d*mu**2", "the coordinates of each vector have the same law"),
+        ("Var[s*x] = s**2*Var[x]", "s is a constant"),
+        ("E[x*q] = E[x]*E[q]", "q and x are independent"),
+        ("E[x*(q·k)] = E[x]*E[q·k]", "x is independent of q and k"),
+    ):
+        found = proofs.check_moments(claim)
+        assert found, str(found)
+        assert says in "; ".join(found.assumptions)
 
 
 def test_fourth_moments_are_those_of_a_normal_variable():
@@ -206,8 +288,14 @@ def test_words_about_gradients_that_are_not_known_are_refused(text):
 
 def test_moments_refuse_what_they_would_have_to_guess():
     for text, says in (
-        ("E[q·k] = d*mu_q*mu_k where mu = 0", "say one or the other"),
+        ("E[q·k] = d*mu_q*mu_k where mu = 0", "mu belongs to both q and k, but mu_k to one"),
+        ("E[k] = mu where E[q] = mu", r"mu already stands for E\[q\] and E\[k\]"),
+        ("Var[k] = sigma**2 where 4 = Var[q]", "sigma already stands for"),
         ("E[x**2] = sigma**2 where mu = 0", "which do not occur"),
+        ("Var[X*Y] = Var[X]*Var[Y]", "random are q, k, x, y, z"),
+        ("E[x**2/x] = E[x]", "only for polynomials"),
+        ("E[sqrt(x)**2] = E[x]", "only for polynomials"),
+        ("E[(x**(1/2))**2] = E[x]", "only for polynomials"),
         ("E[x] = x", "x is random"),
         ("E[x**5] = 0 where E[x] = 0", "up to the fourth power"),
     ):

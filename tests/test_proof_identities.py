@@ -57,10 +57,10 @@ def test_conditions_and_dimensions_are_part_of_the_claim(text, status):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a = 1 where a << 2", "conditions compare by"),
-        ("q·k = 1 where q = 1", "equals another vector, or 0"),
-        ("a = 1 where d = 0.5", "d is a whole number"),
-        ("a = 1 where a", "conditions are of the form"),
+        ("a = 1 where a << 2", "a condition uses =, <, "),
+        ("q·k = 1 where q = 1", "can only equal another vector or 0"),
+        ("a = 1 where d = 0.5", "d must be a whole number"),
+        ("a = 1 where a", "a condition has the form"),
     ],
 )
 def test_conditions_that_cannot_be_used_are_refused(text, says):

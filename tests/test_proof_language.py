@@ -1,4 +1,4 @@
-"""The language of claims: what is read, what is refused, and where the error points."""
+"""The language of claims: what is accepted, what is refused, and where errors point."""
 
 import sys
 
@@ -85,12 +85,12 @@ def test_hostile_text_is_refused_after_little_work_and_never_called_true(kind, t
         ("1 + 2 3 = 3", 6, "end or an operator"),
         ("foo(1) = 1", 0, "unknown function 'foo'"),
         ("q*k = 1", 1, "write q·k"),
-        ("q + 1 = 2", 2, "not a vector"),
-        ("1 = q.k", 5, "attribute access"),
+        ("q + 1 = 2", 2, "this is a vector"),
+        ("1 = q.k", 5, "no attributes"),
         ("9**9**9 = 1", 1, "exponents are numbers"),
-        ("a**b = 1", 3, "an exponent is a number"),
+        ("a**b = 1", 3, "an exponent must be a number"),
         ("exp = 1", 0, "is a function"),
-        ("x[j] = 1", 2, "is not summed over"),
+        ("x[j] = 1", 2, "the index j has no sum"),
         ("sum(a, 1) = 1", 4, "the indices of a sum"),
         ("dot(q) = 1", 0, "takes 2 arguments"),
     ],

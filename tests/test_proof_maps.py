@@ -62,7 +62,7 @@ def test_one_missing_feature_is_named(drop):
 
 @given(st.lists(st.sampled_from([1, 2, 3, 5]), min_size=6, max_size=6))
 def test_a_mend_makes_the_map_exact(factors):
-    """Following every "scale this feature by" gives a map that is accepted."""
+    """Applying every "scale this feature by" gives a map that is accepted."""
     monomials = ["1", "x[1]", "x[2]", "x[1]**2", "x[1]*x[2]", "x[2]**2"]
     names = ["1", "x₁", "x₂", "x₁²", "x₁·x₂", "x₂²"]
     features = [f"{f}*({m})" for f, m in zip(factors, monomials, strict=True)]
@@ -134,7 +134,7 @@ def test_draws_that_contradict_the_theory_leave_the_claim_undecided(monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("[x]",), "needs a kernel"),
+        (("[x]",), "a kernel is needed"),
         ((3, "q·k"), "a feature map is"),
         (("[x]", 3), "a kernel is"),
         (("[x]", "q·k", 0), "d must be from 1 to 12"),
@@ -185,7 +185,7 @@ def test_polynomials_in_d_that_vanish_in_small_dimensions_are_refuted_beyond(zer
     ],
 )
 def test_the_exact_forms_of_maps_are_what_they_compute(text):
-    """The proofs know our maps by definition: here the definition meets the code."""
+    """The proofs define our maps by formulas; this compares the formulas with the code."""
     text = {"cosformer": "cosformer:horizon=9"}.get(text, text)
     feature_map = kt.maps.get(text)
     x = np.random.default_rng(0).standard_normal((5, 3))
@@ -202,7 +202,11 @@ def test_the_exact_forms_of_maps_are_what_they_compute(text):
     listed = _own_maps.monomial_features(feature_map, vector("x", 2))
     if listed is not None:
         assert len(listed) == feature_map.dim(2)
-    assert features is not None or known is not None or text in ("cosformer:horizon=9", "t2r")
+    assert (
+        features is not None
+        or known is not None
+        or text in ("cosformer:horizon=9", "focused", "t2r")
+    )
 
 
 def test_softmax_has_no_features_and_the_kernel_that_it_stands_for():
@@ -224,7 +228,7 @@ def test_a_feature_with_one_index_is_for_every_one_of_them():
     with pytest.raises(proofs.ClaimError, match=r"add 'for i<=j', 'for i<j' or 'for i, j'"):
         proofs.check_feature_map("[1, x[i]*x[j]]", "(q·k + 1)**2")
     for dots in ("…", "..."):
-        with pytest.raises(proofs.ClaimError, match="write out what … stands for"):
+        with pytest.raises(proofs.ClaimError, match="write the features in place of …"):
             proofs.check_feature_map(f"[1, √2*x, x[i]**2, {dots}]", "(q·k + 1)**2")
 
 

@@ -174,7 +174,7 @@ def test_maps_declare_the_sign_that_is_found():
 
 @given(st.data())
 def test_intervals_hold_every_value(data):
-    """Random expressions at random points: the value lies in the interval that is claimed."""
+    """For random expressions and points, the value lies in the claimed interval."""
     unary = ["exp({})", "relu({})", "elu({})", "cos({})", "tanh({})", "abs({})", "({})**2", "-({})"]
     binary = ["({}) + ({})", "({}) - ({})", "({})*({})", "max({}, {})", "min({}, {})"]
 

@@ -1,4 +1,4 @@
-"""Verdicts: what they may rest on, how they are written, and the time limit."""
+"""Verdicts: what justifies them, how they are printed, and the time limit."""
 
 import json
 import math
@@ -20,11 +20,11 @@ def test_a_verdict_is_definite_only_with_evidence():
     assert bool(Verdict.false("a", refuted)) is False
     assert bool(Verdict.undecided("a", "nothing is known")) is False
     for status in ("true", "false"):
-        with pytest.raises(ValueError, match="only with evidence"):
+        with pytest.raises(ValueError, match="true or false with evidence"):
             Verdict(status, "a", "b")
     with pytest.raises(ValueError, match="undecided without"):
         Verdict("undecided", "a", "b", evidence=derived)
-    with pytest.raises(ValueError, match="makes no claim true"):
+    with pytest.raises(ValueError, match="cannot make a claim true"):
         Verdict("true", "a", "b", evidence=refuted)
 
 
@@ -61,7 +61,7 @@ def test_assumptions_stand_in_the_verdict():
         ("cost", "softmax: O(n**2*d)", "D = d; M = d"),
         ("cost", "multi-query decoding: O(b*d**2 + b*n*d)", "k = d/h"),
         ("shapes", "A @ B -> n M where A: n m, B: m M", "sizes are whole numbers ≥ 1"),
-        ("ranking", "relu beats elu", "of other data it says nothing"),
+        ("ranking", "relu beats elu", "says nothing about other data"),
         ("map", "[1, √2*x, x[i]**2, √2*x[i]*x[j] for i<j] gives (q·k + 1)**2", "for every i"),
     ):
         found = proofs.prove(kind, text, timeout=None)
@@ -92,7 +92,7 @@ def test_verdict_text_stays_within_100_columns():
 
 
 def test_what_takes_too_long_is_undecided():
-    # No process starts within a hundredth of a second, however fast the machine decides.
+    # No process can start within a hundredth of a second on any machine.
     found = proofs.prove("identity", "(a + b)**16 = 1", timeout=0.01)
     assert (found.status, found.basis) == ("undecided", "time limit")
 

@@ -17,7 +17,7 @@ from kerneltrick.proofs import _prove
 
 @pytest.fixture
 def here(monkeypatch):
-    """Decide in this process: a second for each claim is for the tests that need another one."""
+    """Decide in this process; a separate process costs a second and few tests need it."""
     prove = _prove.prove
     monkeypatch.setattr(
         proofs, "prove", lambda kind, claim, timeout: prove(kind, claim, timeout=None)
@@ -31,7 +31,7 @@ def quick(monkeypatch):
 
 
 def failed(result, *parts, code=3):
-    """One line on stderr that holds all parts, nothing on stdout, the code of an error."""
+    """Check for one line on stderr with all parts, nothing on stdout, and an error code."""
     assert result[:2] == (code, "")
     assert result[2].count("\n") == 1
     for part in parts:
@@ -90,8 +90,8 @@ def test_unreadable_claims_show_the_character(run, here):
 
 
 def test_wrong_arguments_are_one_line(run, here):
-    failed(run("prove", "nothing", "x"), "unknown kind 'nothing'", "map")
-    failed(run("prove", "psd"), "what is the claim?", "elu(q·k) + 1")
+    failed(run("prove", "nothing", "x"), "unknown kind of claim 'nothing'", "map")
+    failed(run("prove", "psd"), "the claim is missing", "elu(q·k) + 1")
     failed(run("prove", "psd", "q·k", "--timeout", "0"), "--timeout must be > 0")
     failed(run("prove", "psd", "q·k", "more"), "unexpected extra argument")
     failed(run("prove", "psd", "q·k + c"), "c has no value")
@@ -100,7 +100,7 @@ def test_wrong_arguments_are_one_line(run, here):
 
 
 def test_the_time_limit_holds_on_the_command_line(run):
-    # No process starts within a hundredth of a second, however fast the machine decides.
+    # No process can start within a hundredth of a second on any machine.
     code, out, _ = run("prove", "identity", "(a + b)**16 = 1", "--timeout", "0.01")
     assert code == 2
     assert "no decision within 0.01 s" in out
@@ -117,8 +117,8 @@ def test_the_command_runs_as_a_program():
 
 
 def test_an_error_is_never_taken_for_an_answer(run, here, tmp_path):
-    """0, 1 and 2 are answers of `prove` and `lab check`; whatever goes wrong in them is 3."""
-    failed(run("prove", "identity"), "what is the claim?")
+    """`prove` and `lab check` answer with 0, 1 or 2, and fail with 3."""
+    failed(run("prove", "identity"), "the claim is missing")
     failed(run("prove", "identity", "a = a", "--timeout", "soon"), "--timeout")
     failed(run("prove", "identity", "a = a", "--nothing"), "unexpected extra argument")
     failed(run("prove", "map", "nothing gives q·k"), "unknown feature map")
@@ -127,8 +127,8 @@ def test_an_error_is_never_taken_for_an_answer(run, here, tmp_path):
     failed(run("lab", "check", tmp_path), "no lab found", code=2)  # nothing to grade
     _, out, _ = run("--help")
     text = re.sub(r"\s+", " ", out)
-    assert "prove: 0 true, 1 false, 2 undecided, 3 an error" in text
-    assert "lab check: 0 all right, 1 something is wrong, 2 nothing to grade, 3 an error" in text
+    assert "`prove` exits with 0 (true), 1 (false), 2 (undecided) or 3 (error)." in text
+    assert "`lab check` exits with 0 (all correct), 1 (something is wrong), 2 (nothing" in text
 
 
 def test_help_and_version_do_not_load_sympy():

@@ -17,7 +17,7 @@ def pair(norm_of_sum=0.5, seed=0):
 
 
 def estimates(kind, orthogonal, draws, count, q, k, seed=0):
-    """`count` independent estimates of e^{q·k} of so many draws each, by the package's features."""
+    """Return `count` independent estimates of e^{q·k}, computed with the package's features."""
     omega = maps.draw_projection(count * draws, D, seed, orthogonal).reshape(count, draws, D)
     both = []
     for x in (q, k):
@@ -111,7 +111,7 @@ def test_seed_decides_and_projection_is_float64_and_read_only():
 
 
 def test_projections_do_not_repeat_data_of_the_same_seed():
-    """default_rng(0) is what people make their data with."""
+    """Many people create their data with default_rng(0)."""
     data = np.random.default_rng(0).standard_normal((64, 64))
     for orthogonal in (False, True):
         omega = maps.Favor(features=64, seed=0, orthogonal=orthogonal).projection(64)

@@ -1,4 +1,4 @@
-"""Recall: the task is that of Zoology, a sweep goes on after a kill, bytes are those of states."""
+"""Recall has the task of Zoology, continues after a kill, and counts the bytes of states."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_gaps_fall_as_the_power_says():
     [
         ({"length": 13}, "even length"),
         ({"pairs": 4}, "a length of 16, not 12"),
-        ({"vocabulary": 4, "pairs": 2}, "1 keys, too few for 2"),
+        ({"vocabulary": 4, "pairs": 2}, "only 1 keys, but 2 pairs need 2 different ones"),
         ({"power": 0.0}, "power"),
     ],
 )
@@ -126,7 +126,7 @@ def test_trainings_are_the_same_to_the_bit_for_any_workers_though_one_is_killed(
         assert len(two._pids) == 3  # another one came in its place
         lines = kept.read_text().splitlines(keepends=True)
         assert len(lines) == 1 + 8  # each training once
-        # What goes on trains what is missing, and nothing else.
+        # A continued run trains only what is missing.
         kept.write_text("".join(lines[:4]))
         found = recall.recall(settings, executor=two, resume=kept)
     assert [dataclasses.replace(t, seconds=0.0) for t in found.trainings] == strip
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_trains_only_what_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(_train, "train_piece", counted)
     with pytest.raises(KeyboardInterrupt):
         recall.recall(SMALL, resume=tmp_path / "kept")
-    with pytest.raises(ValueError, match="of other settings"):
+    with pytest.raises(ValueError, match="with other settings"):
         recall.recall(dataclasses.replace(SMALL, steps=3), resume=tmp_path / "kept")
     stop = 100
     found = recall.recall(SMALL, resume=tmp_path / "kept")
@@ -246,7 +246,7 @@ def test_texts_of_an_epoch_come_again_in_another_order():
     assert sorted(len(batch[0]) for batch in epochs[0]) == [8, 12, 12, 12]
     asked = dataclasses.replace(settings, asked=tuple(dict(tasks)))
     assert 0 <= _train.train_piece(asked, "elu", 4, 1e-2, 0)["accuracy"] <= 1
-    with pytest.raises(ValueError, match="one vocabulary"):
+    with pytest.raises(ValueError, match="the same vocabulary"):
         dataclasses.replace(SMALL, asked=(recall.Task(18, 12, 2),))
 
 
@@ -282,10 +282,10 @@ def test_points_are_the_means_of_the_best_rate_and_the_front_is_what_nothing_bea
     [
         (["--mixers", "sofmax"], "did you mean 'softmax'"),
         (["--pairs", "40"], "a length of 160"),
-        (["--vocabulary", "12"], "too few"),
+        (["--vocabulary", "12"], "has only 5 keys"),
         (["--widths", "7", "--mixers", "retention"], "at width 7"),
-        (["--preset", "hours"], "known are minutes and paper"),
-        (["--mixers", "elu,elu"], "none of them twice"),
+        (["--preset", "hours"], "choose minutes or paper"),
+        (["--mixers", "elu,elu"], "no duplicates"),
         (["--seeds", "0"], "seeds"),
         (["--rates", "fast"], "--rates takes numbers"),
         (["--widths", "wide"], "--widths takes numbers"),

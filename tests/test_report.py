@@ -1,4 +1,4 @@
-"""The report without a browser: what the file holds, what it refuses, and the figures."""
+"""The report without a browser: the contents of the file, refusals, and figures."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def comparison_of(
     texts: list[str] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """A comparison with true weights and metrics, and made-up times."""
+    """A comparison with real weights and metrics and invented times."""
     texts = [text.format(n=n) for text in texts or MAPS]
     q, k, v = topical(layers, heads, kv_heads, n, d, seed)
     wide = [x.astype(np.float64) for x in (q, k, v)]
@@ -269,7 +269,7 @@ def comparison() -> dict[str, Any]:
 
 
 def data_in(html: str) -> Any:
-    """The JSON in the page, cut out as a browser does: up to the first </script."""
+    """Extract the JSON as a browser does, up to the first </script."""
     opening = '<script type="application/json" id="data">'
     start = html.index(opening) + len(opening)
     return json.loads(html[start : html.index("</script", start)])
@@ -313,7 +313,7 @@ HOSTILE = [
 
 
 def hostile(comparison: dict[str, Any]) -> dict[str, Any]:
-    """The comparison with a dangerous text wherever a text is free."""
+    """The comparison with a dangerous string in every free text field."""
     out = copy.deepcopy(comparison)
     n = len(out["data"]["tokens"])
     out["data"] |= {

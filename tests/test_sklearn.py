@@ -1,4 +1,4 @@
-"""The adapters obey scikit-learn's rules, and its own estimators agree with ours."""
+"""The adapters follow scikit-learn's rules, and its own estimators agree with ours."""
 
 import math
 import pickle
@@ -170,7 +170,7 @@ class TestKernelFeatures:
         [
             ({"feature_map": "eluu"}, ValueError, "did you mean 'elu'"),
             ({"feature_map": 3}, TypeError, "not int"),
-            ({"feature_map": "cosformer:horizon=8"}, ValueError, "samples have none"),
+            ({"feature_map": "cosformer:horizon=8"}, ValueError, "which samples do not have"),
             ({"scale": 0}, ValueError, "scale > 0 and finite, not 0"),
             ({"scale": "auto"}, ValueError, "not 'auto'"),
             ({"scale": math.inf}, ValueError, "not inf"),
@@ -253,7 +253,7 @@ class TestKernelSVC:
 
 
 class TestAgreement:
-    """Ours and scikit-learn's solve one problem; how the penalties are named is told apart."""
+    """Our estimator and scikit-learn's solve the same problem, with different penalty names."""
 
     def test_sum_penalty_is_their_alpha(self):
         x, y, _ = problem(30)

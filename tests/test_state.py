@@ -1,4 +1,4 @@
-"""The state is a value: streams equal batches, halves merge, files return, strangers do not."""
+"""States: streams equal batches, halves merge, files load, and foreign states are refused."""
 
 import dataclasses
 import struct
@@ -22,7 +22,7 @@ def inputs(n, seed=0, lead=(2,), dtype=np.float64):
 
 
 def part(x, lo, hi, n):
-    """A stretch of a per-token array (tokens on the axis of length n), anything else whole."""
+    """Slice a per-token array (tokens on the axis of length n); return anything else whole."""
     if not isinstance(x, np.ndarray) or n not in x.shape:
         return x
     axis = x.shape.index(n)
@@ -164,7 +164,7 @@ def test_float64_state_continues_in_float32_without_losing_its_scale():
 
 
 def opened(path):
-    """The metadata and the tensors of a file."""
+    """Return the metadata and the tensors of a file."""
     with safetensors.safe_open(path, framework="numpy") as file:
         return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 

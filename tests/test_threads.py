@@ -1,4 +1,4 @@
-"""How many threads the core uses: who says so, what work is worth, and how a process ends."""
+"""How many threads the core uses, for which work, and how a process ends."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def threads():
 
 
 class Torch:
-    """What PyTorch is asked for."""
+    """The part of PyTorch that the core asks for the number of threads."""
 
     def __init__(self, count):
         self.count = count
@@ -154,7 +154,7 @@ def test_one_thread_is_one_thread():
 
 
 def test_a_script_that_used_gradients_ends_cleanly():
-    """Also where what it made is still held when it ends."""
+    """Also if its results are still alive when the process ends."""
     code = """
         import torch
         import kerneltrick as kt

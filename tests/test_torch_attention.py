@@ -1,4 +1,4 @@
-"""`Attention` is nn.MultiheadAttention with another map: it streams, and refuses in words."""
+"""`Attention` is nn.MultiheadAttention with another map; it streams and explains refusals."""
 
 import copy
 import itertools
@@ -45,11 +45,31 @@ def close(a, b, tolerance=1e-10):
 
 
 def test_the_first_call_may_be_compiled():
-    """Nothing is left to be worked out by a first call in ways that the compiler does not know."""
+    """The first call needs no set-up that the compiler cannot trace."""
     own, x = layer(rotary=True), tokens(2, 9)
     torch.compiler.reset()
     compiled = torch.compile(own, backend="eager", fullgraph=True, dynamic=True)
     close(compiled(x)[0], own(x)[0])
+
+
+@pytest.mark.parametrize("given", ["ids", "ids of rows", "mask", "ids of a part"])
+def test_a_compiled_layer_takes_masks_and_texts_of_any_length(given):
+    """Sizes are symbols after the second length: they are compared as numbers, one by one."""
+    own = layer(rotary=True, short_convolution=3)
+
+    def run(x, which):
+        x = x[:, 1:] if given == "ids of a part" else x
+        return own(x, **{"mask" if given == "mask" else "segment_ids": which})[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(run, backend="eager")
+    for batch, n in ((2, 9), (2, 12), (2, 7), (3, 12)):
+        x = tokens(batch, n)
+        ids = torch.arange(n - (given == "ids of a part")) // 4
+        which = {"ids of rows": ids.expand(batch, -1), "mask": x[..., 0] < 1}.get(given, ids)
+        close(compiled(x, which), run(x, which))
+    with pytest.raises(ValueError, match="one entry per token"):
+        compiled(x, which[..., 1:])
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -94,7 +114,7 @@ def test_a_stream_in_pieces_is_the_whole_to_rounding(name):
     "name", ["elu, all options", "window, all options", "softmax", "cosformer"]
 )
 def test_padding_anywhere_is_as_though_it_were_not_there(name):
-    """In front, behind and between, in one call and over two; NaN in it reaches nothing."""
+    """Padding in front, behind and between, in one call and over two; NaN in it has no effect."""
     module, x = layer(**LAYERS[name]), tokens(1, 20)
     text = x.clone().requires_grad_()
     expected, after = module(text)
@@ -269,10 +289,16 @@ def test_positions_after_a_mask_are_those_of_each_row():
 
 
 def test_what_has_no_compiled_step_decodes_with_values():
-    for options in ({"causal": False}, {"dtype": torch.bfloat16}):
-        module = layer(**options)
-        _, state = module(tokens(1, 5).to(module.q_proj.weight.dtype))
-        assert module.live(state) is state
+    module = layer(causal=False)
+    _, state = module(tokens(1, 5))
+    assert module.live(state) is state
+
+
+def test_bfloat16_has_a_compiled_step():
+    module = layer(window=4, dtype=torch.bfloat16)
+    _, state = module(tokens(1, 5).to(torch.bfloat16))
+    live = module.live(state)
+    assert (live is not state) == kt.Decoder("elu", shape=(1,), d=4).compiled
 
 
 def test_bytes_of_a_state_grow_for_exact_attention_only():
@@ -319,7 +345,7 @@ def test_weights_are_those_that_forward_mixes_with():
 
 @pytest.mark.parametrize("feature_map", ["elu", "favor:features=16", "taylor", "softmax", "exp"])
 def test_float16_stays_finite_up_to_its_largest_numbers(feature_map):
-    """W adds columns two by two, so that q and k reach 120,000, which float16 cannot hold."""
+    """W adds pairs of columns, so q and k reach 120,000, which overflows float16."""
     window = 4 if feature_map == "elu" else 0
     module = layer(feature_map=feature_map, window=window, rotary=True, on_zero="zero")
     turn = torch.eye(SIZE).unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
@@ -392,7 +418,7 @@ def test_a_learned_map_is_learned_and_moved_with_the_layer():
         twin(x, state)
     module.load_state_dict(twin.state_dict())
     close(twin(x)[0], module(x)[0], 0)
-    with pytest.raises(ValueError, match="2 key heads of 4"):
+    with pytest.raises(ValueError, match="2 key heads of width 4"):
         layer(feature_map=LearnedMap(num_heads=4, num_kv_heads=2, head_dim=4))
     with pytest.raises(TypeError, match="LearnedMap"):
         layer(feature_map=maps.Hedgehog(weight=nn.Parameter(torch.eye(4))))
@@ -430,15 +456,15 @@ def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda m, x: m(x, mask=torch.ones(2, 5).long()), TypeError, "it != 0"),
+        (lambda m, x: m(x, mask=torch.ones(2, 5).long()), TypeError, "yours != 0"),
         (lambda m, x: m(x, key_padding_mask=torch.zeros(2, 5)), TypeError, "True where .* ignored"),
         (lambda m, x: m(x, mask=torch.ones(5, 2) > 0), ValueError, r"\(2, 5\), not \(5, 2\)"),
         (lambda m, x: m(x, mask=torch.ones(2, 4, 5) > 0), ValueError, "one entry per token"),
         (lambda m, x: m(x, mask=x[..., 0] > 0, key_padding_mask=x[..., 0] > 0), ValueError, "both"),
         (lambda m, x: m(x.float()), TypeError, "float64, but x is torch.float32"),
-        (lambda m, x: m(x.to("meta")), ValueError, "x on meta"),
+        (lambda m, x: m(x.to("meta")), ValueError, "x is on meta"),
         (lambda m, x: m(x[0]), ValueError, r"\(batch, n, 16\)"),
-        (lambda m, x: m(x, segment_ids=x[..., 0]), TypeError, "whole numbers"),
+        (lambda m, x: m(x, segment_ids=x[..., 0]), TypeError, "a tensor of integers"),
         (lambda m, x: m(x, segment_ids=torch.zeros(5, 2).long()), ValueError, "one entry per"),
         (lambda m, x: m(x, cu_seqlens=torch.tensor([0, 5])), ValueError, "one packed row"),
         (lambda m, x: m(x[:1], cu_seqlens=torch.tensor([0, 3])), ValueError, "rise from 0 to n"),
@@ -446,7 +472,7 @@ def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
         (lambda m, x: m(x, layer(layer_idx=3)(x)[1]), ValueError, "layer_idx=3"),
         (lambda m, x: m(x, layer(feature_map="exp")(x)[1]), ValueError, "state is of"),
         (lambda m, x: m(x, m(x[:1])[1]), ValueError, "1 rows"),
-        (lambda m, x: Attention(16, 5), ValueError, "give head_dim"),
+        (lambda m, x: Attention(16, 5), ValueError, "set head_dim"),
         (lambda m, x: Attention(16, 4, num_kv_heads=3), ValueError, "evenly"),
         (lambda m, x: Attention(15, 5, rotary=True), ValueError, "even head_dim"),
         (lambda m, x: Attention(16, 4, far=1.0), ValueError, "window or sinks"),
@@ -463,10 +489,10 @@ def test_what_has_no_meaning_is_refused_in_words(call, error, words):
     ("source", "words"),
     [
         ({"batch_first": False}, "batch_first"),
-        ({"dropout": 0.1}, "never formed"),
+        ({"dropout": 0.1}, "never forms them"),
         ({"add_bias_kv": True}, "add_bias_kv"),
         ({"add_zero_attn": True}, "add_bias_kv"),
-        ({"kdim": 8}, "no self-attention"),
+        ({"kdim": 8}, "not self-attention"),
     ],
 )
 def test_what_multihead_attention_has_more_is_refused(source, words):

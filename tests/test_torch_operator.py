@@ -1,4 +1,4 @@
-"""Attention as an operator of PyTorch's: recorded, traced, compiled, exported, differentiated."""
+"""Attention as a PyTorch operator: recorded, traced, compiled, exported, differentiated."""
 
 import functools
 
@@ -33,7 +33,7 @@ def weights(*shape, seed=0):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The arguments of every operator that is called; autograd calls it again below itself."""
+    """Record the arguments of every operator call; autograd calls the operator once more."""
     seen, depth = [], [0]
 
     def spy(operator, *arguments):
@@ -55,7 +55,7 @@ def t2r(weight, bias):
 
 
 def ahead(k0, v0, *, feature_map, **options):
-    """The state that a stretch before has left."""
+    """The state after some earlier tokens."""
     return kt.linear_attention(k0, k0, v0, feature_map, causal=True, return_state=True, **options)[
         1
     ]
@@ -165,7 +165,7 @@ class TestOperator:
 
 class TestDerivatives:
     def test_second_derivatives(self, case):
-        """By the chunked engine, unasked."""
+        """The chunked engine takes over automatically."""
         attend, leaves = case
         assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
         assert torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
@@ -334,7 +334,7 @@ class TestWithoutValues:
 
 
 class Layer(torch.nn.Module):
-    """What a model has: projections, a learned map, a window."""
+    """Parts of a model: projections, a learned map, a window."""
 
     def __init__(self):
         super().__init__()
@@ -496,3 +496,14 @@ def test_learned_maps_of_every_kind_are_taken_apart_by_the_compiler():
             for f in (made, lambda *x, phi=phi: kt.linear_attention(*x, phi, causal=True))
         )
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_layers_with_learned_maps_compile_for_every_backend(backend):
+    from kerneltrick.torch import Attention, LearnedMap
+
+    layer = Attention(16, 2, feature_map=LearnedMap("hedgehog", num_heads=2, head_dim=8))
+    run = torch.compile(layer, backend=backend, fullgraph=True)
+    for n in (3, 7):
+        x = torch.linspace(-1, 1, n * 16).reshape(1, n, 16)
+        torch.testing.assert_close(run(x)[0], layer(x)[0])

@@ -1,4 +1,4 @@
-"""Gradients beside a window: to q, k, v, the gain and through the state, near and far."""
+"""Gradients with a window: to q, k, v, the gain and through the state, near and far."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tensors(n=7, heads=(2, 1), seed=0):
     return [torch.asarray(rng.standard_normal(s)).requires_grad_() for s in shapes]
 
 
-# One engine for each map every time, all of them in `make test-all`.
+# `make test` runs one engine per map, `make test-all` runs all.
 CASES = [
     pytest.param(text, engine, marks=[] if engine == usual else [pytest.mark.slow])
     for text, usual in {
@@ -36,7 +36,7 @@ CASES = [
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(("text", "engine"), CASES)
 def test_gradcheck(text, engine, causal, relative):
-    """Masked and raw too: gradients are true derivatives, of the largest near score as well."""
+    """Also masked and unnormalised; gradients include those of the largest near score."""
     mask = torch.tensor([True, True, False, True, True, True, False])
     gain = torch.tensor([-0.3, 0.4], dtype=torch.float64).requires_grad_()
     for normalize in (True, False):
@@ -52,7 +52,7 @@ def test_gradcheck(text, engine, causal, relative):
 
 @pytest.mark.parametrize("text", ["elu", "favor:features=8", "softmax"])
 def test_gradcheck_through_the_state(text):
-    """What is near at the end of the first stretch is near, then far, in the second."""
+    """Tokens near the end of the first call are near, then far, in the second."""
     options = {"causal": True, "window": 3, "sinks": 1, "far": kt.Far(0.2, relative=True)}
     for engine in ENGINES:
 

@@ -1,4 +1,4 @@
-"""Near and far in PyTorch, JAX and array-api-strict: the numbers of NumPy, returned in kind."""
+"""Windows in PyTorch, JAX and array-api-strict give NumPy's numbers in the caller's arrays."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def arrays(n=23, dtype=np.float32, seed=0):
 
 
 def slow(library, engine, causal):
-    """What takes seconds, by XLA's compiling or token by token; JAX is seen below, too."""
+    """Cases that take seconds, through XLA's compiler or token by token."""
     return library == "jax" or (library == "array-api-strict" and engine == "recurrent")
 
 

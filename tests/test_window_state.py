@@ -1,4 +1,4 @@
-"""The state beside a window: constant size, stream = batch at any split, merge, files, forks."""
+"""States with a window: constant size, streams equal batches at any split, merge, files, forks."""
 
 import copy
 import itertools
@@ -72,7 +72,7 @@ def test_a_stream_cut_anywhere_is_the_batch(data):
 
 @given(data=st.data())
 def test_halves_merge_to_the_whole(data):
-    """Tokens near the end of the left half, and the sinks of the right one, go into the sums."""
+    """The last tokens of the left half and the sinks of the right half go into the sums."""
     n, cut = 40, data.draw(st.integers(0, 40))
     window = data.draw(st.sampled_from([0, 1, 2, 7, 20, 50]))
     sinks = data.draw(st.sampled_from([0, 1, 4] if window else [1, 4]))
@@ -236,7 +236,7 @@ def test_two_continuations_of_one_state_do_not_disturb_each_other():
     first = kt.linear_attention(*one, "elu", state=state, **options)
     kt.linear_attention(*two, "elu", state=state, **options)
     for x in (q, k, v):
-        x[...] = np.nan  # the state does not look back at the arrays it came from
+        x[...] = np.nan  # the state does not refer to the arrays it came from
     assert same_bits(kt.linear_attention(*one, "elu", state=state, **options), first)
     with pytest.raises(ValueError, match="read-only"):
         state.near.k[...] = 0
@@ -304,7 +304,7 @@ def test_a_decoder_goes_on_where_the_batch_stopped(text, dtype):
 
 
 def test_jax_streams_in_one_scan():
-    """State.empty has room for a whole window, so that the carry keeps its shape."""
+    """State.empty has room for a full window, so that the carry keeps its shape."""
     jax = pytest.importorskip("jax")
     q, k, v = (jax.numpy.asarray(x) for x in inputs(9, dtype=np.float32))
     options = {"causal": True, "window": 4, "sinks": 1}

@@ -1,4 +1,4 @@
-"""The one writer: standard output, devices and pipes, links, and files that appear whole."""
+"""The writer handles standard output, devices, pipes and links, and writes files atomically."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ SMALL = ("compare", "--synthetic", "gaussian:n=8,d=2", "--map", "elu")
 
 
 def read_in_background(fifo):
-    """The bytes that somebody writes into a pipe, and a function that waits for them."""
+    """Return the bytes written into a pipe, and a function that waits for them."""
     found = []
     thread = threading.Thread(target=lambda: found.append(fifo.read_bytes()), daemon=True)
     thread.start()
@@ -175,6 +175,140 @@ def test_standard_output_that_is_a_file_is_not_replaced(tmp_path):
     first, rest = target.read_text().split("\n", 1)
     assert first == "before"
     assert json.loads(rest)["format"] == "kerneltrick.compare/3"
+
+
+@pytest.fixture
+def captured(tmp_path):
+    """A file of q, k and v, as .npz, as .safetensors and as a folder."""
+    arrays = dict(zip("qkv", np.random.default_rng(0).standard_normal((3, 2, 16, 4)), strict=True))
+    np.savez(tmp_path / "ok.npz", **arrays)
+    analysis.save_attention(
+        analysis.AttentionData.from_arrays(*arrays.values()), tmp_path / "ok.safetensors"
+    )
+    (tmp_path / "folder").mkdir()
+    for name, x in arrays.items():
+        np.save(tmp_path / "folder" / f"{name}.npy", x)
+    return tmp_path
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("how", ["itself", "symlink", "hard link", "other spelling", "in a folder"])
+def test_compare_does_not_overwrite_the_file_it_reads(run, captured, monkeypatch, option, how):
+    file, out = captured / "ok.npz", captured / "out"
+    if how == "itself":
+        out = file
+    elif how == "symlink":
+        out.symlink_to(file)
+    elif how == "hard link":
+        out.hardlink_to(file)
+    elif how == "other spelling":
+        monkeypatch.chdir(captured)
+        out = "folder/../ok.npz"
+    else:
+        file = captured / "folder"
+        out = file / "v.npy"
+    before = contents(captured)
+    code, printed, err = run("compare", file, "--map", "elu", option, out)
+    assert (code, printed) == (2, "")
+    assert f"cannot write {out}: this command reads" in err
+    assert contents(captured) == before
+
+
+def test_reports_in_a_folder_that_is_read_can_be_replaced(run, captured):
+    folder = captured / "folder"
+    (folder / ".report.json.unfinished").write_text("of another run")
+    outputs = ("--json", folder / "report.json", "--html", folder / "report.html")
+    for _ in range(2):
+        assert run("compare", folder, "--map", "elu", "-q", *outputs)[0] == 0
+    assert json.loads((folder / "report.json").read_text())["format"].startswith("kerneltrick")
+
+
+def test_compare_does_not_overwrite_the_maps_it_reads(run, captured):
+    fitted = captured / "maps.safetensors"
+    analysis.FittedMaps({0: kt.Dial(kt.maps.Hedgehog(np.eye(4)), window=4)}, heads=(0, 1)).save(
+        fitted
+    )
+    before = contents(captured)
+    for text in (fitted, f"elu,{fitted}@window=2"):
+        code, _, err = run("compare", captured / "ok.npz", "--maps", text, "--json", fitted)
+        assert code == 2
+        assert "this command reads it" in err
+    assert contents(captured) == before
+
+
+def test_no_other_command_overwrites_what_it_reads(run, captured, monkeypatch):
+    """Fit, capture, evaluate, linearize and train: refused before the work, nothing changed."""
+    pytest.importorskip("torch")
+    model, text = captured / "model", captured / "text.safetensors"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    text.write_text("a text of some words " * 9)
+    (model / "text").hardlink_to(text)
+    file = captured / "ok.safetensors"
+    before = contents(captured)
+    for command in (
+        ("fit", file, "--out", file),
+        ("capture", model, "--text", text, "--out", text),
+        ("capture", model, "--text", text, "--out", model / "model.safetensors"),
+        ("evaluate", model, "--text", text, "--html", text),
+        ("evaluate", model, "--text", text, "--json", model / "config.json"),
+        ("evaluate", model, "--text", model / "text", "--teacher", model, "--json", text),
+    ):
+        code, out, err = run(*command)
+        assert (code, out) == (2, ""), command
+        assert "this command reads" in err, err
+        assert contents(captured) == before
+    (captured / "lm").mkdir()
+    (captured / "lm" / "model.safetensors").symlink_to(text)
+    code, _, err = run("train", text, "--out", captured / "lm", "--steps", 1, "-q")
+    assert code != 0
+    assert {p: x for p, x in contents(captured).items() if p in before} == before
+
+
+def test_a_command_does_not_append_its_output_to_what_it_reads(captured):
+    file = captured / "ok.npz"
+    before = file.read_bytes()
+    with file.open("ab") as stream:
+        arguments = ("compare", file, "--map", "elu", "-q", "--json", "-")
+        done = kerneltrick(*arguments, stdout=stream, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert b"cannot write standard output: this command reads it" in done.stderr
+    assert file.read_bytes() == before
+
+
+def test_protection_ends_with_the_command(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    with _files.protecting([file]):
+        for call in (_files.check_writable, lambda path: _files.write(path, "new")):
+            with pytest.raises(OSError, match="this command reads it"):
+                call(file)
+        with pytest.raises(OSError, match="this command reads"):
+            _files.append(file, "new")
+    _files.write(file, "new")
+    assert file.read_text() == "new"
+
+
+def test_a_folder_that_cannot_be_made_or_replaced_says_why(tmp_path, monkeypatch):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "text").write_text("read")
+    monkeypatch.chdir(tmp_path)
+    _files.check_folder_writable("new")
+    with pytest.raises(OSError, match=r"cannot write none/new: there is no folder .*none"):
+        _files.check_folder_writable("none/new")
+    for read in ("old", "old/text"):
+        with _files.protecting([read]), pytest.raises(OSError, match=r"this command reads .*old"):
+            _files.check_folder_writable("old")
+    monkeypatch.setattr(os, "access", lambda *arguments: False)  # root may write anywhere
+    with pytest.raises(
+        PermissionError, match=rf"cannot write new: Permission denied in .*{tmp_path.name}"
+    ):
+        _files.check_folder_writable("new")
 
 
 def test_two_options_do_not_write_the_same_file(run, tmp_path):

@@ -1,12 +1,11 @@
-"""What tools make: pictures, tables and files, stamped with the version and the sources they show.
+"""Stamp generated pictures and tables with the version and a hash of the sources they show.
 
 python tools/generated.py         exit 1 if a picture or table is older than the code it shows
-python tools/generated.py --all   the same also for those that show times
+python tools/generated.py --all   also check pictures and tables that show times
 
-A stamp holds a hash of the sources that decide what is shown. Python counts without comments,
-docstrings and layout, and C++ without comments and layout, so that only a change of code makes a
-picture old. What a tool can quickly make again (`--check` of make_labs, make_claims, …) carries the
-version alone.
+A stamp holds a hash of the sources that determine what is shown. The hash ignores comments, layout
+and Python docstrings, so only a change of code makes a picture outdated. Files that a tool can
+quickly regenerate and check (`--check` of make_labs, make_claims, …) carry only the version.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _STAMP = re.compile(r"<!-- made by (kerneltrick [^>]*) -->\n")
 
 @dataclass(frozen=True)
 class Product:
-    """A picture or table: how to make it again, and the sources of what it shows.
+    """A picture or table: the make target that regenerates it, and its sources.
 
-    A source is a file, a pattern of files, or `file:name`, one function, class or method of a file.
+    A source is a file, a glob pattern, or `file:name` for one function, class or method.
     """
 
-    target: str  # of make
+    target: str  # the target for make
     sources: tuple[str, ...]
-    timed: bool = False  # it shows times, so it is made on a quiet machine
+    timed: bool = False  # whether it shows times and needs a quiet machine
 
     def stamp(self) -> str:
         return f"kerneltrick {__version__}, sources {fingerprint(self.sources)}"
@@ -56,24 +55,31 @@ def _simulation(name: str) -> Product:
 
 CORE = ("native/*.h", "native/*.cpp", f"{PACKAGE}/engines/*.py", f"{PACKAGE}/attention/_linear.py")
 PICTURES = {
+    "speed.png": Product(
+        "figures",
+        ("tools/make_figures.py:speed_figure", "benchmarks/levels.py",
+         "benchmarks/language_model.py:SdpaAttention", *CORE),
+        timed=True,
+    ),
     "overview.png": Product(
         "figures",
-        (*(f"tools/make_figures.py:{name}" for name in ("measured", "draw_weights", "draw_times")),
-         *CORE),
-        timed=True,
+        ("tools/make_figures.py:topical_tokens", "tools/make_figures.py:overview",
+         "tools/make_figures.py:overview_figure"),
     ),
     "report.png": Product(
         "figures",
         ("tools/make_figures.py:screenshot", f"{PACKAGE}/report/page/*",
          f"{PACKAGE}/report/page/compare/*", f"{PACKAGE}/analysis/*.py",
          f"{PACKAGE}/cli/_arguments.py:default_maps"),
-        timed=True,
+        timed=True,  # not really, but it needs a browser, so an old one is no failure
     ),
     "complexity.png": Product(
         "figures",
         (f"{PACKAGE}/costs/_plot.py", f"{PACKAGE}/costs/_features.py",
          f"{PACKAGE}/costs/_attention.py:softmax", f"{PACKAGE}/costs/_attention.py:linear"),
     ),
+    "brackets.png": Product("figures", ("tools/make_figures.py:brackets",)),
+    "chunks.png": Product("figures", ("tools/make_figures.py:chunks",)),
     "quadratic.png": Product("figures", ("tools/make_figures.py:quadratic",)),
     "decoding.png": Product(
         "figures", ("tools/make_figures.py:decoding", f"{PACKAGE}/costs/_decoding.py")
@@ -106,7 +112,7 @@ PICTURES = {
         for name in ("moments", "scaling", "features", "representer", "svm")
     },
 }  # fmt: skip
-TABLES = {  # by the line that they begin with
+TABLES = {  # by their first line
     "<!-- bench:start -->": Product(
         "bench",
         ("benchmarks/bench.py", "benchmarks/baselines.py", f"{PACKAGE}/engines/_chunked.py",
@@ -119,7 +125,7 @@ TABLES = {  # by the line that they begin with
 
 @functools.cache
 def fingerprint(sources: tuple[str, ...]) -> str:
-    """A hash of the code in these sources."""
+    """Return a hash of the code in these sources."""
     digest = hashlib.sha256()
     for source in sources:
         pattern, _, name = source.partition(":")
@@ -132,7 +138,7 @@ def fingerprint(sources: tuple[str, ...]) -> str:
 
 
 def code(path: Path, name: str = "") -> str:
-    """What counts in a file, or in one function, class or method of a Python file."""
+    """Return the part of a file, or of one function, class or method, that the hash covers."""
     if path.suffix == ".py":
         tree: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
         for part in filter(None, name.split(".")):
@@ -161,7 +167,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def save_picture(figure: Any, name: str, folder: Path = IMAGES, dpi: int = 120) -> None:
-    """Write a matplotlib figure as the picture of that name."""
+    """Save a matplotlib figure as the picture `name`."""
     drawn = io.BytesIO()
     with picture_style():
         figure.savefig(drawn, format="png", dpi=dpi)
@@ -169,25 +175,31 @@ def save_picture(figure: Any, name: str, folder: Path = IMAGES, dpi: int = 120) 
 
 
 def save_png(content: bytes, name: str, folder: Path = IMAGES) -> None:
-    """Write the picture of that name with its stamp."""
+    """Save the picture `name` with its stamp."""
     content = stamped(packed(content), PICTURES[name].stamp())
     write(folder / name, content)
     print(f"wrote {folder / name}, {len(content) / 1000:.0f} kB")
 
 
 def packed(png: bytes) -> bytes:
-    """The same picture in fewer bytes, since wheels carry it: nothing is transparent."""
+    """The picture with 256 colours and without transparency: a third of the bytes.
+
+    Wheels carry pictures. Drawings have few colours, so the eye sees no difference.
+    """
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as picture:
-        opaque = picture.mode == "RGBA" and picture.getextrema()[3] == (255, 255)
+        if picture.mode == "RGBA" and picture.getextrema()[3] == (255, 255):
+            picture = picture.convert("RGB")
+        if picture.mode == "RGB":
+            picture = picture.quantize(256, dither=Image.Dither.NONE)
         made = io.BytesIO()
-        (picture.convert("RGB") if opaque else picture).save(made, "png", optimize=True)
+        picture.save(made, "png", optimize=True)
     return made.getvalue()
 
 
 def stamped(png: bytes, stamp: str) -> bytes:
-    """The picture with a text chunk after its header (8 bytes of signature, 25 of IHDR)."""
+    """Insert the stamp as a text chunk after the header (8 bytes of signature, 25 of IHDR)."""
     chunk = b"tEXtkerneltrick\0" + stamp.encode()
     size, check = struct.pack(">I", len(chunk) - 4), struct.pack(">I", zlib.crc32(chunk))
     return png[:33] + size + chunk + check + png[33:]
@@ -205,7 +217,7 @@ def stamp_of_picture(png: bytes) -> str | None:
 
 
 def page_with(page: str, block: str, begin: str, end: str) -> str:
-    """The page with `block` between its lines `begin` and `end`, and the stamp before it."""
+    """Return the page with the stamp and `block` between its lines `begin` and `end`."""
     before, first, rest = page.partition(begin)
     _, last, after = rest.partition(end)
     if not (first and last):
@@ -220,9 +232,9 @@ def stamp_of_table(page: str, begin: str) -> str | None:
 
 
 def update(wanted: dict[Path, str], check: bool, target: str) -> int:
-    """Write the files that are not as wanted; with `check` only name them, and return 1.
+    """Write the files that differ from `wanted`. With `check`, only list them and return 1.
 
-    The version that made them is no reason.
+    A different version in the stamp does not count as a difference.
     """
     stale = [
         path
@@ -232,7 +244,7 @@ def update(wanted: dict[Path, str], check: bool, target: str) -> int:
     ]
     if check and stale:
         names = ", ".join(map(str, stale))
-        print(f"not up to date, run make {target}: {names}", file=sys.stderr)
+        print(f"outdated, run make {target}: {names}", file=sys.stderr)
         return 1
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +254,7 @@ def update(wanted: dict[Path, str], check: bool, target: str) -> int:
 
 
 def old() -> dict[str, Product]:
-    """The pictures and tables that do not show the code as it is, by name."""
+    """Return the pictures and tables that are older than the code, by name."""
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     stamps = {
         **{name: stamp_of_picture((IMAGES / name).read_bytes()) for name in PICTURES},
@@ -258,7 +270,9 @@ def old() -> dict[str, Product]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="fail for what shows times, too")
+    parser.add_argument(
+        "--all", action="store_true", help="also fail for pictures and tables that show times"
+    )
     arguments = parser.parse_args(argv)
     found = old()
     for name, product in found.items():

@@ -1,4 +1,4 @@
-"""Write docs/wrong_claims.md from the table of claims, with the verdict on each of them.
+"""Write docs/wrong_claims.md from the table of claims, with the verdict on each claim.
 
 python tools/make_claims.py           write the page
 python tools/make_claims.py --check   exit 1 if it is not up to date
@@ -20,31 +20,30 @@ Decide = Callable[[str, str], proofs.Verdict]
 INTRODUCTION = """\
 # Wrong claims, refuted
 
-Statements about attention and kernels that were found in teaching material, each with its
-refutation and the truth. Every verdict below is what the command above it prints; the commands need
-the extra `proofs` (`pip install 'kerneltrick[proofs]'`). This page is written by `make claims`
-from `src/kerneltrick/proofs/_claims.py`, and a test checks that it is current.
+These statements about attention and kernels were found in teaching material. Each one is refuted
+here, and followed by the truth. Below every command is what it prints. The commands need the extra
+`proofs` (`pip install 'kerneltrick[proofs]'`). `make claims` writes this page from
+`src/kerneltrick/proofs/_claims.py`, and a test checks that it is up to date.
 
-A claim is a text in a small language that is read, never run: `q·k` is the dot product, `x[i]` a
-coordinate, `[1, √2*x, x[i]*x[j] for i<=j]` a feature map. `kerneltrick prove --help` has examples
-of every kind. The exit code is 0 for a claim that holds, 1 for one that does not, 2 for one
-that could not be decided, and 3 for one that could not be read, or where something is missing.
+A claim is written in a small language and never run as code: `q·k` is the dot product, `x[i]` is a
+coordinate, and `[1, √2*x, x[i]*x[j] for i<=j]` is a feature map. `kerneltrick prove --help` shows
+an example of every kind. `prove` exits with 0 (true), 1 (false), 2 (undecided), 3 (error).
 """
 
 
 def page(decide: Decide) -> str:
-    """The whole page, with verdicts by `decide(kind, claim)`."""
+    """The whole page, with verdicts from `decide(kind, claim)`."""
     parts = [INTRODUCTION]
     for statement in proofs.STATEMENTS:
         parts.append(f"## {statement.number}. {statement.statement}\n")
         parts.append(textwrap.fill(f"**Wrong.** {statement.truth}", 100) + "\n")
         blocks = [_block(claim, decide) for claim in statement.claims]
         parts.append("```text\n" + "\n\n".join(blocks) + "\n```\n")
-    parts.append("## Matters of history, and of arithmetic\n")
-    parts.append("These are not claims a program can decide.\n")
+    parts.append("## Matters of history and arithmetic\n")
+    parts.append("A program cannot decide these claims.\n")
     for number, (statement, truth) in proofs.PROSE.items():
         parts.append(textwrap.fill(f"**{number}. {statement}** {truth}", 100) + "\n")
-    parts.append("## Further claims, right and wrong\n")
+    parts.append("## More claims, right and wrong\n")
     rows = [("Kind", "Claim", "Verdict", "Reason"), ("---",) * 4]
     for claim in proofs.FURTHER:
         verdict = decide(claim.kind, claim.text)

@@ -1,27 +1,29 @@
 """The pictures of the README and of the pages in docs/: `make figures`.
 
-overview.png: weights that maps imply, and time against n. report.png: the report of the embedded
-sample as Chromium shows it (left as it is where there is no Chromium). The others are the
-simulations (`kerneltrick simulate`) and counts (`kerneltrick costs`) of the pages.
+speed.png shows the time of the operator, a layer and a model against the length; it is measured by
+benchmarks/levels.py. overview.png shows the weights that maps imply. report.png is the report of
+the embedded sample in Chromium (it is left as it is where there is no Chromium). The others are
+the simulations (`kerneltrick simulate`), counts (`kerneltrick costs`) and drawings of the pages.
 
 python tools/make_figures.py            all of them
-python tools/make_figures.py pages      those of the pages only; or overview, screenshot
+python tools/make_figures.py pages      those of the pages only; or speed, overview, screenshot
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import shutil
+import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from generated import save_picture, save_png
-from matplotlib.axes import Axes
+from generated import ROOT, save_picture, save_png
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Polygon, Rectangle
 
 import kerneltrick as kt
 from kerneltrick import costs, simulate
@@ -31,7 +33,7 @@ from kerneltrick._pictures import ORANGE as RUST
 from kerneltrick.analysis._windows import head_errors, setting_at, window_lengths
 
 MAPS = ["elu", "favor:features=256", "taylor:order=2"]
-LENGTHS = [256, 512, 1024, 2048, 4096, 8192]
+PHONE = 6.2  # inches: a picture this wide can be read on a phone, with letters of 10 points
 
 
 def topical_tokens(n: int = 48, d: int = 16, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -42,71 +44,82 @@ def topical_tokens(n: int = 48, d: int = 16, seed: int = 1) -> tuple[np.ndarray,
     return tuple(chosen + 0.6 * rng.standard_normal((n, d)) for _ in range(2))  # type: ignore
 
 
-def seconds(call, repeats: int = 7) -> float:
-    call()
-    best = math.inf
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
 def overview() -> None:
-    torch.set_num_threads(2)
-    times = measured()
-    with picture_style():
-        figure = Figure(figsize=(10.4, 2.6), layout="constrained")
-        panels = figure.subplots(1, 5, width_ratios=[1, 1, 1, 1, 1.7])
-        draw_weights(panels[:4])
-        draw_times(panels[4], times)
-    save_picture(figure, "overview.png", dpi=160)
-    for n, linear, softmax in zip(LENGTHS, *times.values(), strict=True):
-        print(f"n = {n:5}: linear {linear * 1e3:7.2f} ms, softmax {softmax * 1e3:7.2f} ms")
-
-
-def measured() -> dict[str, list[float]]:
-    """Seconds of linear and of softmax attention at each length."""
-    attention = torch.nn.functional.scaled_dot_product_attention
-    found: dict[str, list[float]] = {"linear_attention, elu": [], "softmax (PyTorch)": []}
-    linear, quadratic = found.values()
-    for n in LENGTHS:
-        tensors = [torch.randn(1, 8, n, 64) for _ in range(3)]
-        with torch.no_grad():
-            linear.append(seconds(lambda x=tensors: kt.linear_attention(*x, "elu", causal=True)))
-            quadratic.append(seconds(lambda x=tensors: attention(*x, is_causal=True), 3))
-    return found
-
-
-def draw_weights(panels: np.ndarray) -> None:
-    """Softmax and three maps on the same queries and keys."""
+    """Softmax and three maps on the same queries and keys, with the error of each."""
     q, k = topical_tokens()
-    _, softmax = kt.softmax_attention(q, k, k, causal=True, return_weights=True)
-    shown = {"softmax": softmax}
-    for text in MAPS:
-        shown[text] = kt.attention_weights(q, k, text, causal=True)
+    softmax = kt.softmax_attention(q, k, k, causal=True, return_weights=True)[1]
+    weights = {text: kt.attention_weights(q, k, text, causal=True) for text in MAPS}
+    errors = {
+        text: float(np.linalg.norm(found - softmax) / np.linalg.norm(softmax))
+        for text, found in weights.items()
+    }
+    save_picture(overview_figure(softmax, weights, errors), "overview.png", dpi=160)
+    for text, error in errors.items():
+        print(f"{text}: misses the softmax weights by {error:.0%}")
+
+
+def overview_figure(
+    softmax: np.ndarray, weights: dict[str, np.ndarray], errors: dict[str, float]
+) -> Figure:
     top = float(np.quantile(softmax, 0.99))
-    lower = np.tri(len(q), dtype=bool)
-    for axes, (name, weights) in zip(panels, shown.items(), strict=True):
-        picture = np.where(lower, weights, np.nan)
-        axes.imshow(picture, cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
-        axes.set(xticks=[], yticks=[])
-        error = np.linalg.norm(weights - softmax) / np.linalg.norm(softmax)
-        axes.set_title(name.replace(":", "\n", 1) if ":" in name else name + "\n")
-        axes.set_xlabel("keys j ≤ i" if name == "softmax" else f"error {error:.2f}", color=FAINT)
-    panels[0].set_ylabel("queries i")
+    lower = np.tri(len(softmax), dtype=bool)
+    with picture_style():
+        figure = Figure(figsize=(PHONE, 2.2), layout="constrained")
+        panels = figure.subplots(1, 4)
+        for axes, (name, values) in zip(
+            panels, {"softmax": softmax, **weights}.items(), strict=True
+        ):
+            picture = np.where(lower, values, np.nan)
+            axes.imshow(picture, cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(name.replace(":", "\n") if ":" in name else f"\n{name}", fontsize=11)
+            below = f"misses by {errors[name]:.0%}" if name in errors else "the target"
+            axes.set_xlabel(below.replace("%", " %"), fontsize=11)
+    return figure
 
 
-def draw_times(axes: Axes, times: dict[str, list[float]]) -> None:
-    for (name, values), colour in zip(times.items(), (TEAL, RUST), strict=True):
-        axes.loglog(LENGTHS, np.array(values) * 1e3, "o-", color=colour, ms=3.5, lw=1.6, label=name)
-    axes.set_xticks([256, 1024, 4096], ["256", "1024", "4096"])
-    axes.minorticks_off()
-    axes.grid(axis="y", color=LINE)
-    axes.legend(loc="upper left", borderaxespad=0)
-    axes.margins(y=0.3)
-    axes.set_xlabel("tokens n")
-    axes.set_title(f"milliseconds, 2 cores, 8 heads × 64,\ncausal; kerneltrick {kt.__version__}")
+def speed() -> None:
+    """Measure and draw the operator, a layer and a model: benchmarks/levels.py."""
+    sys.path.insert(1, str(ROOT / "benchmarks"))
+    levels = importlib.import_module("levels")
+    found = levels.measure()
+    print(levels.table(found, levels.LENGTHS))
+    save_picture(speed_figure(levels.LENGTHS, found), "speed.png", dpi=160)
+
+
+def speed_figure(lengths: Sequence[int], found: dict[str, list[tuple[float, float]]]) -> Figure:
+    titles = {"operator": "attention alone", "layer": "one layer", "model": "model of 4 layers"}
+    with picture_style():
+        figure = Figure(figsize=(PHONE, 3.2), layout="constrained")
+        panels = figure.subplots(1, 3, sharey=True)
+        for axes, (name, times) in zip(panels, found.items(), strict=True):
+            linear, softmax = np.transpose(times)
+            axes.loglog(lengths, softmax, "o-", color=RUST, ms=3.5, lw=1.8)
+            axes.loglog(lengths, linear, "o-", color=TEAL, ms=3.5, lw=1.8)
+            axes.set_title(titles[name], fontsize=11.5)
+            axes.annotate(
+                "", (lengths[-1], softmax[-1]), (lengths[-1], linear[-1]),
+                arrowprops={"arrowstyle": "<-", "color": FAINT, "shrinkA": 5, "shrinkB": 5},
+            )  # fmt: skip
+            axes.text(
+                0.97, 0.04, f"1/{softmax[-1] / linear[-1]:.2g} of\nthe time", ha="right",
+                va="bottom", fontsize=12, color=TEAL, transform=axes.transAxes,
+            )  # fmt: skip
+            axes.set_xticks([lengths[0], 2048, lengths[-1]], ["256", "2k", "16k"], fontsize=10.5)
+            axes.set_xlim(lengths[0] / 1.4, lengths[-1] * 1.6)
+            axes.minorticks_off()
+            axes.grid(axis="y", color=LINE)
+        panels[0].set_yticks(
+            [1e-3, 1e-2, 1e-1, 1, 10], ["1 ms", "10 ms", "100 ms", "1 s", "10 s"], fontsize=10.5
+        )
+        panels[0].text(
+            0.06, 0.94, "softmax", color=RUST, transform=panels[0].transAxes, fontsize=12
+        )
+        panels[0].text(
+            0.06, 0.85, "linear (elu)", color=TEAL, transform=panels[0].transAxes, fontsize=12
+        )
+        panels[1].set_xlabel("tokens", fontsize=11)
+    return figure
 
 
 def screenshot() -> None:
@@ -119,14 +132,14 @@ def screenshot() -> None:
     from kerneltrick.cli._arguments import default_maps
 
     data = kt.analysis.sample()
-    result = kt.analysis.compare(data, default_maps(data.q.shape[-2]))
+    result = kt.analysis.compare(data, default_maps(data.q.shape[-2]), measure=False)  # no times
     print(result.verdict)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page_path = Path(folder) / "report.html"
         kt.report.save_html(result, data, page_path)
         arguments = ["--no-sandbox", "--disable-background-networking"]
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page = browser.new_page(viewport={"width": 1240, "height": 1900})
+        page = browser.new_page(viewport={"width": 1040, "height": 1420})
         page.goto(page_path.as_uri())
         page.wait_for_timeout(500)
         save_png(page.screenshot(type="png"), "report.png")
@@ -134,7 +147,7 @@ def screenshot() -> None:
 
 
 def pages() -> None:
-    """The pictures of docs/01, 04, 05 and 06, of the commands' default numbers."""
+    """The pictures of the theory pages, with the commands' default numbers."""
     drawn = {
         "moments": simulate.moments_figure(simulate.moments()),
         "scaling": simulate.scaling_figure(simulate.scaling()),
@@ -143,6 +156,8 @@ def pages() -> None:
         "svm": simulate.svm_figure(simulate.svm()),
         "complexity": costs.figure(costs.Sizes(n=4096, d=64), ["elu", "poly:degree=2"]),
         "communication": costs.communication_figure("elu", n=100_000_000, d=64, heads=16),
+        "brackets": brackets(),
+        "chunks": chunks(),
         "quadratic": quadratic(),
         "decoding": decoding(),
         "dial": dial(),
@@ -179,6 +194,98 @@ def dial() -> Figure:
         axes.set_title("output error against softmax, sample, 36 heads together, first token exact")
         axes.legend()
     return figure
+
+
+def brackets() -> Figure:
+    """(QKᵀ)V and Q(KᵀV) as rectangles, to scale for n = 8d and M = d."""
+    n, d, gap = 8.0, 1.0, 0.9
+    with picture_style():
+        figure = Figure(figsize=(PHONE, 5.3), layout="constrained")
+        axes = figure.subplots()
+
+        def matrix(left: float, middle: float, rows: float, columns: float, name: str,
+                   colour: str = FAINT, fill: float = 0.25) -> float:  # fmt: skip
+            corner = left, middle - rows / 2
+            axes.add_patch(Rectangle(corner, columns, rows, fc=colour, alpha=fill, lw=0))
+            axes.add_patch(Rectangle(corner, columns, rows, fill=False, ec=colour, lw=1.4))
+            inside = columns > 2
+            axes.text(
+                left + columns / 2, middle if inside else middle + rows / 2 + 0.25, name,
+                ha="center", va="center" if inside else "bottom", fontsize=12,
+            )  # fmt: skip
+            return left + columns
+
+        def sign(left: float, middle: float, text: str) -> float:
+            axes.text(left + gap / 2, middle, text, ha="center", va="center", fontsize=14)
+            return left + gap
+
+        def words(top: float, head: str, detail: str, colour: str) -> None:
+            axes.text(0, top, head, fontsize=14, fontweight="bold", color=colour, va="top")
+            axes.text(5.1, top - 0.12, detail, fontsize=11, va="top")
+
+        first, second = 5.2, -6.6
+        words(first + 7.3, "(QKᵀ)V", "makes n×n numbers, costs 2·n²·d", RUST)
+        place = matrix(0, first, n, d, "Q")
+        place = matrix(sign(place, first, "·"), first, d, n, "Kᵀ")
+        place = matrix(sign(place, first, "="), first, n, n, "QKᵀ, n×n", RUST, 0.45)
+        place = matrix(sign(place, first, "·"), first, n, d, "V")
+        right = matrix(sign(place, first, "="), first, n, d, "O", INK)
+        words(second + 6.3, "Q(KᵀV)", "makes d×d numbers, costs 2·n·d²", TEAL)
+        place = matrix(0, second, d, n, "Kᵀ")
+        place = matrix(sign(place, second, "·"), second, n, d, "V")
+        place = matrix(sign(place, second, "="), second, d, d, "KᵀV", TEAL, 0.8)
+        start = right - 3 * d - 2 * gap
+        axes.add_patch(_arrow((place + 0.4, second), (start - 0.5, second), FAINT))
+        place = matrix(start, second, n, d, "Q")
+        place = matrix(sign(place, second, "·"), second, d, d, "KᵀV", TEAL, 0.8)
+        matrix(sign(place, second, "="), second, n, d, "O", INK)
+        axes.set(xlim=(-0.2, right + 0.2), ylim=(second - n / 2 - 0.2, first + 7.5), aspect="equal")
+        axes.axis("off")
+    return figure
+
+
+def chunks(count: int = 4) -> Figure:
+    """The causal n×n weights cut into chunks, and the state that goes from chunk to chunk."""
+    with picture_style():
+        figure = Figure(figsize=(PHONE, 3.9), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+        for row in range(count):
+            top = count - row
+            left.add_patch(Rectangle((0, top - 1), row, 1, fc=RUST, alpha=0.3, lw=0))
+            inside = [(row, top - 1), (row + 1, top - 1), (row, top)]
+            left.add_patch(Polygon(inside, fc=TEAL, alpha=0.75, lw=0))
+            left.plot([0, row + 1], [top - 1, top - 1], color=INK, lw=0.8)
+        left.add_patch(Rectangle((0, 0), count, count, fill=False, ec=INK, lw=1.2))
+        left.text(
+            1.35, 0.5, "the past, read\nfrom the state", ha="center", va="center", fontsize=11
+        )
+        left.text(2.75, 3.35, "the future:\nnot computed", ha="center", va="center", color=FAINT,
+                  fontsize=11)  # fmt: skip
+        left.text(1.65, 2.52, "C×C, masked", color=TEAL, fontsize=11)
+        left.set_title("weights: keys →, queries ↓", fontsize=11.5)
+        box = {"boxstyle": "round,pad=0.3", "fc": "#f0d0bb", "ec": RUST}
+        centred = {"ha": "center", "va": "center"}
+        for row in range(count):
+            top = count - row
+            right.add_patch(Rectangle((0, top - 0.8), 0.95, 0.6, fc=TEAL, alpha=0.75, lw=0))
+            right.text(0.475, top - 0.5, f"chunk {row + 1}", color="white", fontsize=11, **centred)
+            right.text(1.9, top, "U" if row else "U = 0", fontsize=12, bbox=box, **centred)
+            right.add_patch(_arrow((1.62, top - 0.1), (0.97, top - 0.35), RUST))
+            right.add_patch(_arrow((0.97, top - 0.62), (1.84, top - 0.66), TEAL))
+            right.add_patch(_arrow((1.9, top - 0.2), (1.9, top - 0.8), INK))
+        right.text(1.9, 0, "U", fontsize=12, bbox=box, **centred)
+        right.text(1.2, count - 0.1, "read", color=RUST, ha="center", fontsize=11)
+        right.text(1.2, count - 0.9, "add KᵀV", color=TEAL, ha="center", fontsize=11)
+        right.set_title("one state, m×M, at a time", fontsize=11.5)
+        left.set(xlim=(-0.05, count + 0.05), ylim=(-0.05, count + 0.05), aspect="equal")
+        right.set(xlim=(-0.05, 2.3), ylim=(-0.3, count + 0.3))
+        left.axis("off")
+        right.axis("off")
+    return figure
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> FancyArrowPatch:
+    return FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour, lw=1.3)
 
 
 def quadratic() -> Figure:
@@ -237,7 +344,7 @@ def decoding() -> Figure:
 
 
 def main() -> None:
-    parts = {"overview": overview, "screenshot": screenshot, "pages": pages}
+    parts = {"speed": speed, "overview": overview, "screenshot": screenshot, "pages": pages}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     chosen = parser.parse_args().parts or list(parts)

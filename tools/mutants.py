@@ -1,7 +1,7 @@
-"""Seeded bugs, each of which a named test must catch: `make mutants`.
+"""Check that named tests catch seeded bugs: `make mutants`.
 
-Every mutant is one edit of a copy of the package; its test is run against the copy and must fail.
-First all those tests are run against the package as it is, and must pass.
+Each mutant is one edit in a copy of the package. Its test runs against the copy and must fail.
+Before that, all these tests run against the original package and must pass.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ MUTANTS = [
     Mutant(
         "a sign told at the first precision, whatever the enclosure holds",
         "proofs/_number.py",
-        'raise UnknownSignError("this precision does not tell the sign")',
+        'raise UnknownSignError("the sign is unknown at this precision")',
         "return 0",
         "test_proof_arithmetic.py::test_what_has_no_clear_sign_or_no_value_has_none"
         "[\\u221a2*\\u221a2 - 2]",
@@ -517,10 +517,24 @@ MUTANTS = [
         "test_deep_kernel.py::TestProcess::test_likelihood_and_prediction_are_those_of_the_numpy_process",
     ),
     Mutant(
+        "bfloat16 weights read as the integers that they travel as",
+        "engines/_native_torch.py",
+        "bits(x) if name in AS_GIVEN else as_numpy(x)",
+        "bits(x) if name else as_numpy(x)",
+        "test_dtypes.py::test_floating_arguments_count_by_their_values",
+    ),
+    Mutant(
+        "a dtype wider than float64 computed in float32",
+        "_arrays/_library.py",
+        "xp.finfo(x.dtype).bits > 32",
+        "xp.finfo(x.dtype).bits == 64 and x.dtype == xp.float64",
+        "test_dtypes.py::test_operators_are_as_good_as_the_dtype_of_their_arrays",
+    ),
+    Mutant(
         "the core writes into the caller's state",
         "engines/_native.py",
-        'sums = buffers.array("sums", given.sums.astype(np.float64))',
-        'sums = buffers.array("sums", given.sums)',
+        'sums = call.array("sums", given.sums.astype(np.float64))',
+        'sums = call.array("sums", given.sums)',
         "test_state.py::test_state_is_not_changed_by_use",
     ),
     Mutant(
@@ -533,9 +547,9 @@ MUTANTS = [
     ),
     Mutant(
         "weights that a map keeps out of sight are forgotten",
-        "engines/_native_torch.py",
-        " or learned(plan.feature_map, data.k)\n",
-        "\n",
+        "engines/_torch_host.py",
+        " or _learned(rule, keys)",
+        "",
         "test_native_gradients.py::TestOtherWaysToDifferentiate::test_weights_out_of_sight",
     ),
     Mutant(
@@ -576,8 +590,8 @@ MUTANTS = [
     Mutant(
         "a call known without the types of its numbers",
         "attention/_call.py",
-        "types = tuple(map(type, numbers))",
-        "types = tuple(map(type, numbers))[:0]",
+        "@functools.lru_cache(maxsize=256, typed=True)",
+        "@functools.lru_cache(maxsize=256)",
         "test_call.py::test_what_is_wrong_is_refused_after_what_is_equal_and_right[scale-]",
     ),
     Mutant(
@@ -674,8 +688,8 @@ MUTANTS = [
     Mutant(
         "near and far: window off by one",
         "engines/_near.py",
-        "(xp.abs(query - key.mT) < plan.window)",
-        "(xp.abs(query - key.mT) <= plan.window)",
+        "(xp.abs(query - key.mT) < rule.window)",
+        "(xp.abs(query - key.mT) <= rule.window)",
         "test_window.py::test_the_window_alone_is_softmax_attention_under_a_sliding_mask[dense]",
     ),
     Mutant(
@@ -731,8 +745,8 @@ MUTANTS = [
     Mutant(
         "near and far: merge numbers the right half from 0",
         "attention/_state.py",
-        "own = near_ranks(plan, second) + base",
-        "own = near_ranks(plan, second) + 0 * base",
+        "own = near_ranks(rule, second) + base",
+        "own = near_ranks(rule, second) + 0 * base",
         "test_window_state.py::test_halves_merge_to_the_whole",
     ),
     Mutant(
@@ -909,7 +923,7 @@ MUTANTS = [
     Mutant(
         "NaN of padding in the gradients of projections",
         "torch/_mixer.py",
-        "if mask is not None:  # so that NaN in padding reaches nothing, backward neither",
+        "if mask is not None:  # so that NaN in padding has no effect, forward or backward",
         "if False:",
         "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there[softmax]",
     ),

@@ -61,9 +61,13 @@ void check_guards(const Result& made) {
 
 }  // namespace
 
-Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& random) {
+Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& random, bool state) {
     Problem p = bind(c);
     const Result made = prepare(c, p, random, c.plain_output && threads == 1);
+    if (!state) {
+        p.sums = p.log_scale = p.decay_total = nullptr;
+        p.bad = nullptr;
+    }
     kt::Control control;
     control.threads = threads;
     kernels.forward(p, control);
@@ -151,7 +155,7 @@ Result step_through(const Case& c, const kt::Kernels& kernels, int threads, Rand
 }
 
 Slopes backward(const Case& c, const kt::Kernels& kernels, const Result& made, const Grid& d_output,
-                const std::vector<double>& d_final, int threads, Random& random) {
+                const std::vector<double>& d_final, int threads, Random& random, bool state) {
     Problem p = bind(c);
     const kt::Features& f = p.features;
     Slopes s;
@@ -193,6 +197,10 @@ Slopes backward(const Case& c, const kt::Kernels& kernels, const Result& made, c
     g.d_near_k = s.d_near_k.view();
     g.d_near_v = s.d_near_v.view();
     g.d_gain = s.d_gain.data();
+    if (!state) {
+        p.sums = p.log_scale = nullptr;
+        g.d_sums = nullptr;
+    }
     kt::Control control;
     control.threads = threads;
     kernels.backward(p, g, control);

@@ -14,7 +14,8 @@ struct Result {
     Grid ring_k, ring_v, ring_keep, ring_positions;  // of a decoder: its near tokens (native/ring.h)
 };
 
-Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& random);
+// `state` false: the call has none, which must begin empty, and nobody asks for the one after it.
+Result forward(const Case& c, const kt::Kernels& kernels, int threads, Random& random, bool state = true);
 
 // Whether a decoder can be asked for the case, and the same tokens one call at a time.
 bool steps(const Case& c);
@@ -27,6 +28,6 @@ struct Slopes {
 };
 
 Slopes backward(const Case& c, const kt::Kernels& kernels, const Result& made, const Grid& d_output,
-                const std::vector<double>& d_final, int threads, Random& random);
+                const std::vector<double>& d_final, int threads, Random& random, bool state = true);
 
 }  // namespace fuzz

@@ -20,6 +20,11 @@ struct Case {
     std::vector<uint8_t> bad;
     bool keep_normalizer = false, wild = false, plain_output = false;
 
+    // Nothing lies in the state: a call may come without it.
+    bool begins_empty() const {
+        auto all = [](const auto& x, auto value) { return std::count(x.begin(), x.end(), value) == int64_t(x.size()); };
+        return all(sums, 0.0) && all(log_scale, -INF) && all(bad, 0);
+    }
     bool near() const { return p.window > 0 || p.sinks > 0; }
     bool single() const { return p.type != Type::f64; }
     template <class F> void each_grid(F&& f) {

@@ -266,6 +266,16 @@ void check_alone(const Case& c, const kt::Kernels& kernels, const Result& made, 
     compare_states(made, r, c.p.rows, other, 0, "row alone");
 }
 
+// Without a state, outputs are those after an empty one, unless φ is too large for a number: by a state
+// of 0 that is NaN.
+void check_stateless(const Case& c, const kt::Kernels& kernels, const Result& made, int threads,
+                     Random& random) {
+    if (!c.begins_empty() || c.wild) return;
+    const Result other = forward(c, kernels, threads, random, false);
+    for (int64_t q = 0; q < c.p.rows * c.p.groups; ++q)
+        compare_bits(made, q, c.p.queries, other, q, c.p.queries, c.p.queries, "without a state");
+}
+
 // A half-precision output is the float32 one, rounded to nearest.
 void check_narrow(const Case& c, const kt::Kernels& kernels, const Result& made, Random& random) {
     const Kind kind = made.output.kind;

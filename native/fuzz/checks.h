@@ -23,6 +23,8 @@ void compare_row(const Case& c, const Result& made, const Told& told, int64_t ro
 void check_threads(const Case& c, const kt::Kernels& kernels, const Result& made, int threads,
                    Random& random);
 void check_alone(const Case& c, const kt::Kernels& kernels, const Result& made, Random& random);
+void check_stateless(const Case& c, const kt::Kernels& kernels, const Result& made, int threads,
+                     Random& random);
 void check_narrow(const Case& c, const kt::Kernels& kernels, const Result& made, Random& random);
 void check_future(const Case& c, const kt::Kernels& kernels, const Result& made, Random& random);
 void check_backward(const Case& c, const kt::Kernels& kernels, const Result& made, Dense& x, int threads,

@@ -71,6 +71,7 @@ void run_case(const Options& options, int64_t number, std::string& told) {
     if (check == 0 || options.threads > 3)
         check_threads(c, kernels, made, int(random.between(2, options.threads)), random);
     if (check == 1 || !small) check_alone(c, kernels, made, random);
+    if (check <= 1) check_stateless(c, kernels, made, check == 0 ? options.threads : 1, random);
     if (check == 1) check_narrow(c, kernels, made, random);
     if (check >= 2) check_future(c, kernels, made, random);
     if (slopes) check_backward(c, kernels, made, x, options.threads, random);

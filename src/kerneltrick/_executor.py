@@ -1,4 +1,4 @@
-"""Pieces of work on any executor: worker processes, threads, or the machines of a Dask cluster."""
+"""Run pieces of work on any executor: processes, threads, or the machines of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-Work: TypeAlias = Callable[..., Any]  # work(shared, *arguments): a function of a module
+Work: TypeAlias = Callable[..., Any]  # work(shared, *arguments): a module-level function
 
-TRIES = 3  # of a piece whose worker dies before it is called the piece's fault
+TRIES = 3  # attempts at a piece whose worker dies, before the piece is blamed
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
               "VECLIB_MAXIMUM_THREADS")  # fmt: skip
 
 
 class Piece(NamedTuple):
-    """A piece of work: what its result is kept under, what it is called, and what it is about."""
+    """A piece of work: the key of its result, its name for progress reports, and its arguments."""
 
     key: str
     what: str
@@ -28,15 +28,15 @@ class Piece(NamedTuple):
 
 
 class WorkerDied(RuntimeError):
-    """Workers die again and again before a piece is done."""
+    """Workers died repeatedly before a piece was done."""
 
 
 class Team:
-    """Those who do pieces of work, and what all pieces share, which goes to each of them once.
+    """Workers, and the data that all pieces share, which is sent to each worker once.
 
-    The executor is None (pieces are done here, in order, each when its result is asked for), or any
-    of `concurrent.futures`: of processes or threads, or `distributed.Client.get_executor()`.
-    Workers on other machines need Dask: others read what is shared from a temporary file.
+    The executor is None (pieces run here, in order, when their result is needed) or any executor of
+    `concurrent.futures`: processes, threads, or `distributed.Client.get_executor()`. Workers on
+    other machines need Dask; local workers read the shared data from a temporary file.
     """
 
     def __init__(self, shared: Any, executor: concurrent.futures.Executor | None = None) -> None:
@@ -51,9 +51,9 @@ class Team:
         self._take_back()
 
     def results(self, work: Work, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Any]]:
-        """Each piece with `work(shared, *piece.arguments)`, as they get done.
+        """Yield each piece with `work(shared, *piece.arguments)`, in order of completion.
 
-        Pieces whose worker is lost are done again.
+        Pieces whose worker is lost are repeated.
         """
         if self.executor is None:
             for piece in pieces:
@@ -79,14 +79,14 @@ class Team:
                     future.cancel()
             if len(left) == before:
                 raise WorkerDied(
-                    f"the executor lost all of {before} pieces of work, the first of them "
+                    f"the executor lost all {before} pieces of work, starting with "
                     f"{next(iter(left))!r}"
                 ) from lost
-            if lost is not None:  # with a worker of Dask its memory is lost
+            if lost is not None:  # the memory of a lost Dask worker is gone
                 self._take_back()
 
     def _ship(self) -> Any:
-        """What to hand to each piece in place of what they share."""
+        """Return what is passed to each piece in place of the shared data."""
         if self._parcel is None:
             assert self.executor is not None
             self._parcel = self._sent.enter_context(_shipped(self.shared, self.executor))
@@ -98,21 +98,20 @@ class Team:
 
 
 class Processes(concurrent.futures.Executor):
-    """So many worker processes, for `executor=`; they last until the end of a `with`.
+    """A pool of worker processes for `executor=`; use it in a `with` statement.
 
-    They are started anew (spawned), not forked, so a script that makes one must be importable: it
-    begins its work under `if __name__ == "__main__":`. BLAS and PyTorch have one thread in each, so
-    that numbers do not depend on how many there are; the compiled core, whose numbers never do, has
-    its share of the processors. If a worker dies, its piece is done again by a new one, and the
-    others do not notice.
+    Processes are spawned, not forked, so the main script must be importable: put its code under
+    `if __name__ == "__main__":`. BLAS and PyTorch use one thread per worker, so that results do not
+    depend on the number of workers; the compiled core, whose results never do, gets its share of
+    the CPUs. If a worker dies, a new one repeats its piece; the others are not affected.
     """
 
     def __init__(self, jobs: int) -> None:
         if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
             raise ValueError(f"Processes needs a whole number of workers ≥ 1, not {jobs!r}")
         self.jobs = jobs
-        # A thread for each worker: the pool of several processes that Python has gives all of them
-        # up when one dies.
+        # One thread for each worker, with a pool of its own: a ProcessPoolExecutor with several
+        # processes gives all of them up when one dies.
         self._threads = concurrent.futures.ThreadPoolExecutor(jobs, "kerneltrick worker")
         self._own = threading.local()
         self._lock = threading.Lock()
@@ -126,14 +125,14 @@ class Processes(concurrent.futures.Executor):
         return self._threads.submit(self._work, function, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As of every executor; with `cancel_futures` also what is being done is given up."""
+        """Shut down like any executor; `cancel_futures` also stops the running pieces."""
         if cancel_futures:
             with self._lock:
                 self._closed = True
                 for pid in self._pids:
                     _end(pid)
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
-        if wait:  # for what serves the pools too: at its end Python must find nothing half closed
+        if wait:  # also for the pools, so that Python finds nothing half closed when it exits
             while self._pools:
                 self._pools.pop().shutdown()
 
@@ -154,26 +153,26 @@ class Processes(concurrent.futures.Executor):
                 if self._closed:
                     raise
         raise WorkerDied(
-            f"a worker process died {TRIES} times at the same piece of work: if memory ran out, "
-            "use fewer jobs; if it says so above, begin the script's work under if __name__ == "
-            '"__main__":'
+            f"a worker process died {TRIES} times at the same piece of work. If memory ran out, "
+            "use fewer jobs. If the error above says so, put the code of the script under "
+            'if __name__ == "__main__":'
         ) from died
 
     def _started(self) -> concurrent.futures.ProcessPoolExecutor:
-        """One process, with the environment that says how many threads it may have."""
-        import multiprocessing  # it would slow every import
+        """Start one process, with an environment that limits its threads."""
+        import multiprocessing  # slow to import
 
         pool = concurrent.futures.ProcessPoolExecutor(
             1, multiprocessing.get_context("spawn"), _begin
         )
         chosen = dict.fromkeys(ONE_THREAD, "1")
         chosen["KERNELTRICK_NUM_THREADS"] = str(max(1, cores() // self.jobs))
-        with self._lock:  # libraries read it before any of our code runs there
+        with self._lock:  # libraries read the environment before our code runs there
             if self._closed:
                 raise concurrent.futures.BrokenExecutor("shut down")
             before = {name: os.environ.get(name) for name in chosen}
             os.environ.update(chosen)
-            # A process inherits what its maker blocks: until `_begin`, Ctrl-C is not for it either.
+            # A process inherits blocked signals, so Ctrl-C does not reach it before `_begin`.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 first = pool.submit(os.getpid)
@@ -188,7 +187,7 @@ class Processes(concurrent.futures.Executor):
         pid = first.result()
         with self._lock:
             self._pids.add(pid)
-            if self._closed:  # while it was starting: nobody has told it
+            if self._closed:  # closed while this one was starting
                 _end(pid)
                 raise concurrent.futures.BrokenExecutor("shut down")
         return pool
@@ -196,7 +195,7 @@ class Processes(concurrent.futures.Executor):
 
 @contextlib.contextmanager
 def dask_executor(address: str) -> Iterator[concurrent.futures.Executor]:
-    """The workers of the Dask cluster whose scheduler is at `address` (extra: dask)."""
+    """Yield an executor for the Dask cluster whose scheduler is at `address` (extra: dask)."""
     try:
         import distributed
     except ImportError:
@@ -210,21 +209,21 @@ def dask_executor(address: str) -> Iterator[concurrent.futures.Executor]:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class _Parcel(NamedTuple):
-    """What all pieces share, in a file that every worker of this machine opens once."""
+    """The shared data in a file that every worker of this machine opens once."""
 
     path: str
 
     def opened(self) -> Any:
         with _LOCK:
             if self.path not in _OPENED:
-                _OPENED.clear()  # one is as large as the data
+                _OPENED.clear()  # each is as large as the data
                 with open(self.path, "rb") as file:
                     _OPENED[self.path] = pickle.load(file)
             return _OPENED[self.path]
@@ -236,7 +235,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def _shipped(shared: Any, executor: concurrent.futures.Executor) -> Iterator[Any]:
-    """What to hand to each piece, so that `shared` travels once to each worker."""
+    """Yield what is passed to each piece, so that `shared` is sent once to each worker."""
     if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         yield shared
         return
@@ -249,7 +248,7 @@ def _shipped(shared: Any, executor: concurrent.futures.Executor) -> Iterator[Any
     except Exception as error:
         raise ValueError(
             f"this work cannot be sent to other processes: {error}; a map that is a function must "
-            "be one of a module"
+            "be defined at the top level of a module"
         ) from None
     with tempfile.TemporaryDirectory(prefix="kerneltrick-") as folder:
         path = os.path.join(folder, "shared.pickle")
@@ -264,18 +263,18 @@ def _done(parcel: Any, work: Work, arguments: tuple[Any, ...]) -> Any:
 
 
 def _end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.kill(pid, signal.SIGTERM)
 
 
 def _begin() -> None:
-    """A worker ends with its parent, however that ends; Ctrl-C is the parent's alone."""
+    """Make a worker end with its parent, however that ends; Ctrl-C is for the parent alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    import multiprocessing  # it would slow every import
+    import multiprocessing  # slow to import
 
     parent = multiprocessing.parent_process()
     assert parent is not None

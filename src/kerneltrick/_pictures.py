@@ -1,4 +1,4 @@
-"""How every picture looks, and how it gets into a file (extra `plot`)."""
+"""The style of all pictures, and saving them (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLE = {
 
 
 def require_matplotlib() -> Any:
-    """matplotlib, or an ImportError that names the extra."""
+    """Return matplotlib, or raise an ImportError that names the extra."""
     try:
         import matplotlib
     except ImportError as error:
@@ -37,25 +37,25 @@ def require_matplotlib() -> Any:
 
 
 def picture_style() -> Any:
-    """A context in which matplotlib draws in our colours and sizes."""
+    """Return a context in which matplotlib uses our colours and sizes."""
     return require_matplotlib().rc_context(_STYLE)
 
 
 def new_figure(width: float, height: float) -> Figure:
     require_matplotlib()
-    from matplotlib.figure import Figure  # not pyplot: no window, nothing global
+    from matplotlib.figure import Figure  # not pyplot, which has windows and global state
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def log_axes(axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Both axes logarithmic and named, with lines across."""
+    """Make both axes logarithmic, label them, and draw horizontal grid lines."""
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     axes.grid(axis="y", which="major")
 
 
 def plain_numbers(axis: Axis, ticks: Sequence[float] | None = None) -> None:
-    """1, 2, 5, 10 on a logarithmic axis, not powers of ten; or `ticks`, about six of them."""
+    """Label a logarithmic axis with 1, 2, 5, 10, … or with about six of `ticks`."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     few = None if ticks is None else ticks[:: max(1, -(-len(ticks) // 6))]
@@ -65,21 +65,21 @@ def plain_numbers(axis: Axis, ticks: Sequence[float] | None = None) -> None:
 
 
 def picture_format(path: AnyPath) -> str:
-    """png, svg or pdf, by the name; png for standard output, a device or a pipe."""
+    """Return png, svg or pdf by the file name; png for standard output, a device or a pipe."""
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return suffix[1:]
     if regular_file(path) is None:
         return "png"
-    raise ValueError(f"a picture is one of {', '.join(SUFFIXES)}, not {Path(path).name!r}")
+    raise ValueError(f"a picture must end in {', '.join(SUFFIXES)}, not {Path(path).name!r}")
 
 
 def save_figure(figure: Figure, path: AnyPath, *, dpi: int = 144) -> None:
-    """Write a .png, .svg or .pdf, whole or not at all; `-` is standard output, as a .png."""
+    """Write a .png, .svg or .pdf, whole or not at all; `-` means a .png on standard output."""
     kind = picture_format(path)
-    # Without the date the same numbers make the same file.
+    # Without a date, equal numbers give equal files.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    drawn = io.BytesIO()  # formats seek, which a pipe cannot
-    with picture_style():  # fonts are chosen while saving too
+    drawn = io.BytesIO()  # some formats need to seek, which a pipe cannot
+    with picture_style():  # fonts are also chosen while saving
         figure.savefig(drawn, format=kind, dpi=dpi, metadata=metadata)
     write(path, drawn.getvalue())

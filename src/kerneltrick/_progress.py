@@ -1,4 +1,4 @@
-"""Telling how far a long run has come."""
+"""Progress reports of long runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 
-ProgressReport = Callable[[str, int, int], None]  # (what is done now, pieces done, pieces in all)
-PATIENCE = 2.0  # seconds before a run without its own report speaks up, on a terminal
+ProgressReport = Callable[[str, int, int], None]  # (current work, pieces done, total pieces)
+PATIENCE = 2.0  # seconds before a run without a report prints its progress on a terminal
 PAUSE = 0.2
 
 
 class Progress:
-    """Calls a report now and then; without one, writes a line on the terminal if it takes long."""
+    """Calls a report now and then; without one, prints a line on the terminal if it takes long."""
 
     def __init__(self, what: str, total: int, report: ProgressReport | None) -> None:
         self.what, self.total, self.report = what, total, report
@@ -38,7 +38,7 @@ class Progress:
 
 
 def paced(report: ProgressReport | None, tokens: int) -> ProgressReport | None:
-    """The same report with tokens a second, where a piece is so many tokens."""
+    """Return a report that adds tokens per second, for pieces of `tokens` tokens each."""
     if report is None:
         return None
     begun: tuple[float, int] | None = None
@@ -46,7 +46,7 @@ def paced(report: ProgressReport | None, tokens: int) -> ProgressReport | None:
     def told(what: str, done: int, total: int) -> None:
         nonlocal begun
         now = time.monotonic()
-        begun = begun or (now, done)  # a run that goes on begins where it was
+        begun = begun or (now, done)  # a resumed run does not start at 0
         seconds, pieces = now - begun[0], done - begun[1]
         pace = f", {pieces * tokens / seconds:,.0f} tokens/s" if seconds and pieces else ""
         report(what + pace, done, total)

@@ -1,4 +1,4 @@
-"""Texts: the form `name:key=value,key=value`, what a terminal may see, and JSON."""
+"""Text: the form `name:key=value,key=value`, printable text, and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def split(what: str, text: str) -> tuple[str, dict[str, str]]:
-    """The name and the values by key, as texts.
+    """Return the name, and the values by key, as texts.
 
     >>> split("feature map", "favor: features=8, kind=trig")
     ('favor', {'features': '8', 'kind': 'trig'})
@@ -20,7 +20,7 @@ def split(what: str, text: str) -> tuple[str, dict[str, str]]:
 
 
 def pairs(where: str, mark: str, tail: str) -> dict[str, str]:
-    """The values by key of `key=value,key=value`, which stands after a mark.
+    """Return the values by key of `key=value,key=value`, the text after `mark`.
 
     >>> pairs("'elu@window=8'", "@", "window=8, sinks=1")
     {'window': '8', 'sinks': '1'}
@@ -37,7 +37,7 @@ def pairs(where: str, mark: str, tail: str) -> dict[str, str]:
 
 
 def nearest(word: str, known: Collection[str], others: Mapping[str, str] | None = None) -> str:
-    """What to say after an unknown word. `others` are known ones by the names they have elsewhere.
+    """Suggest a known word for an unknown one. `others` maps names used elsewhere to known words.
 
     >>> nearest("ell", ["elu", "relu"])
     "did you mean 'elu'? (known are elu, relu)"
@@ -51,7 +51,7 @@ def nearest(word: str, known: Collection[str], others: Mapping[str, str] | None 
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey: it may come out of somebody's file.
+    """Replace characters that control a terminal, because the text may come from a file.
 
     >>> printable("a \\x1b[31mred\\ntoken")
     'a �[31mred�token'
@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that can be written as UTF-8: half a surrogate pair, as files may hold, is escaped.
+    """Return JSON that can be encoded as UTF-8: half a surrogate pair is escaped.
 
     >>> to_json({"≥": "\\ud800"})
     '{"≥": "\\\\ud800"}'

@@ -151,6 +151,12 @@ class TestLinearOrder:
         output = lab.linear_attention_order(Q, K, V, lambda x: 1e-8 * np.exp(x), normalize=True)
         assert_near(output, weighted_values(Q, K, V, np.exp, normalize=True))
 
+    def test_a_negative_normaliser_keeps_its_sign(self):
+        Q = np.array([[-1.0, 0.0], [-2.0, 1.0], [1.0, 1.0]])
+        K, V = np.array([[1.0, 3.0], [3.0, 0.0], [2.0, 0.0]]), np.array([[1.0], [5.0], [-3.0]])
+        output = lab.linear_attention_order(Q, K, V, lambda x: x, normalize=True)
+        assert_near(output, weighted_values(Q, K, V, lambda x: x, normalize=True))
+
     def test_the_n_by_n_matrix_is_never_formed(self):
         n = 4000
         Q, K, V = tensors(n, 4, 4, dtype=np.float32)

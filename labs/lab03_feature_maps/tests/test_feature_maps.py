@@ -82,6 +82,10 @@ class TestReLU:
         lab.relu_feature_map(x)
         np.testing.assert_array_equal(x, copy)
 
+    def test_is_exactly_0_below_0(self):
+        assert np.max(np.abs(lab.relu_feature_map(np.array([[-3.0, -1e-9]])))) == 0
+        assert_map(lab.relu_feature_map(np.array([[2e-12, 5e-12]])), [[2e-12, 5e-12]])
+
 
 class TestSquaredReLU:
     def test_values(self):
@@ -94,11 +98,18 @@ class TestSquaredReLU:
         lab.squared_relu_feature_map(x)
         np.testing.assert_array_equal(x, copy)
 
+    def test_is_exactly_0_below_0(self):
+        assert np.max(np.abs(lab.squared_relu_feature_map(np.array([[-3.0, -1e-9]])))) == 0
+
 
 class TestExp:
     def test_values(self):
         found = lab.exp_feature_map(np.array([[-1.0, 0.0, 2.0]]))
         assert_map(found, [[0.36787944, 1, 7.3890561]])
+
+    def test_x_is_not_clipped(self):
+        x = np.array([[-60.0, 0.0, 60.0]])
+        assert_map(lab.exp_feature_map(x), np.exp(x))
 
     def test_acts_on_each_coordinate_alone(self):
         x = data(5, 4)[0]
@@ -210,6 +221,12 @@ class TestCompareToSoftmax:
         found = lab.compare_to_softmax(Q, K, lambda x: np.exp(2 * x), scale=0.01)
         assert found["max_diff"] == near(np.max(A - S))
 
+    @pytest.mark.filterwarnings("ignore")
+    def test_large_scores_do_not_overflow(self):
+        Q, K = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
+        found = lab.compare_to_softmax(Q, K, positive, scale=2000.0)
+        assert found["mse"] == near(np.mean((implied(Q, K, positive) - np.eye(2)) ** 2))
+
     def test_float32_inputs(self):
         Q, K, _ = data(50, 16, dtype=np.float32)
         A, S = implied(Q, K, np.exp), softmax(Q, K, 0.25)
@@ -260,6 +277,12 @@ class TestQuality:
         assert (expected["negative_fraction"] > 0) == (sign == "any")
         found = lab.analyze_feature_map_quality(feature_map, Q, K, V)
         assert found[name] == near(expected[name])
+
+    def test_condition_of_a_row_with_a_negative_sum(self):
+        Q, K = np.array([[-1.0, 0.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [-2.0, 1.0]])
+        found = lab.analyze_feature_map_quality(lambda x: x, Q, K, np.eye(2))
+        assert found["condition_number"] == near(5)  # |−3| + |2| over |−3 + 2|
+        assert found["smallest_normalizer"] == near(1)
 
     def test_values_may_have_another_width(self):
         Q, K, V = data(20, 4)

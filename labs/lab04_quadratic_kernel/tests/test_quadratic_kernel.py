@@ -93,6 +93,18 @@ class TestConditions:
         S = np.array([[0.1, 0.2, -0.3], [1.0, 1.0, 1.0], [2.0, 1.0, 1.0]])
         assert not lab.similarity_conditions(S)["finite_output"]
 
+    @pytest.mark.parametrize("size", [1e-12, 1e9])
+    def test_every_tolerance_grows_with_the_numbers(self, size):
+        S = size * np.array([[0.1, 0.2, -0.3], [0.2, 1.0, 0.0], [-0.1, 0.0, 2.0]])
+        found = lab.similarity_conditions(S)
+        assert not found["finite_output"]
+        assert not found["non_negative"]
+        assert not found["symmetric"]
+        assert lab.similarity_conditions(size * np.eye(2))["finite_output"]
+
+    def test_an_entry_that_is_zero_but_for_rounding_is_symmetric(self):
+        assert lab.similarity_conditions(np.array([[1.0, 1e-13], [0.0, 1.0]]))["symmetric"]
+
     def test_negative_similarities_can_be_divided_by(self):
         assert lab.similarity_conditions(np.array([[-1.0, -2.0], [-2.0, -1.0]]))["finite_output"]
 
@@ -122,6 +134,17 @@ class TestFactorises:
     def test_small_numbers_are_not_taken_for_equal(self):
         phi_Q, phi_K, _ = tensors(6, 4, 1)
         assert not lab.factorises(1e-10 * (phi_Q @ phi_K.T), 1e-5 * phi_Q, 2e-5 * phi_K)
+
+    def test_an_entry_that_cancels_may_be_rounded(self):
+        phi_Q, phi_K = np.array([[0.1, 0.2, -0.3], [1.0, 1.0, 1.0]]), np.ones((2, 3))
+        assert lab.factorises(np.array([[0.0, 0.0], [3.0, 3.0]]), phi_Q, phi_K)
+
+    def test_the_tolerance_is_a_millionth_of_the_largest(self):
+        phi_Q, phi_K, _ = tensors(6, 4, 1)
+        S = phi_Q @ phi_K.T
+        largest = np.max(np.abs(S))
+        assert lab.factorises(S + 1e-7 * largest, phi_Q, phi_K)
+        assert not lab.factorises(S + 1e-5 * largest, phi_Q, phi_K)
 
     def test_large_numbers_may_be_rounded(self):
         phi_Q, phi_K, _ = tensors(6, 4, 1)
@@ -215,6 +238,11 @@ class TestAttention:
     def test_equal_values_stay_as_they_are(self, function):
         Q, K, _ = tensors(8, 3, 1)
         assert_near(getattr(lab, function)(Q, K, np.full((8, 2), 5.0)), np.full((8, 2), 5.0))
+
+    def test_by_kernel_tiny_similarities_are_divided_by_their_sum_alone(self):
+        K = 1 - 2.0**-22 * np.arange(1.0, 5.0)[:, None]  # q·k + 1 is 2⁻²² times 1, 2, 3, 4
+        V = np.array([[30.0], [0.0], [0.0], [0.0]])
+        assert_near(lab.attention_by_kernel(np.array([[-1.0]]), K, V), [[1.0]])
 
     def test_by_kernel_a_query_without_weight_is_an_error(self):
         Q, K, V = np.array([[1.0]]), np.array([[-1.0], [-1.0]]), np.array([[3.0], [4.0]])

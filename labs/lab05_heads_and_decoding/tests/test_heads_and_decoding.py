@@ -92,6 +92,14 @@ class TestSoftmaxAttention:
         Q, K, V = size * normal(6, 4), normal(6, 4, seed=1), normal(6, 2)
         assert_near(lab.softmax_attention(Q, K, V), attention(Q, K, V))
 
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("scores", [[0, 1, 2000, 1], [-2000, -1999, -2001, -2000]])
+    def test_a_score_of_the_future_makes_no_difference_however_large(self, scores):
+        Q, K, V = np.zeros((4, 4)), np.zeros((4, 4)), normal(4, 2)
+        Q[:, 0], K[:, 0] = 2, scores
+        found = lab.softmax_attention(Q, K, V, causal=True)
+        assert_near(found, attention(Q, K, V, causal=True))
+
     def test_the_first_token_sees_itself_only(self):
         Q, K, V = normal(6, 4), normal(6, 4, seed=1), normal(6, 2)
         assert_near(lab.softmax_attention(Q, K, V, causal=True)[0], V[0])
@@ -127,6 +135,10 @@ class TestHardAttention:
 
     def test_ties_go_to_the_first(self):
         Q, K = np.array([[1.0, 0]]), np.array([[0.0, 1], [3, 2], [3, 0]])
+        assert_near(lab.hard_attention(Q, K, np.eye(3)), [[0, 1, 0]])
+
+    def test_the_best_score_may_be_negative(self):
+        Q, K = np.array([[1.0, 1.0]]), np.array([[-3.0, 0.0], [-1.0, 0.0], [0.0, -2.0]])
         assert_near(lab.hard_attention(Q, K, np.eye(3)), [[0, 1, 0]])
 
     def test_is_softmax_attention_with_a_large_scale(self):
@@ -260,6 +272,12 @@ class TestMultiQueryAttention:
         found = lab.multi_query_attention(X, W_q, W_k, W_v, W_o)
         assert_near(found[0, 0], X[0, 0] @ W_v @ (W_o[0] + W_o[1]))
 
+    @pytest.mark.filterwarnings("ignore")
+    def test_large_scores_do_not_overflow(self):
+        X, one = np.array([[[1.0], [40.0], [-40.0]]]), np.ones((1, 1, 1))
+        found = lab.multi_query_attention(X, one, one[0], one[0], one)
+        assert_near(found[0], attention(X[0], X[0], X[0], causal=True))
+
 
 class TestDecodingStep:
     @pytest.mark.parametrize(("h", "g"), [(4, 4), (4, 2), (4, 1), (6, 2), (1, 1)])
@@ -294,6 +312,13 @@ class TestDecodingStep:
                 output = attention(x @ W_q[head], x @ W_k[j], x @ W_v[j], causal=True)
                 expected[i] += output @ W_o[head]
         assert_near(np.stack(rows, axis=1), expected)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_large_scores_do_not_overflow(self):
+        one, keys, values = np.ones((1, 1, 1)), normal(1, 1, 3, 1), normal(1, 1, 3, 1, seed=1)
+        x = np.array([[100.0]])
+        output, _, _ = lab.decoding_step(x, one, one, one, one, keys, values)
+        assert_near(output, x)  # the score of the new token is 10,000
 
     def test_the_cache_given_is_left_as_it_was(self):
         keys, values = normal(2, 1, 3, 4), normal(2, 1, 3, 4, seed=1)

@@ -1,7 +1,7 @@
 """Lab 06, kernels: Gram matrices, the function space of a kernel, and learning in it.
 
-Points are rows: X is (n, d), its Gram matrix K (n, n) with Kᵢⱼ = k(xᵢ, xⱼ). A function of the space
-is f = Σᵢ αᵢ k(xᵢ, ·), so its values at the points are Kα.
+Points are rows: X has shape (n, d), and its Gram matrix K (n, n) has the entries Kᵢⱼ = k(xᵢ, xⱼ). A
+function of the space is f = Σᵢ αᵢ k(xᵢ, ·), so its values at the points are Kα.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def evaluate(alpha: Array, K_new: Array) -> Array:
-    """f = Σᵢ αᵢ k(xᵢ, ·) at l new points: K_new (l, n) holds k(new point, xᵢ) → (l,).
+    """Evaluate f = Σᵢ αᵢ k(xᵢ, ·) at l new points. K_new (l, n) holds k(new point, xᵢ).
 
     >>> evaluate(np.array([3.0, 1.0]), np.array([[5.0, 14.0]]))
     array([29.])
@@ -23,9 +23,9 @@ def evaluate(alpha: Array, K_new: Array) -> Array:
 
 
 def polynomial_gram(X: Array, Y: Array, degree: int = 2, constant: float = 1.0) -> Array:
-    """k(x, y) = (x·y + c)ᵖ for all pairs, p the `degree` and c the `constant`.
+    """Compute k(x, y) = (x·y + c)ᵖ for all pairs, where p is `degree` and c is `constant`.
 
-    X (n, d) and Y (l, d) → (n, l), without a loop over pairs. p = 1 and c = 0 is the linear
+    X (n, d) and Y (l, d) → (n, l), without a loop over pairs. p = 1 and c = 0 give the linear
     kernel.
 
     >>> polynomial_gram(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0], [0.0, -1.0]]))
@@ -36,7 +36,7 @@ def polynomial_gram(X: Array, Y: Array, degree: int = 2, constant: float = 1.0) 
 
 
 def rbf_gram(X: Array, Y: Array, length: float = 1.0) -> Array:
-    """k(x, y) = exp(−‖x − y‖² / 2ℓ²) for all pairs, ℓ the `length`.
+    """Compute k(x, y) = exp(−‖x − y‖² / 2ℓ²) for all pairs, where ℓ is `length`.
 
     X (n, d) and Y (l, d) → (n, l), without a loop over pairs: ‖x − y‖² = ‖x‖² + ‖y‖² − 2x·y.
     Libraries often write exp(−γ‖x − y‖²), with γ = 1/2ℓ².
@@ -51,9 +51,9 @@ def rbf_gram(X: Array, Y: Array, length: float = 1.0) -> Array:
 def is_gram_matrix(K: Array) -> bool:
     """Whether K (n, n) is positive semi-definite: symmetric, and no eigenvalue below 0.
 
-    Symmetric: |Kᵢⱼ − Kⱼᵢ| is at most 1e-9 of the largest |Kᵢⱼ|. An eigenvalue counts as negative
-    below −1e-9 of the largest |eigenvalue|, since rounding moves a 0 to either side. Signs of
-    the entries say nothing.
+    Symmetric means that |Kᵢⱼ − Kⱼᵢ| is at most 1e-9 of the largest |Kᵢⱼ|. An eigenvalue counts as
+    negative if it is below −1e-9 of the largest |eigenvalue|, because rounding can move a 0 to
+    either side. The signs of the entries do not matter.
 
     >>> is_gram_matrix(np.array([[1.0, -1.0], [-1.0, 1.0]]))  # eigenvalues 2 and 0
     True
@@ -65,10 +65,10 @@ def is_gram_matrix(K: Array) -> bool:
 
 
 def negative_direction(K: Array) -> Array:
-    """A vector c (n,) with cᵀKc < 0, the proof that the symmetric K (n, n) is no Gram matrix.
+    """Find a vector c (n,) with cᵀKc < 0: a proof that the symmetric K (n, n) is not a Gram matrix.
 
-    K has an eigenvalue clearly below 0. Every such c is right. With Kᵢⱼ = φ(xᵢ)·φ(xⱼ), cᵀKc would
-    be ‖Σcᵢφ(xᵢ)‖² ≥ 0, so c refutes every φ at once.
+    K has an eigenvalue clearly below 0. Every c with cᵀKc < 0 is right. If Kᵢⱼ were φ(xᵢ)·φ(xⱼ),
+    cᵀKc would be ‖Σcᵢφ(xᵢ)‖² ≥ 0, so c rules out every φ at once.
 
     >>> K = np.array([[1.0, 2.0], [2.0, 1.0]])
     >>> c = negative_direction(K)
@@ -80,7 +80,7 @@ def negative_direction(K: Array) -> Array:
 
 
 def rkhs_norm(alpha: Array, K: Array) -> float:
-    """‖f‖ of f = Σᵢ αᵢ k(xᵢ, ·): the root of ‖f‖² = Σᵢⱼ αᵢαⱼk(xᵢ, xⱼ). alpha (n,), K (n, n).
+    """The norm ‖f‖ of f = Σᵢ αᵢ k(xᵢ, ·), from ‖f‖² = Σᵢⱼ αᵢαⱼk(xᵢ, xⱼ). alpha (n,), K (n, n).
 
     >>> rkhs_norm(np.array([3.0, 2.0]), np.array([[1.0, 0.0], [0.0, 4.0]]))
     5.0
@@ -92,10 +92,10 @@ def rkhs_norm(alpha: Array, K: Array) -> float:
 def representer(gamma: Array, K_XZ: Array, K_XX: Array) -> Array:
     """The part of g = Σⱼ γⱼ k(zⱼ, ·) that the points xᵢ see: α (n,) of f = Σᵢ αᵢ k(xᵢ, ·).
 
-    f is the orthogonal projection of g onto the span of the k(xᵢ, ·), so f(xᵢ) = g(xᵢ) at every
-    xᵢ while ‖f‖ ≤ ‖g‖. This is the proof of the representer theorem as a computation: no loss at
-    the points can tell f from g, and f is the shorter one. gamma (l,), K_XZ (n, l) holds
-    k(xᵢ, zⱼ), K_XX (n, n) holds k(xᵢ, xⱼ) and is regular.
+    f is the orthogonal projection of g onto the span of the k(xᵢ, ·). So f(xᵢ) = g(xᵢ) at every
+    xᵢ, and ‖f‖ ≤ ‖g‖. This is the proof of the representer theorem as a computation: no loss at the
+    points can distinguish f from g, and f has the smaller norm. gamma is (l,). K_XZ (n, l) holds
+    k(xᵢ, zⱼ). K_XX (n, n) holds k(xᵢ, xⱼ) and is invertible.
 
     >>> representer(np.array([1.0]), np.array([[2.0], [3.0]]), np.array([[1.0, 0.0], [0.0, 2.0]]))
     array([2. , 1.5])
@@ -105,11 +105,11 @@ def representer(gamma: Array, K_XZ: Array, K_XX: Array) -> Array:
 
 
 def ridge_dual(K: Array, y: Array, penalty: float) -> Array:
-    """α (n,) of the f = Σᵢ αᵢ k(xᵢ, ·) that minimises (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖f‖².
+    """The α (n,) of the f = Σᵢ αᵢ k(xᵢ, ·) that minimises (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖f‖².
 
-    K (n, n), y (n,), λ the `penalty`. The gradient in α is (2/n) K (Kα − y + nλα); solve for the
-    α where the bracket is 0. Mind the mean: λ beside the mean of the squares is nλ beside their
-    sum.
+    K is (n, n), y is (n,) and λ is `penalty`. The gradient with respect to α is
+    (2/n) K (Kα − y + nλα); find the α for which the bracket is 0. Note the mean: λ beside the mean
+    of the squares corresponds to nλ beside their sum.
 
     >>> ridge_dual(np.eye(2), np.array([4.0, 8.0]), penalty=0.5)
     array([2., 4.])
@@ -119,10 +119,10 @@ def ridge_dual(K: Array, y: Array, penalty: float) -> Array:
 
 
 def ridge_primal(Phi: Array, y: Array, penalty: float) -> Array:
-    """w (m,) of the f(x) = w·φ(x) that minimises the same (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖w‖².
+    """The w (m,) of the f(x) = w·φ(x) that minimises (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖w‖².
 
-    Phi (n, m) holds φ(xᵢ) in its rows, y (n,). An m×m system in O(n·m²); no n×n array is formed.
-    With K = ΦΦᵀ it is the function of `ridge_dual`: w = Φᵀα.
+    The rows of Phi (n, m) are φ(xᵢ), and y is (n,). Solve an m×m system in O(n·m²), without an n×n
+    array. With K = ΦΦᵀ this is the function of `ridge_dual`: w = Φᵀα.
 
     >>> ridge_primal(np.array([[1.0], [1.0]]), np.array([4.0, 8.0]), penalty=1.0)
     array([3.])
@@ -132,11 +132,12 @@ def ridge_primal(Phi: Array, y: Array, penalty: float) -> Array:
 
 
 def rkhs_descent(K: Array, y: Array, penalty: float, rate: float, steps: int) -> Array:
-    """α (n,) after `steps` steps f ← f − η∇J(f) of descent in the function space, from f = 0.
+    """The α (n,) after `steps` steps f ← f − η∇J(f) of gradient descent, starting from f = 0.
 
-    J(f) = (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖f‖², λ the `penalty`, η the `rate`. Its gradient is the
-    *function* ∇J(f) = (2/n) Σᵢ (f(xᵢ) − yᵢ) k(xᵢ, ·) + 2λf. Write f = Σᵢ αᵢ k(xᵢ, ·) and read off
-    what a step does to αᵢ. It is not the derivative of J in αᵢ, which has another K in front.
+    J(f) = (1/n) Σᵢ (f(xᵢ) − yᵢ)² + λ‖f‖², where λ is `penalty` and η is `rate`. Its gradient is the
+    *function* ∇J(f) = (2/n) Σᵢ (f(xᵢ) − yᵢ) k(xᵢ, ·) + 2λf. Write f = Σᵢ αᵢ k(xᵢ, ·) and see what a
+    step does to αᵢ. This is not the derivative of J with respect to αᵢ, which has another K in
+    front.
 
     >>> rkhs_descent(np.eye(2), np.array([4.0, 8.0]), penalty=0.5, rate=0.5, steps=1)
     array([2., 4.])
@@ -146,10 +147,10 @@ def rkhs_descent(K: Array, y: Array, penalty: float, rate: float, steps: int) ->
 
 
 def svm_objectives(beta: Array, K: Array, y: Array, C: float) -> tuple[float, float]:
-    """What `svm_dual` maximises, and ½‖f‖² + C Σ max(0, 1 − yᵢf(xᵢ)) for its f, never less.
+    """Return the objective that `svm_dual` maximises, and ½‖f‖² + C Σ max(0, 1 − yᵢf(xᵢ)).
 
-    The second is the loss of the machine, of which the first is a lower bound. Where they meet,
-    both are optimal; their difference, the duality gap, says how far beta is from that.
+    The second number is the loss of the machine, and the first is a lower bound of it. If they are
+    equal, both are optimal. Their difference, the duality gap, tells how far beta is from optimal.
 
     >>> svm_objectives(np.array([1.0]), np.array([[1.0]]), np.array([1.0]), C=2.0)
     (0.5, 0.5)
@@ -160,12 +161,13 @@ def svm_objectives(beta: Array, K: Array, y: Array, C: float) -> tuple[float, fl
 
 
 def svm_dual(K: Array, y: Array, C: float) -> Array:
-    """β (n,) with 0 ≤ βᵢ ≤ C that maximises Σᵢ βᵢ − ½ Σᵢⱼ βᵢβⱼ yᵢyⱼ k(xᵢ, xⱼ).
+    """The β (n,) with 0 ≤ βᵢ ≤ C that maximises Σᵢ βᵢ − ½ Σᵢⱼ βᵢβⱼ yᵢyⱼ k(xᵢ, xⱼ).
 
-    The machine without an offset: f = Σᵢ yᵢβᵢ k(xᵢ, ·), labels yᵢ = ±1, K (n, n). In βᵢ alone the
-    objective is a parabola with slope 1 − yᵢf(xᵢ) and curvature −Kᵢᵢ: go to its top,
-    βᵢ + (1 − yᵢf(xᵢ))/Kᵢᵢ, and clip to [0, C]; one i after the other, round after round, until the
-    duality gap (`svm_objectives`) is at most 1e-3 of the loss. Other methods are as good.
+    This is the support vector machine without an offset: f = Σᵢ yᵢβᵢ k(xᵢ, ·), with labels yᵢ = ±1
+    and K (n, n). As a function of one βᵢ, the objective is a parabola with slope 1 − yᵢf(xᵢ) and
+    curvature −Kᵢᵢ. Move to its top, βᵢ + (1 − yᵢf(xᵢ))/Kᵢᵢ, and clip to [0, C]. Do this for each i
+    in turn, round after round, until the duality gap (`svm_objectives`) is at most 1e-3 of the
+    loss. Other methods work as well.
 
     >>> X = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
     >>> y = np.array([1.0, 1.0, -1.0, -1.0])

@@ -84,9 +84,11 @@ class TestSemiDefinite:
 
     def test_it_must_be_symmetric(self):
         assert not lab.is_gram_matrix(np.array([[2.0, 1.0], [0.0, 2.0]]))
+        assert not lab.is_gram_matrix(1e-12 * np.array([[2.0, 1.0], [0.0, 2.0]]))
 
     def test_rounding_does_not_break_the_symmetry(self):
         assert lab.is_gram_matrix(np.array([[1.0, 0.3], [0.1 + 0.2, 1.0]]))
+        assert lab.is_gram_matrix(np.array([[1.0, 1e-13], [0.0, 1.0]]))
 
     @pytest.mark.parametrize("seed", range(3))
     def test_a_direction_refutes_a_matrix(self, seed):

@@ -153,6 +153,12 @@ class TestRecurrentAttention:
             weights = [np.dot(phi_q[i], phi_k[j]) for j in range(i + 1)]
             assert_near(output[i], weighted(weights, V[: i + 1]))
 
+    @pytest.mark.parametrize("factor", [-1.0, 1e-8])
+    def test_a_factor_of_the_query_cancels_whatever_its_sign_and_size(self, factor):
+        phi_q, phi_k, V = features(6, 5, 3)
+        output, _ = lab.recurrent_attention(phi_q, phi_k, V)
+        assert_near(lab.recurrent_attention(factor * phi_q, phi_k, V)[0], output)
+
     def test_first_output_is_the_first_value(self):
         phi_q, phi_k, V = features(4, 5, 3)
         assert_near(lab.recurrent_attention(phi_q, phi_k, V)[0][0], V[0])
@@ -241,6 +247,16 @@ class TestSlidingWindow:
             best = first + int(np.argmax(scores(Q[i], K[first : i + 1])))
             assert_near(found[i], V[best])
 
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("hidden", [[2000, 0, 1, 0, 2000], [-2000, -1999, -2001, -2000, -1999]])
+    def test_scores_outside_the_window_make_no_difference_however_large(self, hidden):
+        Q, K, (_, _, V) = np.zeros((5, 4)), np.zeros((5, 4)), data(5, 4, 3)
+        Q[:, 0], K[:, 0] = 2, hidden
+        found = lab.sliding_window_attention(Q, K, V, window=2)
+        for i in range(5):
+            t = np.array(hidden[max(0, i - 1) : i + 1])
+            assert_near(found[i], weighted(np.exp(t - max(t)), V[max(0, i - 1) : i + 1]))
+
 
 class TestWindowedTaylor:
     @pytest.mark.parametrize("window", [1, 3, 7])
@@ -262,6 +278,13 @@ class TestWindowedTaylor:
     def test_constant_values_stay_constant(self):
         Q, K, _ = data(9, 4, 3)
         assert_near(lab.windowed_taylor_attention(Q, K, np.ones((9, 2)), 3), np.ones((9, 2)))
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_large_scores_do_not_overflow(self):
+        Q, K, (_, _, V) = np.zeros((6, 4)), np.zeros((6, 4)), data(6, 4, 3)
+        Q[:, 0], K[:, 0] = 2, [1000, 1001, 999, 1002, 1000, 1001]
+        found = lab.windowed_taylor_attention(Q, K, V, 3)  # beside e^1000, what is before is 0
+        assert_near(found, lab.sliding_window_attention(Q, K, V, 3))
 
     def test_is_what_a_window_and_a_state_give(self):
         Q, K, V = data(9, 4, 3)

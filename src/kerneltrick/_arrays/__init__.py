@@ -28,13 +28,16 @@ from kerneltrick._arrays._library import (
     max_blocks,
     namespace,
     space,
+    stand_in,
     stop_gradient,
     surroundings,
     swap_axes,
+    traces_once,
+    widened,
     zeros,
 )
 from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start, whole
-from kerneltrick._arrays._untranslated import tree, untranslated
+from kerneltrick._arrays._untranslated import tree, untranslated, without_values
 from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
 
 __all__ = [
@@ -64,10 +67,12 @@ __all__ = [
     "register_pytree",
     "scan",
     "space",
+    "stand_in",
     "static_start",
     "stop_gradient",
     "surroundings",
     "swap_axes",
+    "traces_once",
     "tree",
     "untranslated",
     "whole",
@@ -75,5 +80,7 @@ __all__ = [
     "wide_add",
     "wide_narrow",
     "wide_zeros",
+    "widened",
+    "without_values",
     "zeros",
 ]

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from kerneltrick._arrays._untranslated import FUNCTIONS, put_together, taken_apart
+from kerneltrick._arrays._untranslated import (
+    FUNCTIONS,
+    for_compiled_code,
+    put_together,
+    taken_apart,
+)
 
 
 class Parts:
@@ -26,7 +31,8 @@ def _apart(value: Any) -> Parts:
 @torch._dynamo.nonstrict_trace  # type: ignore[untyped-decorator] # PyTorch's
 def _run(name: str, parts: Parts) -> Parts:
     inputs, options = put_together(parts.rest, parts.leaves[:])
-    return _apart(FUNCTIONS[name](*inputs, **options))
+    with for_compiled_code():
+        return _apart(FUNCTIONS[name](*inputs, **options))
 
 
 def call(name: str, value: Any) -> Any:

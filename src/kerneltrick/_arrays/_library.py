@@ -172,10 +172,27 @@ def is_integer(x: Array) -> bool:
     return bool(xp.isdtype(x.dtype, "integral"))
 
 
+_COMPUTE_DTYPES: dict[tuple[type, Any], Any] = {}
+
+
 def compute_dtype(x: Array) -> Any:
-    """The dtype sums are made in: float64 stays, everything narrower is float32."""
-    xp = space(x)
-    return xp.float64 if x.dtype == xp.float64 else xp.float32
+    """The dtype in which x is summed: float64 for more than 32 bits, float32 for all others.
+
+    The number of bits decides, so that NumPy's long double and arrays of the other byte order are
+    not computed in float32.
+    """
+    key = type(x), x.dtype
+    known = _COMPUTE_DTYPES.get(key)
+    if known is None:
+        xp = space(x)
+        wide = x.dtype != xp.float32 and is_floating(x) and xp.finfo(x.dtype).bits > 32
+        known = _COMPUTE_DTYPES[key] = xp.float64 if wide else xp.float32
+    return known
+
+
+def widened(x: Array) -> Array:
+    """Numbers in a dtype with room for arithmetic: int64 (int32 in JAX), or at least float32."""
+    return astype(x, compute_dtype(x) if is_floating(x) else index_dtype(x))
 
 
 def index_dtype(like: Array) -> Any:
@@ -240,7 +257,7 @@ def constant(values: Any, like: Array, dtype: Any = None) -> Array:
     dtype = like.dtype if dtype is None else dtype
     if not isinstance(values, np.ndarray) and library(values) == library(like):
         return astype(values, dtype)
-    return convert(np.asarray(values), like, xp, dtype)
+    return convert(as_numpy(values) if is_array(values) else np.asarray(values), like, xp, dtype)
 
 
 def convert(values: np.ndarray[Any, Any], like: Array, xp: Namespace, dtype: Any) -> Array:
@@ -259,6 +276,13 @@ def zeros(shape: tuple[int, ...], like: Array, dtype: Any) -> Array:
     """Zeros of the library and on the device of `like`."""
     dev = None if library(like) == "jax" else device(like)
     return space(like).zeros(shape, dtype=dtype, device=dev)
+
+
+def stand_in(kind: type, dtype: Any, shape: tuple[int, ...]) -> Array:
+    """An array of NumPy's or PyTorch's that has a shape, but no memory for its values."""
+    if kind is np.ndarray:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    return sys.modules["torch"].zeros((), dtype=dtype).expand(shape)
 
 
 def swap_axes(x: Array, a: int, b: int) -> Array:
@@ -284,6 +308,11 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     if lib == "numpy":
         return np.asarray(x)
     return np.from_dlpack(x)
+
+
+def traces_once(like: Array) -> bool:
+    """Whether a library compiles a call (JAX): then one program serves with and without a state."""
+    return library(like) == "jax"
 
 
 def max_blocks(like: Array) -> int:

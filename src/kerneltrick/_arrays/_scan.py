@@ -131,20 +131,20 @@ def whole(x: Any) -> Any:
     return x if torch is not None and isinstance(x, torch.SymInt) else int(x)
 
 
-def jit(function: Callable[..., Any], plan: Any, *data: Any, like: Array) -> Any:
-    """function(plan, *data), in JAX compiled once per plan and shapes, elsewhere as it is.
+def jit(function: Callable[..., Any], static: Any, data: Any, *, like: Array, keep: bool) -> Any:
+    """function(static, data), in JAX compiled once per `static` and shapes, elsewhere as it is.
 
-    A plan whose map holds arrays or code, which can change behind our back, is never kept compiled.
-    In torch, autocast is off inside: it would sum in half precision.
+    Without `keep` nothing is kept compiled: `static` holds arrays or code, which can change. In
+    torch, autocast is off inside: it would sum in half precision.
     """
-    if library(like) == "jax" and not plan.feature_map.weighted:
-        return _jax_jit(function)(plan, *data)
+    if library(like) == "jax" and keep:
+        return _jax_jit(function)(static, data)
     if library(like) == "torch" and like.device.type != "meta":
         torch, kind = sys.modules["torch"], like.device.type
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                return function(plan, *data)
-    return function(plan, *data)
+                return function(static, data)
+    return function(static, data)
 
 
 @functools.cache

@@ -6,10 +6,12 @@ function as it is instead, on tensors without values, and keeps the operators th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 Inputs = ParamSpec("Inputs")
@@ -20,6 +22,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 TREES: dict[type, tuple[str, ...]] = {}
 CLASSES: dict[str, type] = {}  # PyTorch makes objects only of classes that it knows from where
 CONSTANTS = (bool, float, str, type(None))
+_RUNNING = threading.local()  # whether this thread runs a function for torch.compile
+
+
+def without_values() -> bool:
+    """Whether a function runs for torch.compile, which needs the same text with and without values.
+
+    PyTorch runs it on tensors without values first, and some backends again on real ones.
+    """
+    return getattr(_RUNNING, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def for_compiled_code() -> Iterator[None]:
+    _RUNNING.depth = getattr(_RUNNING, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _RUNNING.depth -= 1
 
 
 def tree(cls: Class) -> Class:

@@ -1,6 +1,6 @@
-"""The weights of softmax and of a map side by side, a block of rows at a time, in NumPy.
+"""The weights of softmax and of a map, one block of rows at a time, in NumPy.
 
-In float64 up to n = 2048, above that in float32, which is several times as fast.
+They are float64 up to n = 2048 and float32 above, which is several times as fast.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from numpy.typing import NDArray
 
 from kerneltrick import maps
 from kerneltrick._arrays import Array, as_numpy, constant, is_array, library, wide
-from kerneltrick.attention._arguments import check_causal, check_inputs, check_scale
-from kerneltrick.attention._dial import Dial, check_far, check_window
+from kerneltrick.attention import (
+    Dial,
+    check_causal,
+    check_far,
+    check_inputs,
+    check_scale,
+    check_window,
+)
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-WHOLE_UP_TO = 2048  # tokens up to which every row is looked at, in float64
-BLOCK_NUMBERS = 1 << 18  # numbers in one block of weights: 2 MiB, which stays in cache
-LEAST_ROWS = 32  # fewer make matrix products too thin to be fast
-WIDE_MAP = 4  # maps with more features than this times d are evaluated by their closed form
+WHOLE_UP_TO = 2048  # number of tokens up to which every row is used, in float64
+BLOCK_NUMBERS = 1 << 18  # numbers in one block of weights: 2 MiB, which fits in the cache
+LEAST_ROWS = 32  # fewer make matrix products inefficient
+WIDE_MAP = 4  # maps with more than this times d features use their closed form
 
 
 class Problem(NamedTuple):
-    """A checked call; leading dimensions are flattened into L, H counts query heads."""
+    """A checked call; leading dimensions are flattened into L, H is the number of query heads."""
 
     q: Floats  # (L, H, n_q, d)
     k: Floats  # (L, H_kv, n, d)
@@ -37,14 +43,14 @@ class Problem(NamedTuple):
     causal: bool
     scale: float
     softmax_scale: float
-    window: int = 0  # near keys weigh as in softmax
+    window: int = 0  # keys in the window have softmax weights
     sinks: int = 0
-    gain: Floats | None = None  # (H, 1, 1), of the others
+    gain: Floats | None = None  # (H, 1, 1), of the other keys
     relative: bool = False
 
     @property
     def groups(self) -> int:
-        """How many query heads share one key/value head."""
+        """Number of query heads that share one key/value head."""
         return int(self.q.shape[1] // self.k.shape[1])
 
     def in_float64(self) -> Problem:
@@ -53,7 +59,7 @@ class Problem(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows `rows` of the weights of every head at one leading index; c keys are seen at most.
+    """Rows `rows` of the weights of every head at one leading index; they see at most c keys.
 
     Rows where the map has no output are False in `defined`, and their weights are 0.
     """
@@ -69,7 +75,7 @@ class Block(NamedTuple):
 
     @property
     def entries(self) -> Bools | None:
-        """The entries (H, r, c) that exist: seen by the row, and the row defined; None for all."""
+        """The entries (H, r, c) that are visible and in a defined row; None means all."""
         if self.defined.all():
             if self.allowed is None:
                 return None
@@ -119,7 +125,7 @@ def check_problem(
 
 
 def check_finite(**arrays: Array) -> None:
-    """ValueError that names the first array with NaN or inf in it, and where."""
+    """Raise ValueError that names the first array with NaN or infinity, and the place."""
     for name, x in arrays.items():
         bad = ~np.isfinite(as_numpy(x))
         if bad.any():
@@ -129,7 +135,7 @@ def check_finite(**arrays: Array) -> None:
 
 
 def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
-    """The map for NumPy arrays; a function of another library still sees arrays like `like`."""
+    """Return the map for NumPy arrays; a function of another library still gets its own arrays."""
     chosen = maps.get(feature_map)
     if isinstance(chosen, maps.Custom):
         if library(like) == "numpy":
@@ -147,7 +153,7 @@ def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
 def blocks(
     problem: Problem, rows: int | None = None, only: NDArray[np.int64] | None = None
 ) -> Iterator[Block]:
-    """All rows of all heads, or `only` some, at most `rows` at a time (by default about 2 MiB)."""
+    """Yield all rows of all heads, or `only` some, `rows` at a time (by default about 2 MiB)."""
     heads, n_q, n = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
     if rows is None:
         rows = max(1, LEAST_ROWS // heads, BLOCK_NUMBERS // (heads * n))
@@ -172,7 +178,7 @@ def blocks(
 
 
 class Near(NamedTuple):
-    """The keys that weigh as in softmax, and the units of the others."""
+    """The keys with softmax weights, and the units of the other weights."""
 
     close: Bools  # (r, c)
     scores: Floats  # (H, r, c): s·q·k
@@ -181,7 +187,7 @@ class Near(NamedTuple):
 
 
 def near_keys(problem: Problem, scores: Floats, rows: NDArray[np.int64]) -> Near | None:
-    """What is near the queries at `rows`; None if the map weighs all keys."""
+    """Return the keys near the queries at `rows`; None if the map weights all keys."""
     if problem.gain is None:
         return None
     keys = np.arange(scores.shape[-1])
@@ -197,14 +203,16 @@ Similar: TypeAlias = Callable[
 
 
 def similarities(problem: Problem, k: Floats) -> Similar:
-    """How to compare queries with the keys k (H_kv, n, d) of one leading index."""
+    """Return a function that compares queries with the keys k (H_kv, n, d) of one leading index."""
     feature_map, root = problem.feature_map, math.sqrt(problem.scale)
     d, where = k.shape[-1], np.arange(k.shape[-2])
     if _has_closed_form(feature_map) and feature_map.dim(d) > WIDE_MAP * d:
         keys = repeated(k * root, problem.groups)
 
         def closed_form(q: Floats, at: NDArray[np.int64], seen: int) -> tuple[Floats, None, None]:
-            return feature_map.kernel(q * root, keys[:, :seen], at, where[:seen]), None, None
+            with np.errstate(over="ignore", invalid="ignore"):  # `normalized` finds such rows
+                found = feature_map.kernel(q * root, keys[:, :seen], at, where[:seen])
+            return found, None, None
 
         return closed_form
 
@@ -233,7 +241,7 @@ def normalized(
     allowed: Bools | None,
     near: Near | None = None,
 ) -> tuple[Floats, Bools, Floats]:
-    """Weights divided by their sums, which rows have one, and the logarithm of its size."""
+    """Return weights divided by their sums, which rows are defined, and log |sum|."""
     reference: Any = 0.0
     if near is not None:
         weights, reference = _joined(weights, log_q, log_k, allowed, near)
@@ -263,7 +271,7 @@ def _joined(
     allowed: Bools | None,
     near: Near,
 ) -> tuple[Floats, Floats]:
-    """Near weights e^{s·q·k} and far ones, relative to the exponential of one number a row."""
+    """Join near weights e^{s·q·k} and far ones, relative to the exponential of one row maximum."""
     far = ~near.close if allowed is None else allowed & ~near.close
     close = near.close if allowed is None else allowed & near.close
     scores = np.where(close, near.scores, -math.inf)
@@ -274,7 +282,7 @@ def _joined(
     for log, axis in ((log_q, -1), (log_k, -2)):
         if log is not None:
             exponent += np.expand_dims(log, axis)
-    exponent[~far | (weights == 0)] = -math.inf  # what weighs nothing sets no scale
+    exponent[~far | (weights == 0)] = -math.inf  # keys without weight do not set the scale
     reference = np.maximum(top, exponent.max(axis=-1, keepdims=True))
     reference = np.where(np.isfinite(reference), reference, 0.0)
     joined = np.where(far, weights * np.exp(exponent - reference), np.exp(scores - reference))
@@ -295,7 +303,7 @@ def _softmax(scores: Floats, allowed: Bools | None) -> tuple[Floats, Floats]:
 
 
 def repeated(x: Floats, groups: int) -> Floats:
-    """Key heads repeated for the query heads that share them; x itself if none are shared."""
+    """Repeat key heads for the query heads that share them; return x itself if none are shared."""
     return x if groups == 1 else np.repeat(x, groups, axis=0)
 
 

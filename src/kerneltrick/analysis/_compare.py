@@ -1,4 +1,4 @@
-"""Maps against softmax on the heads of a model: quality, limit, curves, cost and a verdict."""
+"""Compare maps with softmax on the heads of a model: errors, limits, curves, times, verdict."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting
 from kerneltrick.analysis._limit import Limit
+from kerneltrick.analysis._metrics import mean
 from kerneltrick.analysis._pieces import (
     Problem,
     curve_piece,
@@ -52,7 +53,6 @@ from kerneltrick.analysis._types import (
     Timing,
     WindowCurve,
     WindowPoint,
-    mean,
     number,
 )
 from kerneltrick.analysis._verdict import verdict
@@ -77,16 +77,16 @@ def compare(
     resume: Path | None = None,
     executor: concurrent.futures.Executor | None = None,
 ) -> Comparison:
-    """Every map on every head of `data`, against softmax(s·QKᵀ)V.
+    """Compare every map on every head of `data` with softmax(s·QKᵀ)V.
 
-    A map may have a window beside it, as text `elu@window=16,sinks=1`; `softmax@window=16,sinks=1`
-    is the window alone. Maps fitted to these heads are taken too, or the name of their file,
-    `maps.safetensors` or `maps.safetensors@window=8`; not on tokens that they were fitted to.
+    A map may have a window: `elu@window=16,sinks=1`; `softmax@window=16,sinks=1` is the window
+    alone. Maps fitted to these heads are accepted too, also by the name of their file,
+    `maps.safetensors` or `maps.safetensors@window=8`, but not on the tokens they were fitted to.
 
-    `causal` and `scale` are those of the data unless given; without either, full and 1/√d.
-    `measure=False` leaves out what depends on the machine. With a path `resume`, finished pieces
-    are kept there until the end, and a run that was stopped goes on. With an `executor`, such as
-    `Processes(4)` or that of a Dask client, its workers do the pieces, except those that are timed.
+    `causal` and `scale` default to those of the data, else to full attention and 1/√d.
+    `measure=False` skips the timing, which depends on the machine. With a path `resume`, finished
+    pieces are saved there, and an interrupted run continues. With an `executor`, such as
+    `Processes(4)` or that of a Dask client, its workers do everything except the timing.
 
     >>> from kerneltrick.analysis import sample
     >>> data = sample().select(layers=[0], heads=[3])
@@ -99,7 +99,7 @@ def compare(
 
 
 class _Run:
-    """One comparison: pieces of work, each done once and kept in the store."""
+    """One comparison: pieces of work that are done once and saved in the store."""
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class _Run:
         resume: Path | None,
         executor: concurrent.futures.Executor | None,
     ) -> None:
-        self.data, self.notes = data.sanitized()
         self.maps = chosen
         self.causal = bool(data.causal) if causal is None else causal
         given = data.scale if scale is None else scale
         self.scale = 1 / math.sqrt(data.q.shape[-1]) if given is None else given
+        self.data, self.notes = data.sanitized(self.scale)
         self.seed, self.measure = seed, measure
         for setting in chosen:
             if isinstance(setting, FittedMaps):
@@ -153,7 +153,7 @@ class _Run:
         ]
 
     def _results(self, work: Work, pieces: Sequence[Piece], here: bool = False) -> dict[str, Any]:
-        """What each piece of work gives, by its key: from the store, or done now."""
+        """Return the result of each piece by its key, from the store or computed now."""
         left = {piece.key: piece for piece in pieces if self.store.get(piece.key) is None}
         self.done += len(pieces) - len(left)
         self._tell(left)
@@ -186,6 +186,7 @@ class _Run:
         ]
         shown = _shown_timing(reports, timings)
         lengths = timing_lengths(self.data.q.shape[1])
+        told = verdict(reports, uniform, self._grid(), windows, None if noisy else shown)
         comparison = Comparison(
             format=FORMAT,
             version=__version__,
@@ -200,7 +201,9 @@ class _Run:
             curves=found_curves,
             windows=windows,
             timing=shown,
-            verdict=verdict(reports, uniform, self._grid(), windows, None if noisy else shown),
+            verdict=str(told),
+            headline=told.headline,
+            findings=told.findings,
         )
         if self.progress is not None:
             self.progress("done", self.pieces, self.pieces)
@@ -213,7 +216,7 @@ class _Run:
         ]
         names = [self._name(place) for place in self.heads]
         pieces = [
-            Piece(f"limit {name}", f"limit of head {name}", (place,))
+            Piece(f"limit {name}", f"limit for head {name}", (place,))
             for name, place in zip(names, self.heads, strict=True)
         ]
         everything = self._results(limit_piece, pieces)
@@ -226,7 +229,7 @@ class _Run:
         return limits, tuple(tuple(row) for row in rows)
 
     def _maps(self, limits: Sequence[Limit]) -> list[MapReport]:
-        """The report of each map, and last that of uniform weights."""
+        """Return the report of each map, followed by that of uniform weights."""
         texts = [*map(str, self.maps), "uniform"]
         pieces = [
             [
@@ -315,19 +318,19 @@ class _Run:
         )
 
     def _timings(self) -> tuple[list[float] | None, list[Timing | None], bool]:
-        """Times of softmax, those of each map, and whether others were at work meanwhile."""
+        """Return the times of softmax and of the maps, and whether something disturbed them."""
         if not self.measure:
             return None, [None] * len(self.maps), False
         heads, d, width = self.data.q.shape[1], self.data.q.shape[-1], self.data.v.shape[-1]
         others, start = other_work(), time.perf_counter()
-        longest = timing_lengths(heads)[-1]  # depends on the core, as the baseline does
+        longest = timing_lengths(heads)[-1]  # depends on the core, like the baseline
         arguments = (heads, d, width, self.causal)
         softmax = self._timed(f"time {baseline()}", "softmax", measure_softmax, *arguments)
         found: list[Timing | None] = []
         for setting in self.maps:
             timed = dial = self._layer(setting)
             if isinstance(dial.feature_map, maps.Cosformer):
-                # of the same cost, able to serve these lengths
+                # The same cost, with a horizon that covers these lengths.
                 longer = maps.Cosformer(max(dial.feature_map.horizon, longest))
                 timed = dataclasses.replace(dial, feature_map=longer)
             key = f"time {setting} up to {longest}"
@@ -335,17 +338,19 @@ class _Run:
             found.append(timing(str(setting), heads, linear, softmax))
         noisy = other_work() - others > 0.2 * (time.perf_counter() - start) + 0.1
         if noisy:
-            self.notes.append("other processes were at work during the timing: it means little")
+            self.notes.append(
+                "other processes were running during the timing, so the times are unreliable"
+            )
         return softmax, found, noisy
 
     def _timed(self, key: str, text: str, measure: Work, *arguments: Any) -> Any:
-        """Times of this machine, which nobody else is to work on meanwhile."""
-        piece = Piece(key, f"time of {text}", arguments)
+        """Measure on this machine, never on workers."""
+        piece = Piece(key, f"timing {text}", arguments)
         work: Work = lambda problem, *given: measure(*given)  # noqa: E731
         return self._results(work, [piece], here=True)[key]
 
     def _layer(self, setting: Setting, step: int = 1) -> Dial:
-        """The dial of the first layer, for its query heads, or for each `step`th of them."""
+        """Return the dial of the first layer for every `step`-th query head."""
         return of_heads(setting, [(self.data.layers[0], j) for j in self.data.heads[::step]])
 
     def _name(self, place: tuple[int, int]) -> str:
@@ -359,12 +364,12 @@ class _Run:
         n = max(self.data.q.shape[2], self.data.k.shape[2])
         if n > WHOLE_UP_TO:
             notes.append(
-                f"as n is above {WHOLE_UP_TO}: metrics are summed in float32; rank correlation, "
-                f"float32 range, curves and the limit look at {SAMPLED_ROWS} seeded rows, and the "
-                f"limit is an estimate"
+                f"because n is above {WHOLE_UP_TO}, metrics are computed in float32; the rank "
+                f"correlation, float32 range, curves and limit use {SAMPLED_ROWS} random rows, and "
+                f"the limit is an estimate"
             )
         if self.causal:
-            notes.append("weights are compared over the lower triangle, j ≤ i")
+            notes.append("weights are compared on the lower triangle, j ≤ i")
         return DataInfo(
             source=self.data.source,
             layers=self.data.layers,
@@ -383,21 +388,21 @@ class _Run:
 
 
 def _text(setting: Setting) -> str:
-    """What tells a setting from others, weights included."""
+    """Return a text that identifies a setting, including its weights."""
     return str(setting) if isinstance(setting, Dial) else f"{setting} {setting.digest}"
 
 
 def _uniform(x: Floats) -> Floats:
-    """φ = 1: every key weighs the same."""
+    """φ = 1 gives every key the same weight."""
     return np.ones_like(x[..., :1])
 
 
 def _shown_timing(reports: Sequence[MapReport], timings: Sequence[Timing | None]) -> Timing | None:
-    """The timing to draw and to speak of: of the map that comes closest to softmax."""
+    """Return the timing to report: that of the map closest to softmax."""
     errors = [math.inf if math.isnan(e := r.summary.output_error) else e for r in reports]
     return timings[errors.index(min(errors))]
 
 
 def _per_1000(lengths: Sequence[int], times: Sequence[float]) -> float:
-    """Milliseconds per 1000 tokens at the longest length measured."""
+    """Return milliseconds per 1000 tokens at the longest measured length."""
     return times[-1] * 1000 / lengths[-1]

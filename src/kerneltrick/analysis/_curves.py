@@ -1,4 +1,4 @@
-"""Error against m, for the families of maps that have an m."""
+"""Error against m, for families of maps with an adjustable m."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAVOR_FEATURES = (16, 32, 64, 128, 256, 512)
 
 
 def families(d: int) -> dict[str, list[str]]:
-    """The maps of each family, by growing m."""
+    """Return the maps of each family, by increasing m."""
     found = {
         f"favor {kind}": [f"favor:features={m},kind={kind}" for m in FAVOR_FEATURES]
         for kind in ("positive", "hyperbolic", "trig")
@@ -34,9 +34,9 @@ def families(d: int) -> dict[str, list[str]]:
 def errors(
     q: Array, k: Array, v: Array, text: str, causal: bool, softmax_scale: float, seed: int
 ) -> tuple[float, float]:
-    """MSE of the weights and relative error of the outputs over all heads given.
+    """Return the MSE of the weights and the relative error of the outputs over all given heads.
 
-    Above n = 2048, on 512 seeded rows.
+    Above n = 2048 they are computed on 512 random rows.
     """
     problem = check_problem("errors", q, k, v, text, causal, None, softmax_scale)
     outputs = OutputTotals(problem)
@@ -53,6 +53,6 @@ def errors(
 
 
 def mean_bound(limits: Sequence[Limit], m: int) -> float:
-    """The mean over heads of the least MSE of a map with m features."""
+    """Return the mean over heads of the smallest MSE of any map with m features."""
     values = [limit.mse(m) for limit in limits]
     return sum(values) / len(values) if values else math.nan

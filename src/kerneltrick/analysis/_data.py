@@ -1,4 +1,4 @@
-"""The queries, keys and values of many layers and heads, with what is known about them."""
+"""Queries, keys and values of several layers and heads, and what is known about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kerneltrick._arrays import Array, as_numpy
-from kerneltrick.attention._arguments import check_causal, check_inputs, check_scale
+from kerneltrick.analysis._blocks import WHOLE_UP_TO
+from kerneltrick.attention import check_causal, check_inputs, check_scale
 
 Numbers: TypeAlias = NDArray[Any]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -23,9 +24,9 @@ SAMPLE = "minilm-moby-dick.safetensors"
 class AttentionData:
     """q (layers, H_q, n, d), k (layers, H_kv, n, d) and v (layers, H_kv, n, M) as NumPy arrays.
 
-    Query head h uses key head h // (H_q / H_kv). `layers` and `heads` are the numbers that layers
-    and query heads go by, which `select` keeps. `excluded` holds the (layer, head) pairs that
-    `sanitized` found unusable.
+    Query head h uses key head h // (H_q / H_kv). `layers` and `heads` are the numbers of the layers
+    and query heads in the model, which `select` keeps. `excluded` lists the (layer, head) pairs
+    that `sanitized` found unusable.
 
     >>> data = AttentionData.from_arrays(*np.ones((3, 12, 100, 32)))
     >>> data
@@ -39,7 +40,7 @@ class AttentionData:
     v: Numbers
     layers: tuple[int, ...]
     causal: bool | None = None  # None: not known
-    scale: float | None = None  # None: not known, 1/√d by habit
+    scale: float | None = None  # None: not known; 1/√d is used
     mask: Bools | None = None  # (n,), True = a real token
     tokens: tuple[str, ...] | None = None
     source: str = "arrays"
@@ -70,7 +71,7 @@ class AttentionData:
         n_q, n = self.q.shape[2], self.k.shape[2]
         if (self.mask is not None or self.tokens is not None) and n_q != n:
             raise ValueError(
-                f"mask and tokens need as many queries as keys, but there are {n_q} and {n}"
+                f"with a mask or tokens there must be as many queries as keys, not {n_q} and {n}"
             )
         if self.mask is not None:
             if self.mask.dtype != np.bool_:
@@ -96,7 +97,7 @@ class AttentionData:
         tokens: Sequence[str] | None = None,
         source: str = "arrays",
     ) -> AttentionData:
-        """Data from arrays (n, d), (heads, n, d) or (layers, heads, n, d) of any library."""
+        """Create data from arrays (n, d), (heads, n, d) or (layers, heads, n, d) of any library."""
         check_inputs("attention data", q, k, v)
         if q.ndim > 4:
             raise ValueError(
@@ -119,7 +120,7 @@ class AttentionData:
 
     @property
     def groups(self) -> int:
-        """How many query heads share one key/value head."""
+        """Number of query heads that share one key/value head."""
         return int(self.q.shape[1] // self.k.shape[1])
 
     def __repr__(self) -> str:
@@ -130,9 +131,9 @@ class AttentionData:
     def select(
         self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> AttentionData:
-        """Only these layers and query heads, by their numbers, in the order given.
+        """Select layers and query heads by their numbers, in the given order.
 
-        Each chosen query head brings its key/value head, so heads are no longer shared.
+        Each selected query head gets its own copy of its key/value head.
         """
         chosen_layers = self.layers if layers is None else tuple(layers)
         chosen_heads = self.heads if heads is None else tuple(heads)
@@ -151,25 +152,36 @@ class AttentionData:
             self, q=q, k=k, v=v, layers=chosen_layers, heads=chosen_heads, excluded=excluded
         )
 
-    def sanitized(self) -> tuple[AttentionData, list[str]]:
-        """The data without padding and without NaN or infinity, and a note on each thing left out.
+    def sanitized(self, scale: float = 1.0) -> tuple[AttentionData, list[str]]:
+        """Return the data without padding and unusable heads, and a note for each thing left out.
 
-        A head whose q, k or v is not finite is zeroed and named in `excluded`; the others keep
-        their numbers.
+        A head is unusable if its q, k or v holds NaN or infinity, or values whose products overflow
+        (with q multiplied by `scale`). Such a head is set to zero and listed in `excluded`; the
+        other heads keep their numbers.
         """
         data, notes = self._without_padding()
         heads, n = self.q.shape[1:3]
-        if heads >= max(16, 2 * n):  # rather tokens that were taken for heads
+        if heads >= max(16, 2 * n):  # tokens were probably taken for heads
             notes.append(
-                f"read as {heads} heads of n = {n}; if it is {n} heads of n = {heads}, read it by "
-                "--axes n,heads,d, or load_attention(..., axes='n,heads,d')"
+                f"read as {heads} heads of n = {n}; if the data has {n} heads of n = {heads}, use "
+                "--axes n,heads,d or load_attention(..., axes='n,heads,d')"
             )
         faults = {name: ~np.isfinite(getattr(data, name)) for name in "qkv"}
         counts = {name: fault.sum(axis=(2, 3)) for name, fault in faults.items()}
-        if not any(count.any() for count in counts.values()):
+        sizes = {
+            name: np.where(fault, 0, np.abs(getattr(data, name))).max(axis=(2, 3)).astype(float)
+            for name, fault in faults.items()
+        }
+        # Powers of q·k and squares of the outputs must not overflow, in float64 or, for long data,
+        # in float32.
+        whole = max(data.q.shape[2], data.k.shape[2]) <= WHOLE_UP_TO
+        vectors, values = (1e15, 1e75) if whole else (1e8, 1e15)
+        limits = {"q": vectors / max(1.0, scale), "k": vectors, "v": values}
+        bad = {name: (counts[name] > 0) | (sizes[name] > limits[name]) for name in "qkv"}
+        if not any(found.any() for found in bad.values()):
             return data, notes
         clean: dict[str, Any] = {
-            name: np.where(counts[name][..., None, None] > 0, 0, getattr(data, name)).astype(
+            name: np.where(bad[name][..., None, None], 0, getattr(data, name)).astype(
                 data.q.dtype, copy=False
             )
             for name in "qkv"
@@ -184,14 +196,21 @@ class AttentionData:
                     for name, place in places.items()
                     if (count := int(counts[name][row, place]))
                 ]
-                if not parts:
+                large = [
+                    f"{name} holds values up to {sizes[name][row, place]:.3g}"
+                    for name, place in places.items()
+                    if sizes[name][row, place] > limits[name]
+                ]
+                if not parts and not large:
                     continue
-                one = len(parts) == 1 and parts[0].endswith(" 1 value")
-                verb = "that is" if one else "that are"
-                notes.append(
-                    f"layer {layer} head {head}: {' and '.join(parts)} {verb} NaN or infinite: "
-                    "left out"
-                )
+                told = []
+                if parts:
+                    one = len(parts) == 1 and parts[0].endswith(" 1 value")
+                    verb = "that is" if one else "that are"
+                    told.append(f"{' and '.join(parts)} {verb} NaN or infinite")
+                if large:
+                    told.append(f"{' and '.join(large)}, whose products overflow")
+                notes.append(f"layer {layer} head {head}: {'; '.join(told)}: left out")
                 if (layer, head) not in excluded:
                     excluded.append((layer, head))
         return dataclasses.replace(data, **clean, excluded=tuple(excluded)), notes
@@ -220,27 +239,27 @@ class AttentionData:
 
 
 def sample() -> AttentionData:
-    """Layers 0, 2 and 5 of all-MiniLM-L6-v2 on 128 tokens of Moby-Dick, in float32.
+    """Load the built-in sample: layers 0, 2 and 5 of all-MiniLM-L6-v2 on 128 tokens of Moby-Dick.
 
-    12 heads, d = 32, full attention; `sample/NOTE.md` says how it was made.
+    It has 12 heads, d = 32 and full attention, in float32. `sample/NOTE.md` says how it was made.
 
     >>> data = sample()
     >>> data.layers, data.q.shape, data.causal, " ".join(data.tokens[1:5])
     ((0, 2, 5), (3, 12, 128, 32), False, 'call me is ##hma')
     """
-    from kerneltrick.analysis._files import load_attention  # which needs AttentionData
+    from kerneltrick.analysis._files import load_attention  # a circular import otherwise
 
     place = resources.files("kerneltrick.analysis").joinpath("sample").joinpath(SAMPLE)
     with resources.as_file(place) as path:
         data = load_attention(path)
-    # Stored in float16 for its size; NumPy computes in float32 an order of magnitude faster.
+    # Stored in float16 to save space; NumPy is an order of magnitude faster in float32.
     wide: dict[str, Any] = {name: getattr(data, name).astype(np.float32) for name in "qkv"}
     return dataclasses.replace(data, **wide)
 
 
 def _check_numbers(what: str, numbers: tuple[int, ...], count: int) -> None:
     if len(numbers) != count or len(set(numbers)) != count:
-        raise ValueError(f"{what} must be {count} different numbers, one each, not {numbers}")
+        raise ValueError(f"{what} must be {count} distinct numbers, not {numbers}")
 
 
 def _places(what: str, wanted: tuple[int, ...], known: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Queries, keys and values from files and into them; never by pickle."""
+"""Loading and saving of queries, keys and values; never with pickle."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _TRIO = re.compile(r"(|.*[_.\- ])([qkv])\.npy")
 def load_attention(
     path: AnyPath | Sequence[AnyPath], *, axes: Literal["heads,n,d", "n,heads,d"] = AXES[0]
 ) -> AttentionData:
-    """The data of a `.safetensors` or `.npz` file, or of three `.npy` files; all sizes are checked.
+    """Load a `.safetensors` or `.npz` file, or three `.npy` files; all sizes are checked.
 
-    `.safetensors`: keys `layers.{i}.q|k|v` as written by `save`, or q, k and v. `.npz`: q, k and v.
-    `.npy`: a folder with q.npy, k.npy and v.npy, one of three such as run_q.npy, or all three
-    paths. Arrays are (n, d), (heads, n, d) or (layers, heads, n, d) in float16, float32 or float64;
-    bfloat16 becomes float32. `axes="n,heads,d"` reads arrays (n, heads, d) or (layers, n, heads, d)
-    instead. ValueError or TypeError says what is wrong with a file.
+    A `.safetensors` file has keys `layers.{i}.q|k|v` as written by `save`, or q, k and v. A `.npz`
+    file has q, k and v. For `.npy`, give a folder with q.npy, k.npy and v.npy, one of three files
+    such as run_q.npy, or all three paths. Arrays are (n, d), (heads, n, d) or (layers, heads, n, d)
+    in float16, float32 or float64; bfloat16 becomes float32. With `axes="n,heads,d"` they are
+    (n, heads, d) or (layers, n, heads, d). ValueError or TypeError says what is wrong with a file.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -74,10 +74,10 @@ def load_attention(
 
 
 def save(data: AttentionData, path: AnyPath) -> None:
-    """Write `data` as a `.safetensors` file, whole or not at all; `-` is standard output.
+    """Write `data` to a `.safetensors` file, whole or not at all; `-` means standard output.
 
-    Keys `layers.{i}.q|k|v`; metadata as JSON texts: scaling, causal, mask, tokens, heads, excluded,
-    source, and the format `kerneltrick.qkv/1`.
+    The keys are `layers.{i}.q|k|v`. The metadata holds JSON texts: scaling, causal, mask, tokens,
+    heads, excluded, source, and the format `kerneltrick.qkv/1`.
     """
     if Path(path).suffix != ".safetensors" and regular_file(path) is not None:
         raise ValueError(f"{path}: expected a file named *.safetensors")
@@ -120,7 +120,7 @@ def _read_trio(paths: Sequence[Path]) -> dict[str, Numbers]:
 
 
 def _trio(path: Path) -> list[Path]:
-    """The three .npy files in a folder, or beside one of them."""
+    """Return the three .npy files in a folder, or next to the given one."""
     if path.is_dir():
         return [path / f"{name}.npy" for name in NAMES]
     match = _TRIO.fullmatch(path.name)
@@ -132,7 +132,7 @@ def _trio(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[dict[str, Numbers], dict[str, Any]]:
-    """q, k and v, and what a captured file says about them: fields of AttentionData."""
+    """Read q, k and v, and the fields of AttentionData that a captured file contains."""
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"{path}: expected a file named *.npz or *.safetensors, or three named *.npy"
@@ -189,7 +189,7 @@ def _read_layers(file: SafetensorsFile) -> tuple[dict[str, Numbers], dict[str, A
 
 
 def _known(metadata: dict[str, str]) -> dict[str, Any]:
-    """The fields of AttentionData in the metadata of a captured file."""
+    """Return the fields of AttentionData in the metadata of a captured file."""
     form = metadata.get("format", "")
     if not form.startswith("kerneltrick."):
         return {}
@@ -198,7 +198,7 @@ def _known(metadata: dict[str, str]) -> dict[str, Any]:
     values = {}
     for key, text in metadata.items():
         try:
-            whole = float if key == "scaling" else int  # float has no limit that raises
+            whole = float if key == "scaling" else int  # float accepts any number of digits
             values[key] = None if key == "format" else json.loads(text, parse_int=whole)
         except (ValueError, RecursionError):
             raise FormatError(f"its metadata {key} is not JSON") from None

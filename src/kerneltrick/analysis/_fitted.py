@@ -1,4 +1,4 @@
-"""Maps fitted to the heads of a model: one dial for each layer, and the tokens it has seen."""
+"""Feature maps fitted to the heads of a model, with the tokens they were fitted to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ from kerneltrick._files import AnyPath, read_tensors, writing
 from kerneltrick._text import to_json
 from kerneltrick.analysis._data import AttentionData
 from kerneltrick.analysis._safetensors import write_safetensors
-from kerneltrick.attention import Dial, Far
-from kerneltrick.attention._arguments import check_scale
-from kerneltrick.attention._dial import dial_text, read_tail
-from kerneltrick.maps._file import to_fields
-from kerneltrick.maps._registry import from_fields
+from kerneltrick.attention import Dial, Far, check_scale, dial_text, read_tail
+from kerneltrick.maps import from_fields, to_fields
 
 FORMAT = "kerneltrick.FittedMaps/1"
-SUFFIX = ".safetensors"  # by which a text is known to name a file of maps
-STRETCH = 8  # tokens in a row by which a token is known again
-MOST_SEEN = 4096  # hashes kept of a head: all of a short text, the smallest of a long one
+SUFFIX = ".safetensors"  # marks a text as the name of a file of maps
+STRETCH = 8  # number of consecutive tokens that identify a token
+MOST_SEEN = 4096  # hashes stored per head: all of a short text, the smallest of a long one
 
 Hashes: TypeAlias = NDArray[np.uint64]
-Heads: TypeAlias = Sequence[tuple[int, int]]  # layer and query head, by number
+Heads: TypeAlias = Sequence[tuple[int, int]]  # numbers of layer and query head
 
 _KEY = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([a-z_]+)")
 
@@ -41,9 +38,9 @@ _KEY = re.compile(r"layers\.(0|[1-9][0-9]{0,5})\.([a-z_]+)")
 class FittedMaps:
     """A `Dial` for each layer of a model, with weights and gains for each of its heads.
 
-    `kerneltrick.torch.fit` makes them, `compare` takes them as it takes a map, and
-    `linear_attention` the dial of a layer. Tokens that they were fitted to must not judge them:
-    `check_unseen` refuses those, and `compare` asks it.
+    `kerneltrick.torch.fit` creates them, `compare` accepts them like a map, and `linear_attention`
+    accepts the dial of a layer. The tokens that they were fitted to must not be used to judge them:
+    `check_unseen`, which `compare` calls, refuses such tokens.
 
     >>> dial = Dial(maps.Hedgehog(np.stack([np.eye(4), 2 * np.eye(4)])), window=8)
     >>> fitted = FittedMaps({0: dial}, heads=(0, 1))
@@ -52,22 +49,22 @@ class FittedMaps:
     """
 
     dials: Mapping[int, Dial]
-    heads: tuple[int, ...]  # numbers of the query heads, in the order of weights and gains
-    scale: float | None = None  # of the softmax that they imitate; None: 1/√d
+    heads: tuple[int, ...]  # numbers of the query heads, in the order of the weights and gains
+    scale: float | None = None  # scale of the softmax that they imitate; None: 1/√d
     causal: bool = False
     seen: Mapping[int, Hashes] = dataclasses.field(default_factory=dict)  # (H_kv, hashes) by layer
     source: str = ""
-    name: str = "fitted" + SUFFIX  # the path of its file
+    name: str = "fitted" + SUFFIX  # path of the file
 
     def __post_init__(self) -> None:
         if not self.dials or len(set(self.heads)) != len(self.heads) or not self.heads:
-            raise ValueError("fitted maps need a layer, and heads of different numbers")
+            raise ValueError("fitted maps need at least one layer, and heads with distinct numbers")
         if self.scale is not None:
             check_scale("fitted maps", self.scale)
         if len({_kind(dial) for dial in self.dials.values()}) > 1:
             raise ValueError(
-                "the layers of fitted maps need the same map, window and sinks, and weights of the "
-                "same shapes"
+                "all layers of fitted maps must have the same map, window and sinks, and weights "
+                "of the same shapes"
             )
         for layer, dial in self.dials.items():
             for name, x in _weights(dial).items():
@@ -101,13 +98,13 @@ class FittedMaps:
 
     @property
     def digest(self) -> str:
-        """A text that tells these weights and gains from others."""
+        """A text that identifies these weights and gains."""
         return " ".join(f"{layer} {dial}" for layer, dial in self.dials.items())
 
     def of_heads(self, heads: Heads) -> Dial:
-        """One dial with the weights of these (layer, head) pairs, in their order.
+        """Return one dial with the weights of these (layer, head) pairs, in this order.
 
-        It serves arrays whose heads are these, and whose keys are not shared.
+        It is for arrays with exactly these heads, whose keys are not shared.
         """
         first = next(iter(self.dials.values()))
         parts: dict[str, list[Any]] = {name: [] for name in _weights(first)}
@@ -118,7 +115,7 @@ class FittedMaps:
         return _with_weights(first, {name: np.stack(x) for name, x in parts.items()})
 
     def turned(self, **tail: Any) -> FittedMaps:
-        """The same maps with another `window`, `sinks` or `far`; gains stay unless `far` is given.
+        """Return the same maps with another `window`, `sinks` or `far`; `far` replaces the gains.
 
         >>> fitted = FittedMaps({0: Dial(maps.Hedgehog(np.eye(4)), 16, 2, Far(-1.0))}, (0,))
         >>> str(fitted.turned(window=8)), str(fitted.turned(window=0, sinks=0))
@@ -134,9 +131,9 @@ class FittedMaps:
         return dataclasses.replace(self, dials={i: turn(dial) for i, dial in self.dials.items()})
 
     def check_serves(self, data: AttentionData) -> None:
-        """ValueError if there is a head in `data` to which nothing was fitted, or of other width.
+        """Raise ValueError unless there is a map for every head of `data`, of the same width.
 
-        Also if it holds tokens that were fitted to.
+        Data with tokens that the maps were fitted to is refused too.
         """
         for layer in data.layers:
             for head in data.heads:
@@ -150,7 +147,7 @@ class FittedMaps:
         self.check_unseen(data)
 
     def notes(self, causal: bool, scale: float, d: int) -> list[str]:
-        """What a reader should know who sees the maps judged against softmax of this kind."""
+        """Return notes on how the fit differs from this kind of softmax."""
         found = []
         if causal != self.causal:
             kind = "causal" if self.causal else "full"
@@ -161,9 +158,9 @@ class FittedMaps:
         return found
 
     def check_unseen(self, data: AttentionData) -> None:
-        """ValueError if the maps were fitted to tokens of `data`.
+        """Raise ValueError if the maps were fitted to tokens of `data`.
 
-        A token is known by its key and those of the 7 tokens before it, rounded to float16.
+        A token is identified by its key and the keys of the 7 tokens before it, in float16.
         """
         for row, layer in enumerate(data.layers):
             if layer not in self.seen:
@@ -176,8 +173,8 @@ class FittedMaps:
                 same = int(np.isin(hashes(keys), known[self.heads.index(head) // share]).sum())
                 if same:
                     raise ValueError(
-                        f"{self.name} was fitted to tokens of {data.source} (at least {same} in "
-                        f"layer {layer}): judge it on other text"
+                        f"{data.source} overlaps the text that {self.name} was fitted to (at least "
+                        f"{same} tokens in layer {layer}); judge it on other text"
                     )
 
     def _place(self, pair: tuple[int, int]) -> int:
@@ -190,7 +187,7 @@ class FittedMaps:
         return self.heads.index(head)
 
     def save(self, path: AnyPath) -> None:
-        """Write a safetensors file, whole or not at all; `-` is standard output."""
+        """Write a safetensors file, whole or not at all; `-` means standard output."""
         tensors: dict[str, Any] = {}
         values: dict[str, str] = {}
         for layer, dial in self.dials.items():
@@ -212,18 +209,18 @@ class FittedMaps:
 
     @classmethod
     def load(cls, path: AnyPath) -> FittedMaps:
-        """Read the file back, its weights as NumPy arrays."""
+        """Load the file, with the weights as NumPy arrays."""
         metadata, tensors = read_tensors(path, "file of fitted maps")
         where = os.fspath(path)
         if metadata.get("format") != FORMAT:
             raise ValueError(
-                f"{where} holds no fitted maps: expected format {FORMAT!r}, found "
+                f"{where} is not a file of fitted maps: expected format {FORMAT!r}, found "
                 f"{metadata.get('format')!r}"
             )
         try:
             return _read(metadata, tensors, where)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{where} is no whole file of fitted maps: {error}") from None
+            raise ValueError(f"{where} is not a valid file of fitted maps: {error}") from None
 
 
 def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> FittedMaps:
@@ -231,7 +228,7 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
     for key, x in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None:
-            raise ValueError(f"it holds an array {key!r}")
+            raise ValueError(f"it contains an unknown array {key!r}")
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise ValueError(f"its array {key} is not finite")
         weights.setdefault(int(match[1]), {})[match[2]] = x
@@ -252,10 +249,10 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
                       known["relative"])  # fmt: skip
         dials[layer] = Dial(feature_map, known["window"], known["sinks"], far)
     if weights:
-        raise ValueError(f"nothing is said of its layer {min(weights)}")
+        raise ValueError(f"it has no description of layer {min(weights)}")
     heads, causal = json.loads(metadata["heads"]), json.loads(metadata["causal"])
     if not all(type(head) is int for head in heads) or type(causal) is not bool:
-        raise ValueError("its heads or causal are not what they should be")
+        raise ValueError("its heads are not whole numbers, or causal is not a boolean")
     return FittedMaps(
         dict(sorted(dials.items())), tuple(heads), json.loads(metadata["scaling"]), causal, seen,
         metadata.get("source", ""), where,
@@ -266,14 +263,14 @@ Setting: TypeAlias = Dial | FittedMaps
 
 
 def names_file(text: str) -> bool:
-    """Whether a text names a file of fitted maps rather than a map."""
+    """Return whether a text names a file of fitted maps rather than a map."""
     return text.partition("@")[0].strip().endswith(SUFFIX)
 
 
 def read_setting(setting: maps.MapLike | Dial | FittedMaps) -> Setting:
-    """What `compare` takes: all that `Dial.get` takes, and fitted maps, or the name of their file.
+    """Return what `compare` accepts: everything that `Dial.get` accepts, and fitted maps.
 
-    With `@window=8` after the name of a file the fitted maps get that window.
+    Fitted maps can be given by the name of their file; `@window=8` after it sets their window.
     """
     if isinstance(setting, FittedMaps):
         return setting
@@ -285,13 +282,13 @@ def read_setting(setting: maps.MapLike | Dial | FittedMaps) -> Setting:
 
 
 def hashes(k: Array) -> Hashes:
-    """A hash of each token of keys (n, d) with the tokens before it, `STRETCH` in all.
+    """Hash each token of the keys (n, d) together with the tokens before it, `STRETCH` in all.
 
-    Of a text shorter than that, one of all its tokens.
+    A text that is shorter has one hash, of all its tokens.
     """
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(as_numpy(k), dtype=np.float16)
-    # −0 and 0 are one number
+    # −0 and 0 are the same number
     rows = rows + np.float16(0)
     size = min(STRETCH, len(rows))
     found = [
@@ -302,12 +299,12 @@ def hashes(k: Array) -> Hashes:
 
 
 def kept(found: Iterable[Hashes]) -> Hashes:
-    """The smallest of all these hashes, sorted: all of them, unless the text is long."""
+    """Return the smallest of these hashes, sorted; all of them unless the text is long."""
     return np.unique(np.concatenate(list(found)))[:MOST_SEEN]
 
 
 def _kind(dial: Dial) -> tuple[Any, ...]:
-    """What the layers of a model have in common."""
+    """What all layers of fitted maps must have in common."""
     feature_map, far = dial.feature_map, dial.far or Far()
     values = [getattr(feature_map, field.name) for field in dataclasses.fields(feature_map)]
     plain = tuple(x.shape if is_array(x) else x for x in values)
@@ -315,7 +312,7 @@ def _kind(dial: Dial) -> tuple[Any, ...]:
 
 
 def _weights(dial: Dial) -> dict[str, Any]:
-    """The arrays of a dial by name, gains included, as NumPy arrays."""
+    """Return the arrays of a dial by name, including gains, as NumPy arrays."""
     feature_map = dial.feature_map
     found = {
         field.name: as_numpy(value)
@@ -337,7 +334,7 @@ def _with_weights(dial: Dial, weights: dict[str, Any]) -> Dial:
 
 
 def _of_head(name: str, x: Any, place: int, heads: int) -> Any:
-    """The part of an array of a dial that one query head uses: its own, its group's, or all."""
+    """Return the part of an array that one query head uses: its own, its group's, or all of it."""
     if x.ndim == 3:
         return x[place * x.shape[0] // heads]
     if name == "gain":
@@ -350,10 +347,10 @@ def _listing(numbers: Iterable[int]) -> str:
 
 
 def of_heads(setting: Setting, heads: Heads) -> Dial:
-    """The dial for data whose heads are these (layer, head) pairs."""
+    """Return the dial for data with these (layer, head) pairs."""
     return setting if isinstance(setting, Dial) else setting.of_heads(heads)
 
 
 def scale_of(setting: Setting) -> float | None:
-    """The scale of a map beside softmax's: its default, or what it was fitted with."""
+    """Return the scale that a map was fitted with; None means the default of the map."""
     return None if isinstance(setting, Dial) else setting.scale

@@ -1,4 +1,4 @@
-"""The limit for any feature map: how close weights of m features can come to softmax's.
+"""The limit for any feature map: how close the weights of a map with m features can get to softmax.
 
 Full attention: φ(Q)φ(K)ᵀ, row-normalised, has rank ≤ m, so its squared distance to the softmax
 weights S is at least Σ_{r>m} σ_r(S)² (Eckart–Young). Causal attention: the masked matrix is not of
@@ -20,20 +20,20 @@ from kerneltrick.analysis._sampled import sampled_rows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Limit:
-    """Singular values of the softmax weights of one head: of the whole, or of dyadic blocks."""
+    """Singular values of the softmax weights of one head, whole or in dyadic blocks."""
 
-    tails: tuple[Array, ...]  # for each block, Σ_{r>m} σ_r² at m = 0, 1, 2, …
-    entries: float  # how many weights the mean squared error runs over
-    kind: str  # "bound", or "estimate" where only some rows were looked at
+    tails: tuple[Array, ...]  # for each block, Σ_{r>m} σ_r² for m = 0, 1, 2, …
+    entries: float  # number of weights in the mean squared error
+    kind: str  # "bound", or "estimate" if only some rows were used
     effective_rank: float  # exp of the entropy of σ/Σσ (Roy & Vetterli 2007); NaN for an estimate
 
     def mse(self, m: int) -> float:
-        """The least mean squared error of the weights of any map with m features."""
+        """Return the smallest mean squared error of the weights of any map with m features."""
         return float(sum(t[m] for t in self.tails if m < len(t))) / self.entries
 
 
 def weight_limit(q: Array, k: Array, scale: float, causal: bool, seed: int = 0) -> Limit:
-    """The limit for queries (n_q, d) and keys (n, d) of one head; an estimate above n = 2048.
+    """Return the limit for q (n_q, d) and k (n, d) of one head; above n = 2048 an estimate.
 
     >>> x = np.random.default_rng(0).standard_normal((40, 8))
     >>> full = weight_limit(x, x, 1.0, causal=False)
@@ -56,7 +56,7 @@ def weight_limit(q: Array, k: Array, scale: float, causal: bool, seed: int = 0) 
 
 
 def dyadic_blocks(n: int) -> list[tuple[int, int, int]]:
-    """(low, mid, high) of the blocks A[mid:high, low:mid]: halves, quarters, eighths, …
+    """Return (low, mid, high) of the blocks A[mid:high, low:mid]: halves, quarters, eighths, …
 
     >>> dyadic_blocks(4)
     [(0, 2, 4), (0, 1, 2), (2, 3, 4)]
@@ -72,9 +72,9 @@ def dyadic_blocks(n: int) -> list[tuple[int, int, int]]:
 
 
 def _estimate(q: Array, k: Array, scale: float, causal: bool, seed: int) -> Limit:
-    """From 512 seeded rows: the tails of those rows, scaled up to all rows.
+    """Estimate the tails from 512 random rows, scaled up to all rows.
 
-    Rows left out can only lower the tail beyond rank 512, so this is no bound.
+    Leaving out rows can only lower the tail beyond rank 512, so this is not a bound.
     """
     n_q, n = len(q), len(k)
     rows = sampled_rows(n_q, seed)
@@ -93,7 +93,10 @@ def _estimate(q: Array, k: Array, scale: float, causal: bool, seed: int) -> Limi
 
 
 def _softmax_rows(q: Array, k: Array, scale: float, rows: Array, causal: bool) -> Array:
-    scores = scale * q[rows] @ k.T
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = scale * q[rows] @ k.T
+    if not np.isfinite(scores).all():
+        raise ValueError(f"weight_limit: q·k at scale {scale:g} is not finite in {scores.dtype}")
     if causal:
         scores = np.where(np.arange(len(k)) <= rows[:, None], scores, -math.inf)
     weights: Array = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -102,7 +105,7 @@ def _softmax_rows(q: Array, k: Array, scale: float, rows: Array, causal: bool) -
 
 
 def _tail(values: Array) -> Array:
-    """Σ_{r>m} σ_r² for m = 0, 1, …, len(values); what is below rounding is 0."""
+    """Return Σ_{r>m} σ_r² for m = 0, 1, …, len(values); values below rounding count as 0."""
     squares = np.where(values > values.max(initial=0.0) * 1e-14, values, 0.0) ** 2
     return np.concatenate([np.cumsum(squares[::-1])[::-1], [0.0]])
 

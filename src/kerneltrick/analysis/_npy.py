@@ -1,7 +1,7 @@
-"""Arrays out of .npy and .npz files that nobody vouches for.
+"""Read arrays from untrusted .npy and .npz files.
 
-Nothing is believed: sizes are compared with each other and with the file before memory is taken,
-members are decompressed a piece at a time into their array, and no pickle is ever opened.
+Sizes are checked against each other and against the file before memory is allocated, members are
+decompressed piece by piece into their array, and pickles are never opened.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Read: TypeAlias = Callable[[int], bytes]
 
 PIECE = 1 << 20  # bytes read at a time
 NPY_HEADER = 1 << 14
-ZIP_DIRECTORY = 1 << 20  # of some 20,000 members; Python takes ten times this for it
+ZIP_DIRECTORY = 1 << 20  # enough for 20,000 members; Python needs ten times as much to read it
 AXES = 8
-EXPANSION = 100  # times; numbers of a model shrink by less than two
-SMALL = 1 << 26  # bytes that may expand more: zeros of a toy example
+EXPANSION = 100  # largest compression ratio; real numbers compress by less than 2
+SMALL = 1 << 26  # up to so many bytes, any ratio is allowed: zeros of a toy example
 
 _FLOATS = "float16, float32 or float64"
 
 
 class FormatError(ValueError):
-    """The file is not what it should be; the message says what was expected and found."""
+    """The file is malformed; the message says what was expected and what was found."""
 
 
 def read_npy(path: Path) -> Numbers:
-    """The array of one `.npy` file."""
+    """Read the array of a `.npy` file."""
     with path.open("rb") as file:
         dtype, shape, fortran, start = _npy_header(path.stem, file.read)
         size = _size(dtype, shape)
@@ -53,20 +53,20 @@ def read_npy(path: Path) -> Numbers:
 
 
 def read_npz(path: Path, wanted: tuple[str, ...]) -> tuple[dict[str, Numbers], list[str]]:
-    """The wanted arrays that are in the archive, and the names of all."""
+    """Read the wanted arrays of an archive; return them and the names of all members."""
     with _plainly(), _Cautious(path) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(".npy") for member in members]
         chosen = [member for member in members if member.filename in {f"{w}.npy" for w in wanted}]
         for member in chosen:
             if sum(other.filename == member.filename for other in members) > 1:
-                raise FormatError(f"it holds {member.filename} more than once")
+                raise FormatError(f"it contains {member.filename} more than once")
             _check_member(member)
         total, packed = sum(m.file_size for m in chosen), sum(m.compress_size for m in chosen)
         if total > max(SMALL, EXPANSION * packed):
             raise FormatError(
                 f"{packed:,} bytes would expand to {total:,}, more than {EXPANSION} times as many; "
-                "numbers of a model do not"
+                "real data does not compress that well"
             )
         arrays = {}
         for member in chosen:
@@ -81,8 +81,10 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     if member.flag_bits & 1:
         raise FormatError(f"{name} is encrypted; expected a plain archive")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise FormatError(f"{name} is compressed by method {member.compress_type}, not by deflate")
-    # A stored block of deflate adds 5 bytes to at most 65,535: more than that is not this array.
+        raise FormatError(
+            f"{name} is compressed with method {member.compress_type}; expected deflate"
+        )
+    # A stored block of deflate adds 5 bytes to at most 65,535; more cannot be this array.
     most = size if member.compress_type == zipfile.ZIP_STORED else size + size // 1000 + 1024
     if packed > most:
         raise FormatError(f"{name} declares {size:,} bytes but {packed:,} compressed ones hold it")
@@ -100,7 +102,7 @@ def _member_array(name: str, member: zipfile.ZipInfo, read: Read) -> Numbers:
 
 
 def _npy_header(name: str, read: Read) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """dtype, shape, whether columns come first, and the bytes before the numbers."""
+    """Return dtype, shape, whether the order is Fortran's, and the bytes before the numbers."""
     head = exactly(read, 8, f"{name}: the start of an array")
     if head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         raise FormatError(f"{name} is not a NumPy array; it starts with {head!r}")
@@ -126,7 +128,7 @@ def _npy_dtype(name: str, descr: Any) -> np.dtype[Any]:
         return np.dtype(descr)
     if isinstance(descr, str) and "O" in descr:
         raise FormatError(
-            f"{name} holds pickled objects, which could run code; only plain arrays are read"
+            f"{name} contains pickled objects, which could run code; only plain arrays are read"
         )
     found = str(descr)[:40]
     if isinstance(descr, str) and re.fullmatch(r"[<>=|]?[biuc]\d{1,2}", descr):
@@ -177,7 +179,7 @@ def native(array: Numbers) -> Numbers:
 
 
 class _Cautious(io.FileIO):
-    """A file for `zipfile`, which would read a central directory of any size at once."""
+    """A file for `zipfile` that refuses to read a huge central directory at once."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = os.fstat(self.fileno()).st_size - self.tell()

@@ -1,4 +1,4 @@
-"""What a report needs to draw weights itself: queries, keys and maps, as text."""
+"""What a report needs to compute weights in the browser: queries, keys and maps, as text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kerneltrick.analysis._fitted import FittedMaps, names_file
 from kerneltrick.attention import Dial, Far
 
 MOST_TOKENS = 256
-LEARNED = "learned"  # what the page cannot draw
+LEARNED = "learned"  # a map that the page cannot draw
 
 
 def picture(
     data: AttentionData, feature_maps: Iterable[maps.MapLike | Dial | FittedMaps]
 ) -> dict[str, Any]:
-    """The first tokens of q and k in float16, and each map with its parameters and weights."""
+    """Return the first tokens of q and k in float16, and each map with its parameters."""
     shown, _ = data.sanitized()
     tokens = min(MOST_TOKENS, shown.q.shape[2])
     d = shown.q.shape[-1]
@@ -37,7 +37,7 @@ def picture(
 
 def _described(setting: maps.MapLike | Dial | FittedMaps, d: int) -> dict[str, Any]:
     if isinstance(setting, FittedMaps) or (isinstance(setting, str) and names_file(setting)):
-        # The page draws no learned map, so its weights, of many heads, need not be there.
+        # The page cannot draw learned maps, so their weights are not needed.
         return {**_describe(Dial.get("hedgehog"), d), "map": str(setting), "name": LEARNED}
     return _describe(Dial.get(setting), d)
 
@@ -45,7 +45,7 @@ def _described(setting: maps.MapLike | Dial | FittedMaps, d: int) -> dict[str, A
 def _describe(dial: Dial, d: int) -> dict[str, Any]:
     feature_map, far = dial.feature_map, dial.far or Far()
     gain = far.gain
-    if gain is None:  # as linear_attention has it
+    if gain is None:  # the default of linear_attention
         gain = 0.0 if far.relative else -math.log(feature_map.unit(d))
     parameters = {
         field.name: value

@@ -1,4 +1,4 @@
-"""The pieces of work of a comparison: each a number of figures that JSON can hold."""
+"""The pieces of work of a comparison; each returns numbers that JSON can hold."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from kerneltrick.analysis._windows import head_errors, is_window_alone, setting_
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What all pieces share: it goes to each worker once."""
+    """What all pieces share; it is sent to each worker once."""
 
     data: AttentionData
     settings: Sequence[Setting]
-    heads: Sequence[tuple[int, int]]  # places of layer and query head that can be used
+    heads: Sequence[tuple[int, int]]  # indices of layer and query head that can be used
     causal: bool
     scale: float
     seed: int
 
     def head(self, place: tuple[int, int]) -> tuple[Floats, Floats, Floats]:
-        """q, k and v (1, n, d) of one head in float64."""
+        """Return q, k and v (1, n, d) of one head in float64."""
         i, j = place
         shared = j // self.data.groups
         q, k, v = self.data.q[i, j], self.data.k[i, shared], self.data.v[i, shared]
         return q[None].astype(np.float64), k[None].astype(np.float64), v[None].astype(np.float64)
 
     def all_heads(self) -> tuple[Floats, Floats, Floats]:
-        """q, k and v (heads, n, d) of all of them."""
+        """Return q, k and v (heads, n, d) of all usable heads."""
         q, k, v = zip(*(self.head(place) for place in self.heads), strict=True)
         return np.concatenate(q), np.concatenate(k), np.concatenate(v)
 
@@ -47,7 +47,7 @@ class Problem:
 
 
 def limit_piece(problem: Problem, place: tuple[int, int]) -> Any:
-    """The limit for any map on a head, and what its softmax looks like."""
+    """Compute the limit for any map on a head, and properties of its softmax."""
     q, k, _ = problem.head(place)
     limit = weight_limit(q[0], k[0], problem.scale, problem.causal, problem.seed)
     entropy, top = analyze_softmax(q[0], k[0], problem.scale, problem.causal)
@@ -62,7 +62,7 @@ def limit_piece(problem: Problem, place: tuple[int, int]) -> Any:
 
 
 def map_piece(problem: Problem, which: int, place: tuple[int, int], limit: Limit) -> Any:
-    """A map on a head."""
+    """Compare a map on a head."""
     setting = problem.settings[which]
     dial = of_heads(setting, [problem.numbers(place)])
     q, k, v = problem.head(place)
@@ -76,14 +76,14 @@ def map_piece(problem: Problem, which: int, place: tuple[int, int], limit: Limit
 
 
 def curve_piece(problem: Problem, text: str) -> Any:
-    """A map of a family on all heads."""
+    """Compare a map of a family on all heads."""
     q, k, v = problem.all_heads()
     found = curves.errors(q, k, v, text, problem.causal, problem.scale, problem.seed)
     return [_plain(x) for x in found]
 
 
 def window_piece(problem: Problem, which: int, window: int) -> Any:
-    """A map beside a window on all heads."""
+    """Compare a map with a window on all heads."""
     setting = setting_at(problem.settings[which], window)
     dial = of_heads(setting, [problem.numbers(place) for place in problem.heads])
     q, k, v = problem.all_heads()
@@ -94,7 +94,7 @@ def window_piece(problem: Problem, which: int, window: int) -> Any:
 
 
 def analyze_softmax(q: Floats, k: Floats, scale: float, causal: bool) -> tuple[float, float]:
-    """Mean entropy of the softmax rows of one head, and the mean of their largest weight."""
+    """Return the mean entropy of the softmax rows of one head, and their mean largest weight."""
     entropy = top = 0.0
     rows = max(1, (1 << 19) // len(k))
     for first in range(0, len(q), rows):

@@ -1,4 +1,4 @@
-"""What is lost when a map replaces softmax: in weights, outputs and stability."""
+"""What changes when a map replaces softmax: weights, outputs and numerical stability."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from kerneltrick.attention import Dial, State
 
 @dataclasses.dataclass(frozen=True)
 class MapQuality(Result):
-    """A map against softmax on given q, k, v, over all heads together.
+    """A map compared with softmax on given q, k, v, over all heads together.
 
     Rows where the map has no output (its normaliser is 0) are counted in `undefined_rows` and
-    left out of everything but `smallest_normalizer`, which is 0 if there is one.
+    excluded from everything except `smallest_normalizer`, which is 0 if there is such a row.
     """
 
     weights: WeightComparison
     rank_correlation: float  # mean over rows of Spearman's ρ: does the map keep the order?
     output_relative_error: float  # ‖O − O_softmax‖ / ‖O_softmax‖ (Frobenius)
-    output_energy: float  # ‖O_softmax‖², of the rows that the error looks at
-    output_cosine: float  # mean over rows of cos(o, o_softmax); rows of zeros have none
-    smallest_normalizer: float  # min over rows of |Σ_j φ(q)·φ(k_j)|, in the map's own units
+    output_energy: float  # ‖O_softmax‖² over the rows that enter the error
+    output_cosine: float  # mean over rows of cos(o, o_softmax), without rows of zeros
+    smallest_normalizer: float  # min over rows of |Σ_j φ(q)·φ(k_j)|, in the units of the map
     condition_number: float  # max over rows of Σ_j |A_j| / |Σ_j A_j|; 1 if no weight is negative
-    negative_fraction: float  # share of the weights that are below 0
+    negative_fraction: float  # share of the weights below 0
     overflows: int  # features of φ that overflow float32
     underflows: int  # features of φ that are 0 in float32 but not in float64
     float32_error: float  # ‖O₃₂ − O₆₄‖ / ‖O₆₄‖ of linear_attention
-    gradient_ratio: float  # gradient norm to the queries, relative to softmax's
+    gradient_ratio: float  # norm of the gradient to the queries, relative to softmax's
     dead_gradients: float  # share of that gradient that is exactly 0
-    state_bytes: int  # U and Z of all heads in float64, whatever n
+    state_bytes: int  # U and Z of all heads in float64, for any n
 
     @property
     def undefined_rows(self) -> int:
-        """How many rows have no output."""
+        """Number of rows without an output."""
         return self.weights.undefined_rows
 
 
@@ -62,11 +62,12 @@ def analyze_map(
     rows: int | None = None,
     seed: int = 0,
 ) -> MapQuality:
-    """Weights, outputs and stability of a map compared with softmax(s·QKᵀ)V, s = 1/√d by default.
+    """Compare weights, outputs and stability of a map with softmax(s·QKᵀ)V, by default s = 1/√d.
 
-    q, k, v are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64,
-    `rows` rows of weights at a time. Above n = 2048 it is float32, and the rank correlation and the
-    float32 range are taken in float64 on 512 rows chosen by `seed`; gradients always on 16.
+    q, k, v are (..., heads, n, d) or (n, d) arrays of any library. The computation uses NumPy in
+    float64, `rows` rows of weights at a time. Above n = 2048 it uses float32, and the rank
+    correlation and the float32 range use 512 random rows (chosen by `seed`) in float64. Gradients
+    always use 16 rows.
 
     >>> import numpy as np
     >>> from kerneltrick import analysis
@@ -109,9 +110,9 @@ def analyze_map(
 
 
 def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
-    """Bytes that a stream of n tokens or more carries: sums, near tokens, sinks.
+    """Return the bytes of state after n tokens: sums, tokens in the window, sinks.
 
-    Of `softmax` without a window, keys and values of all n tokens.
+    For `softmax` without a window these are the keys and values of all n tokens.
     """
     token = (k.nbytes + v.nbytes) // k.shape[-2]
     if isinstance(dial.feature_map, maps.Softmax) and not (dial.window or dial.sinks):
@@ -121,7 +122,7 @@ def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
 
 
 class OutputTotals:
-    """Squared norms of outputs and of their differences, and the cosines of rows."""
+    """Sums of squared norms of outputs and of their errors, and of cosines of rows."""
 
     def __init__(self, problem: Problem) -> None:
         self.v, self.groups = problem.v, problem.groups
@@ -145,7 +146,7 @@ class OutputTotals:
 
 
 class _StabilityTotals:
-    """How close sums came to 0."""
+    """How close normalisers came to 0."""
 
     def __init__(self) -> None:
         self.log_smallest = math.inf

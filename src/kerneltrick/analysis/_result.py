@@ -1,4 +1,4 @@
-"""What every result of an analysis can do."""
+"""The base class of analysis results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Result:
     """Base of the frozen dataclasses that analyses return."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON: NaN becomes None, infinity the text "inf"."""
+        """Return the fields by name, ready for JSON: NaN becomes None, infinity becomes "inf"."""
         assert dataclasses.is_dataclass(self)
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def to_json(self) -> str:
-        """`to_dict` as JSON text."""
+        """Return `to_dict` as JSON text."""
         return to_json(self.to_dict(), indent=2) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Tensors out of .safetensors files that nobody vouches for, and into new ones.
+"""Read tensors from untrusted .safetensors files, and write new files.
 
-The header is checked whole, against itself and the size of the file, before a tensor is read; then
-each is read a piece at a time into the array it ends up in.
+The whole header is checked for consistency and against the size of the file before any tensor is
+read. Each tensor is then read piece by piece into its array.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 
 from kerneltrick.analysis._npy import AXES, PIECE, FormatError, Numbers, Read, exactly, fill, native
 
-SAFETENSORS_HEADER = 2 << 20  # bytes; Python takes up to twenty times this to parse it
+SAFETENSORS_HEADER = 2 << 20  # bytes; Python needs up to twenty times as much to parse it
 
 _SAFE_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2"}
 _WRITTEN = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "U64": "<u8"}
 
 
 class Tensor(NamedTuple):
-    """Where one tensor of a `.safetensors` file lies."""
+    """The type, shape and place of one tensor in a `.safetensors` file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,12 +34,12 @@ class Tensor(NamedTuple):
 
     @property
     def loaded(self) -> np.dtype[Any]:
-        """What it is read as: NumPy has no bfloat16, so that becomes float32."""
+        """The dtype after loading: NumPy has no bfloat16, so it becomes float32."""
         return np.dtype("f4" if self.dtype == "BF16" else _SAFE_DTYPES[self.dtype])
 
 
 class SafetensorsFile:
-    """The checked header of a `.safetensors` file; tensors are read when asked for."""
+    """The checked header of a `.safetensors` file; tensors are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class SafetensorsFile:
             raise FormatError(f"{name} has dtype {dtype}; expected F16, BF16, F32 or F64")
 
     def read(self, name: str, out: Numbers | None = None) -> Numbers:
-        """The tensor, in the contiguous array `out` of its shape if there is one."""
+        """Read a tensor, into the contiguous array `out` if it is given."""
         self.check_dtype(name)
         tensor = self.tensors[name]
         if out is None:
@@ -91,7 +91,7 @@ class SafetensorsFile:
 def write_safetensors(
     stream: BinaryIO, tensors: Mapping[str, Numbers], metadata: Mapping[str, str]
 ) -> None:
-    """The same tensors make the same bytes, which the safetensors library does not promise."""
+    """Write tensors. Equal tensors give equal bytes, unlike with the safetensors library."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     place = 0
     for name, tensor in tensors.items():
@@ -104,11 +104,11 @@ def write_safetensors(
         entry = {"dtype": dtypes[0], "shape": list(tensor.shape), "data_offsets": [place, stop]}
         header[name], place = entry, stop
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that numbers lie aligned
+    text += b" " * (-len(text) % 8)  # aligns the numbers
     if len(text) > SAFETENSORS_HEADER:
         raise ValueError(
-            f"mask and token texts make a header of {len(text):,} bytes; at most "
-            f"{SAFETENSORS_HEADER:,} fit, so leave them out"
+            f"with the mask and the token texts, the header has {len(text):,} bytes; the limit is "
+            f"{SAFETENSORS_HEADER:,}, so leave them out"
         )
     stream.write(struct.pack("<Q", len(text)) + text)
     for tensor in tensors.values():
@@ -157,7 +157,7 @@ def _json(text: bytes) -> dict[str, Any]:
 
 
 def _fill_bfloat16(read: Read, out: Numbers) -> None:
-    """A bfloat16 is the upper half of a float32."""
+    """Read bfloat16 numbers as float32, of which they are the upper half."""
     target = out.reshape(-1).view(np.uint32)
     for place in range(0, target.size, PIECE // 2):
         count = min(PIECE // 2, target.size - place)

@@ -1,6 +1,6 @@
 """The expensive metrics: rank correlation, float32 against float64, gradients.
 
-Above n = 2048 they look at 512 seeded rows.
+Above n = 2048 they use 512 random rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRADIENT_ROWS = 16
 
 
 def sampled_rows(n: int, seed: int, most: int = SAMPLED_ROWS) -> NDArray[np.int64]:
-    """All rows up to n = 2048 (or `most`, if fewer), else `most` seeded ones, in order."""
+    """Return all rows up to n = 2048 (or `most`, if smaller), else `most` random ones, sorted."""
     if n <= (WHOLE_UP_TO if most == SAMPLED_ROWS else most):
         return np.arange(n)
     rng = np.random.default_rng([seed, *b"rows"])
@@ -37,9 +37,9 @@ def sampled_rows(n: int, seed: int, most: int = SAMPLED_ROWS) -> NDArray[np.int6
 
 
 def rank_correlation(problem: Problem, seed: int) -> float:
-    """Mean over rows of Spearman's ρ between the map's weights and softmax's: monotonicity.
+    """Return the mean over rows of Spearman's ρ between the weights of the map and of softmax.
 
-    Rows where either side is constant have none and are left out.
+    Rows where either side is constant are excluded.
     """
     total, count = 0.0, 0
     problem = problem.in_float64()
@@ -57,7 +57,7 @@ def rank_correlation(problem: Problem, seed: int) -> float:
 
 
 def _ranks(x: Floats) -> Floats:
-    """Ranks about their mean; equal values share the mean of their ranks."""
+    """Return centred ranks; equal values share the mean of their ranks."""
     order = np.argsort(x, kind="stable")
     ordered = x[order]
     first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
@@ -70,7 +70,7 @@ def _ranks(x: Floats) -> Floats:
 
 
 def float32_error(problem: Problem) -> float:
-    """‖O₃₂ − O₆₄‖ / ‖O₆₄‖ of `linear_attention` in float32 against float64."""
+    """Return ‖O₃₂ − O₆₄‖ / ‖O₆₄‖ for `linear_attention` in float32 and float64."""
 
     def run(dtype: Any) -> Array:
         q, k, v = (x.astype(dtype) for x in (problem.q, problem.k, problem.v))
@@ -92,7 +92,7 @@ def float32_error(problem: Problem) -> float:
 
 
 def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
-    """How many features of φ overflow float32, and how many vanish though they are not 0."""
+    """Count the features of φ that overflow float32, and those that become 0 but are not."""
     overflows = underflows = 0
     for x, phi in (
         (problem.q, problem.feature_map.phi),
@@ -109,10 +109,10 @@ def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
 
 
 def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
-    """How gradients pass through the map to the queries, on 16 seeded rows.
+    """Measure the gradient that reaches the queries through the map, on 16 random rows.
 
-    The gradient of ⟨G, O⟩ for a seeded Gaussian G, by central differences: its norm relative to
-    the same through softmax, and the share of coordinates where it is exactly 0.
+    This is the gradient of ⟨G, O⟩ for a random Gaussian G, by central differences. Returns its norm
+    relative to that of softmax, and the share of coordinates where it is exactly 0.
     """
     problem = problem.in_float64()
     rows = sampled_rows(problem.q.shape[2], seed, GRADIENT_ROWS)

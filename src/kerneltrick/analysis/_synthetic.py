@@ -1,4 +1,4 @@
-"""Queries, keys and values made up for study, named by a text."""
+"""Synthetic queries, keys and values, described by a text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Parameters: TypeAlias = Mapping[str, float]
 
 
 def synthetic_attention(text: str = "gaussian", seed: int = 0) -> AttentionData:
-    """One layer of float32 data for a text such as `needle:n=1024,d=64,strength=12,heads=4`.
+    """Create a layer of float32 data from a text such as `needle:n=1024,d=64,strength=12,heads=4`.
 
-    With v ~ N(0, 1) throughout, and topics, matches and numbers drawn anew for each head:
+    v ~ N(0, 1) always; each head has its own topics, matches and noise:
     gaussian:  q, k ~ N(0, scale²), all independent.
     clustered: every token belongs to one of `clusters` topics with centre μ; q and k are both
                scale·(μ + spread·ε)/√(1 + spread²) with ε, μ ~ N(0, 1), so entries have the
@@ -38,7 +38,7 @@ def synthetic_attention(text: str = "gaussian", seed: int = 0) -> AttentionData:
         raise ValueError(f"synthetic data needs seed to be a whole number ≥ 0, not {seed!r}")
     name, values = _parse(text)
     shape = (int(values["heads"]), int(values["n"]), int(values["d"]))
-    # A stream of its own: the same seed makes independent numbers in maps and in other kinds.
+    # A separate stream, so that the same seed gives independent numbers in maps and other kinds.
     rng = np.random.default_rng([seed, *name.encode()])
     q, k = _KINDS[name](rng, shape, values)
     v = rng.standard_normal(shape, dtype=np.float32)
@@ -71,7 +71,7 @@ def _needle(
 ) -> tuple[Floats, Floats]:
     heads, n, d = shape
     q, k = rng.standard_normal((2, *shape), dtype=np.float32)
-    match = rng.integers(np.arange(1, n + 1), size=(heads, n))  # j ≤ i: there with causal too
+    match = rng.integers(np.arange(1, n + 1), size=(heads, n))  # j ≤ i: visible if causal
     needle = np.take_along_axis(k, match[..., None], axis=1)
     score = np.einsum("hnd,hnd->hn", q, needle)
     missing = np.float32(values["strength"] * math.sqrt(d)) - score

@@ -1,4 +1,4 @@
-"""Time against n, measured on this machine, and where linear attention overtakes softmax."""
+"""Time against n, measured on this machine, and the length from which linear attention wins."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from kerneltrick.analysis._types import Timing
 from kerneltrick.attention import Dial, linear_attention, softmax_attention
 from kerneltrick.engines import core
 
-LARGEST_SCORES = 1 << 25  # pairs, all heads: 128 MiB where NumPy forms them
+LARGEST_SCORES = 1 << 25  # scores of all heads: 128 MiB if NumPy forms them
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 SECONDS = 0.05
-LONG = 1.0  # seconds of one run
+LONG = 1.0  # seconds; a run that takes longer is not repeated
 
 
 def timing_lengths(heads: int) -> tuple[int, ...]:
-    """Lengths that softmax attention can be measured at: compiled, it keeps no scores."""
+    """Return the lengths at which softmax is measured; the compiled one stores no scores."""
     largest = LARGEST_SCORES if core() is None else 32 * LARGEST_SCORES
     fitting = tuple(n for n in LENGTHS if heads * n * n <= largest)
     return fitting if len(fitting) >= 3 else LENGTHS[:3]
 
 
 def baseline() -> str:
-    """What softmax attention is timed as, in words."""
+    """Name the softmax implementation that is timed."""
     return "softmax written in NumPy" if core() is None else "compiled softmax"
 
 
 def other_work() -> float:
-    """Seconds of processor time that other processes have used so far; 0 where it is not known."""
+    """Return the CPU seconds that other processes have used so far; 0 if unknown."""
     try:
         busy = [int(x) for x in Path("/proc/stat").read_text().split()[1:9]]
         ticks = os.sysconf("SC_CLK_TCK")
@@ -48,10 +48,10 @@ def other_work() -> float:
 
 
 def measure_softmax(heads: int, d: int, width: int, causal: bool) -> list[float]:
-    """Milliseconds of softmax attention in float32 at each length, as `baseline` says.
+    """Measure softmax attention (see `baseline`) in float32, in milliseconds for each length.
 
-    Without the core it is as lean as NumPy allows: what `softmax_attention` checks on the way would
-    make linear attention look better than it is.
+    Without the core a minimal NumPy version is timed: the checks in `softmax_attention` would make
+    linear attention look better than it is.
     """
     attend = lean_softmax if core() is None else softmax_attention
     times = []
@@ -63,9 +63,9 @@ def measure_softmax(heads: int, d: int, width: int, causal: bool) -> list[float]
 
 
 def best_time(run: Callable[[], Any], *, seconds: float = 0.3, least: int = 3) -> float:
-    """The shortest of repeated runs, in seconds; reading the result waits for it to be there.
+    """Return the shortest of repeated runs, in seconds; reading the result waits for it.
 
-    The first run does not count, unless it takes long: then it is the only one.
+    The first run does not count, unless it takes so long that it is the only one.
     """
     before = time.perf_counter()
     as_numpy(run())
@@ -81,7 +81,7 @@ def best_time(run: Callable[[], Any], *, seconds: float = 0.3, least: int = 3) -
 
 
 def lean_softmax(q: Array, k: Array, v: Array, causal: bool) -> Array:
-    """softmax(QKᵀ/√d)V with its weights formed, in place, and nothing checked."""
+    """Compute softmax(QKᵀ/√d)V in place, without any checks."""
     weights = (q * np.float32(1 / math.sqrt(q.shape[-1]))) @ k.mT
     if causal:
         weights[..., ~np.tri(weights.shape[-1], dtype=bool)] = -np.inf
@@ -93,7 +93,7 @@ def lean_softmax(q: Array, k: Array, v: Array, causal: bool) -> Array:
 def measure_linear(
     setting: maps.MapLike | Dial, heads: int, d: int, width: int, causal: bool
 ) -> list[float]:
-    """The same for `linear_attention` with a map."""
+    """Measure `linear_attention` with a map in the same way."""
     times = []
     for n in timing_lengths(heads):
         q, k, v = _arrays(heads, n, d, width)
@@ -105,7 +105,7 @@ def measure_linear(
 def timing(
     name: str, heads: int, linear_ms: Sequence[float], softmax_ms: Sequence[float]
 ) -> Timing:
-    """Fits of measured times, and the length where they cross."""
+    """Fit curves to the measured times, and find the length where they cross."""
     lengths = timing_lengths(heads)
     linear = fit(lengths, linear_ms, 1)
     softmax = fit(lengths, softmax_ms, 2)
@@ -122,7 +122,7 @@ def timing(
 
 
 def fit(lengths: Sequence[int], times: Sequence[float], degree: int) -> tuple[float, ...]:
-    """Coefficients ≥ 0 of a polynomial in n through the times, in relative least squares.
+    """Fit a polynomial in n with coefficients ≥ 0 to the times, by relative least squares.
 
     >>> [round(x, 6) for x in fit([100, 200, 400], [3.0, 5.0, 9.0], 1)]
     [1.0, 0.02]
@@ -141,7 +141,7 @@ def fit(lengths: Sequence[int], times: Sequence[float], degree: int) -> tuple[fl
 
 
 def crossover(linear: Sequence[float], softmax: Sequence[float]) -> float | None:
-    """The length beyond which a + b·n stays below a + b·n + c·n²; None if there is none ≤ 10⁶.
+    """Return the length from which the linear fit is below the quadratic; None if above 10⁶.
 
     >>> crossover((1.0, 0.0), (0.0, 0.0, 1e-4))
     100.0

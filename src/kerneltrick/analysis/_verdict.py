@@ -1,16 +1,28 @@
-"""The comparison in a paragraph of words."""
+"""The comparison in words: a headline and a few findings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kerneltrick.analysis._types import MapReport, Timing, WindowCurve
 
-SMALL = 256  # features of a map that is still cheap
-GOOD = 0.1  # a relative output error at which a map can stand in for softmax
-LOST = 0.5  # one at which a head is not reproduced
-FEW = 8  # heads named one by one
+SMALL = 256  # a map with at most this many features is cheap
+GOOD = 0.1  # relative output error up to which a map can replace softmax
+LOST = 0.5  # relative output error above which a head is not reproduced
+MOST = 4  # findings
+FEW = 8  # number of heads that are listed by name
+
+
+class Verdict(NamedTuple):
+    """A headline, and at most four findings of one or two sentences each."""
+
+    headline: str
+    findings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *(f"• {finding}" for finding in self.findings)])
 
 
 def verdict(
@@ -19,68 +31,81 @@ def verdict(
     names: Sequence[Sequence[str]],
     windows: Sequence[WindowCurve],
     timing: Timing | None,
-) -> str:
-    """Which map comes closest, which cheap one, where softmax should stay, and what it gains.
+) -> Verdict:
+    """Say which map comes closest, what a cheap one loses, where to keep softmax, and the speed.
 
-    `names` are those of the heads of each layer.
+    `names` are the names of the heads of each layer.
     """
     judged = [r for r in reports if not math.isnan(r.summary.output_error)]
     if not judged:
         return _nothing_to_judge(reports)
     best = min(judged, key=lambda r: r.summary.output_error)
-    sentences = [_closest(best), _against_uniform(best, uniform), _against_limit(best)]
     small = [r for r in judged if r.features <= SMALL]
-    if best.features > SMALL and small:
-        cheap = min(small, key=lambda r: r.summary.output_error)
-        error = _share(cheap.summary.output_error)
-        sentences.append(f"Among maps with m ≤ {SMALL}, {cheap.map} is closest: off by {error}.")
-    sentences += [_lost_heads(small, names), _needed_windows(windows, names)]
-    if timing is not None:
-        sentences.append(_gain(timing))
+    lost, needed = _lost_heads(small, names), _needed_windows(windows, names)
+    quality = _sentences(_against_uniform(best, uniform), _whole(best))
+    features = _sentences(_against_limit(best), _cheap(best, small))
+    findings = [quality, features, lost, needed, "" if timing is None else _gain(timing)]
+    if len(list(filter(None, findings))) > MOST:
+        findings[2:4] = [_sentences(lost, needed)]
+    return Verdict(_closest(best), tuple(filter(None, findings)))
+
+
+def _sentences(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _nothing_to_judge(reports: Sequence[MapReport]) -> str:
+def _nothing_to_judge(reports: Sequence[MapReport]) -> Verdict:
     if all(math.isnan(r.summary.mse) for r in reports):
-        return "No map has an output on this data: every row's weights sum to 0."
-    return (
-        "Softmax's output is 0 in every head, as it is where all values are 0: there is no size "
-        "that an error could be compared with. The weights are compared all the same."
+        finding = "In every row of every map the weights sum to 0."
+        return Verdict("No map has an output on this data.", (finding,))
+    return Verdict(
+        "The output of softmax is 0 in every head, so relative errors are undefined.",
+        ("This happens if all values are 0. The weights are still compared.",),
     )
 
 
 def _closest(best: MapReport) -> str:
+    error, name = _share(best.summary.output_error), f"{best.map} (m = {best.features})"
+    if best.summary.output_error <= GOOD:
+        return f"{name} can replace softmax here: its output is off by {error}."
+    return f"{name} comes closest to softmax, but its output is off by {error}."
+
+
+def _whole(best: MapReport) -> str:
     error, whole = best.summary.output_error, best.summary.whole_error
-    means = "can stand in for softmax here" if error <= GOOD else "comes closest to softmax"
-    together = f"; {_share(whole)} of all heads together" if _share(whole) != _share(error) else ""
-    return (
-        f"{best.map} (m = {best.features}) {means}: its output is off by {_share(error)} of its "
-        f"size (mean over heads{together})."
-    )
+    if not abs(whole - error) > 0.1 * error:
+        return ""
+    return f"Over all heads together (rather than on average) it is off by {_share(whole)}."
 
 
 def _against_uniform(best: MapReport, uniform: MapReport) -> str:
-    """How far the map comes from attention that looks at nothing."""
-    error, nothing = best.summary.output_error, uniform.summary.output_error
-    if not nothing > 0:
+    """How far the map gets from attention that ignores the queries and keys."""
+    error, ignoring = best.summary.output_error, uniform.summary.output_error
+    if not ignoring > 0:
         return ""
-    reference = (
-        f"Looking at nothing, with the same weight for every token, is off by {_share(nothing)}"
-    )
-    if error >= nothing:
-        return f"{reference}: no map here does better than that."
-    return f"{reference}, so {best.map} goes {_share(1 - error / nothing)} of the way to softmax."
+    baseline = f"Uniform weights, which ignore the queries and keys, are off by {_share(ignoring)}"
+    if error >= ignoring:
+        return f"{baseline}: no map here does better."
+    return f"{baseline}: {best.map} closes {_share(1 - error / ignoring)} of that gap."
 
 
 def _against_limit(best: MapReport) -> str:
     times, kind = best.summary.times_limit, best.summary.limit_kind
     if math.isnan(times) or math.isinf(times):
         return ""
-    limit = "limit" if kind == "bound" else "estimated limit"
+    minimum = "minimum" if kind == "bound" else "estimated minimum"
     return (
-        f"Its weights err {_round(times)} times as much as the {limit}, the least that any map "
-        "with as many features can."
+        f"The squared error of its weights is {_round(times)} times the {minimum} for any map with "
+        f"{best.features} features."
     )
+
+
+def _cheap(best: MapReport, small: Sequence[MapReport]) -> str:
+    if best.features <= SMALL or not small:
+        return ""
+    cheap = min(small, key=lambda r: r.summary.output_error)
+    error = _share(cheap.summary.output_error)
+    return f"Among maps with m ≤ {SMALL}, {cheap.map} comes closest: off by {error}."
 
 
 def _lost_heads(small: Sequence[MapReport], names: Sequence[Sequence[str]]) -> str:
@@ -96,17 +121,15 @@ def _lost_heads(small: Sequence[MapReport], names: Sequence[Sequence[str]]) -> s
                 total += 1
                 if min(errors) > LOST:
                     lost.append(name)
+    share = _share(LOST)
     if not lost:
-        return f"In every head some map with m ≤ {SMALL} is off by less than half."
-    if len(lost) == total:
-        return f"In every head each map with m ≤ {SMALL} is off by more than half: keep softmax."
-    return (
-        f"In {_named(lost)} each map with m ≤ {SMALL} is off by more than half: keep softmax there."
-    )
+        return f"In every head, some map with m ≤ {SMALL} is off by less than {share}."
+    where = "in every head" if len(lost) == total else f"in {_named(lost)}"
+    return f"Keep softmax {where}: all maps with m ≤ {SMALL} are off by more than {share} there."
 
 
 def _needed_windows(windows: Sequence[WindowCurve], names: Sequence[Sequence[str]]) -> str:
-    """From which window on heads are reproduced, and where no window does it."""
+    """The window that reproduces half of the heads, and the heads that no window reproduces."""
     points = [point for curve in windows for point in curve.points]
     if not points:
         return ""
@@ -122,19 +145,24 @@ def _needed_windows(windows: Sequence[WindowCurve], names: Sequence[Sequence[str
     half = sorted(needs.values())[(len(needs) - 1) // 2]
     if half == math.inf:
         text = (
-            f"No window up to {longest} tokens brings half of the heads within {share} of softmax"
+            f"No exact window up to {_tokens(longest)} brings half of the heads within {share} of "
+            "softmax"
         )
     elif half == 0:
         text = f"Half of the heads are within {share} of softmax without a window"
     else:
         text = (
-            f"With a window of {half:.0f} tokens, and the first one, exact beside a map, half of "
-            f"the heads are within {share} of softmax"
+            f"An exact window of {_tokens(half)}, plus the first token, brings half of the heads "
+            f"within {share} of softmax"
         )
     lost = [name for name, window in needs.items() if window == math.inf]
-    if lost and len(lost) < len(needs):
-        text += f"; in {_named(lost)} none up to {longest} helps"
+    if lost and half < math.inf:
+        text += f"; in {_named(lost)} no window up to {longest} does"
     return text + "."
+
+
+def _tokens(count: float) -> str:
+    return f"{count:.0f} token{'s' * (count != 1)}"
 
 
 def _named(heads: Sequence[str]) -> str:
@@ -143,14 +171,14 @@ def _named(heads: Sequence[str]) -> str:
 
 
 def _gain(timing: Timing) -> str:
-    """What was measured; beyond the longest length it is said to be extrapolated."""
+    """The measured speed; anything beyond the longest length is marked as extrapolated."""
     first, last, softmax = timing.lengths[0], timing.lengths[-1], timing.baseline
     if timing.crossover is None:
-        return f"On this machine {timing.map} does not overtake {softmax}."
+        return f"On this machine {timing.map} is never faster than {softmax}."
     if timing.crossover > last:
         return (
             f"On this machine {timing.map} is slower than {softmax} up to n = {last}, the longest "
-            f"measured; extrapolated, it overtakes at n ≈ {_round(timing.crossover)}."
+            f"length measured; extrapolated, it is faster from n ≈ {_round(timing.crossover)} on."
         )
     since = f"from n ≈ {_round(timing.crossover)} on"
     if timing.crossover <= first:
@@ -158,12 +186,12 @@ def _gain(timing: Timing) -> str:
     times = timing.softmax_ms[-1] / timing.linear_ms[-1]
     return (
         f"On this machine {timing.map} is faster than {softmax} {since}, and {_round(times)} "
-        f"times as fast at n = {last}, the longest measured."
+        f"times as fast at n = {last}, the longest length measured."
     )
 
 
 def _share(x: float) -> str:
-    """A part of something, or several times it.
+    """Format a ratio as a percentage, or as a multiple from 2 on.
 
     >>> _share(0.754), _share(0.004), _share(3.21)
     ('75 %', '0.4 %', '3.2 times')
@@ -174,7 +202,7 @@ def _share(x: float) -> str:
 
 
 def _round(x: float) -> str:
-    """Two digits that matter."""
+    """Format a number with two significant digits."""
     if x >= 100:
         return f"{round(x, 1 - math.floor(math.log10(x))):.0f}"
     return f"{x:.2g}" if x < 10 else f"{x:.0f}"

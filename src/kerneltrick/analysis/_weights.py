@@ -1,4 +1,4 @@
-"""How far the weights of a map are from those of softmax."""
+"""The distance between the weights of a map and those of softmax."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ TOP = 8
 class WeightComparison(Result):
     """The weights A of a map against the weights S of softmax, over all heads together.
 
-    Causal: averages and the correlation run over the lower triangle j ≤ i only; the zeros above
-    the diagonal, equal in any two causal matrices, count nowhere. Rows where the map has no
-    output (its normaliser is 0) are counted in `undefined_rows` and left out of everything else.
+    With causal attention, averages and the correlation are over the lower triangle j ≤ i only,
+    because the zeros above the diagonal are the same in all causal matrices. Rows where the map has
+    no output (its normaliser is 0) are counted in `undefined_rows` and excluded from the rest.
     """
 
     mse: float  # mean of (A − S)²
     max_diff: float  # max |A − S|
-    correlation: float  # Pearson; NaN where either side is constant
+    correlation: float  # Pearson; NaN if either side is constant
     kl: float  # mean over rows of KL(S‖A); NaN with negative weights, ∞ at a weight of 0
     total_variation: float  # mean over rows of ½ Σ_j |A − S|
     top1_agreement: float  # share of rows whose largest weight is at the same key (first of equals)
     top8_agreement: float  # mean share of common keys among the 8 largest, rows of more than 8 keys
     entropy: float  # mean over rows of −Σ A log A; NaN with negative weights
-    softmax_entropy: float  # the same of softmax
+    softmax_entropy: float  # the same for softmax
     rows: int
     undefined_rows: int
 
@@ -48,12 +48,12 @@ def compare_weights(
     softmax_scale: float | None = None,
     rows: int | None = None,
 ) -> WeightComparison:
-    """The normalised weights of a map compared with softmax(s·QKᵀ), s = `softmax_scale` or 1/√d.
+    """Compare the normalised weights of a map with softmax(s·QKᵀ), s = `softmax_scale` or 1/√d.
 
-    q and k are (..., heads, n, d) or (n, d), of any array library; the arithmetic is NumPy float64,
-    above n = 2048 float32.
-    `scale` is that of `linear_attention`. Weights are formed `rows` rows at a time, never all at
-    once. Causal: the Pearson correlation and the averages are over the lower triangle.
+    q and k are (..., heads, n, d) or (n, d) arrays of any library. The computation uses NumPy in
+    float64, or in float32 above n = 2048. `scale` is that of `linear_attention`. Weights are formed
+    `rows` rows at a time, never all at once. With causal attention, the correlation and the
+    averages are over the lower triangle.
 
     >>> import numpy as np
     >>> from kerneltrick import analysis
@@ -71,7 +71,7 @@ def compare_weights(
 
 
 class WeightTotals:
-    """Sums over blocks from which a `WeightComparison` follows."""
+    """Sums over blocks that make up a `WeightComparison`."""
 
     def __init__(self) -> None:
         self.moments = _Moments()
@@ -160,7 +160,7 @@ class _Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.eps = 0.0  # of the numbers added
+        self.eps = 0.0  # machine epsilon of the numbers added
         self.x = self.y = self.xx = self.yy = self.xy = 0.0
 
     def add(self, x: Floats, y: Floats) -> None:
@@ -181,7 +181,7 @@ class _Moments:
         self.count = total
 
     def correlation(self) -> float:
-        # A spread of a few rounding errors about the mean is a constant, not a pattern.
+        # A spread of a few rounding errors around the mean counts as constant.
         rounding = self.count * self.eps**2 * 64
         if self.xx <= rounding * self.x**2 or self.yy <= rounding * self.y**2:
             return math.nan
@@ -189,5 +189,5 @@ class _Moments:
 
 
 def ratio(total: float, count: float) -> float:
-    """total / count, NaN where nothing was counted."""
+    """Return total / count; NaN if nothing was counted."""
     return total / count if count else math.nan

@@ -1,4 +1,4 @@
-"""Error against the window: how many near tokens have to be exact beside a map."""
+"""Error against the window: how many near tokens need exact weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kerneltrick.analysis._sampled import sampled_rows
 from kerneltrick.attention import Dial
 
 WINDOWS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
-SINKS = 1  # the first token, where trained models put much weight
-BEST = 2  # maps that get a curve, beside the window alone
+SINKS = 1  # the first token, to which trained models give much weight
+BEST = 2  # number of maps with a curve, besides the window alone
 
 
 def window_lengths(n: int) -> tuple[int, ...]:
-    """Windows that leave something far."""
+    """Return the windows that leave some tokens to the map."""
     return tuple(w for w in WINDOWS if w <= n // 2)
 
 
 def setting_at(setting: Setting, window: int) -> Setting:
-    """The map with a window and the first token exact; window 0 is the map alone."""
+    """Return the map with an exact window and first token; window 0 is the map alone."""
     sinks = SINKS if window or is_window_alone(setting) else 0
     if isinstance(setting, Dial):
         return Dial(setting.feature_map, window, sinks)
@@ -37,7 +37,7 @@ def is_window_alone(setting: Setting) -> bool:
 
 
 def best_settings(errors: Sequence[tuple[float, Setting]]) -> list[int]:
-    """The places of the best of the maps that were compared without a window."""
+    """Return the indices of the best maps that were compared without a window."""
     alone = [
         (error, place)
         for place, (error, setting) in enumerate(errors)
@@ -56,7 +56,7 @@ def head_errors(
     seed: int,
     scale: float | None = None,
 ) -> tuple[Floats, Floats]:
-    """‖O − O_softmax‖² and ‖O_softmax‖² of each head given; above n = 2048, on 512 seeded rows."""
+    """Return ‖O − O_softmax‖² and ‖O_softmax‖² of each head; above n = 2048 on 512 random rows."""
     problem = check_problem("head_errors", q, k, v, dial, causal, scale, softmax_scale)
     lost, size = np.zeros(problem.q.shape[1]), np.zeros(problem.q.shape[1])
     values = repeated(problem.v[0], problem.groups)

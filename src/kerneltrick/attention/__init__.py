@@ -1,9 +1,22 @@
 """What is computed: dense truth, linear attention, the weights it implies, its state."""
 
 from kerneltrick.attention._arguments import VanishingNormalizerError
+from kerneltrick.attention._arguments import check_causal as check_causal
+from kerneltrick.attention._arguments import check_count as check_count
+from kerneltrick.attention._arguments import check_inputs as check_inputs
+from kerneltrick.attention._arguments import check_on_zero as check_on_zero
+from kerneltrick.attention._arguments import check_scale as check_scale
+from kerneltrick.attention._call import OnZero as OnZero
+from kerneltrick.attention._call import Positions as Positions
 from kerneltrick.attention._decode import Decoder
+from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._dial import Dial, Far
+from kerneltrick.attention._dial import check_far as check_far
+from kerneltrick.attention._dial import check_window as check_window
+from kerneltrick.attention._dial import combined as combined
+from kerneltrick.attention._dial import dial_text as dial_text
+from kerneltrick.attention._dial import read_tail as read_tail
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._multihead import (
     KVCache,
@@ -12,7 +25,11 @@ from kerneltrick.attention._multihead import (
     split_heads,
 )
 from kerneltrick.attention._state import State
+from kerneltrick.attention._state_file import encoded as encoded
+from kerneltrick.attention._state_file import fields as fields
+from kerneltrick.attention._state_file import parts as parts
 
+# The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "Decoder",
     "Dial",

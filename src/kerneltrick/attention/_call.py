@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +11,6 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import (
     Array,
-    Namespace,
     as_numpy,
     astype,
     compute_dtype,
@@ -18,8 +18,11 @@ from kerneltrick._arrays import (
     is_concrete,
     is_floating,
     namespace,
+    stand_in,
     static_start,
     surroundings,
+    traces_once,
+    widened,
     zeros,
 )
 from kerneltrick.attention._arguments import (
@@ -35,7 +38,7 @@ from kerneltrick.attention._arguments import (
 from kerneltrick.attention._dial import Dial, check_far, check_window, combined
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
 from kerneltrick.attention._state_file import LONGEST
-from kerneltrick.engines import UNBOUNDED, Carry, Data, Plan, empty_carry, supports
+from kerneltrick.engines import UNBOUNDED, Carry, Data, Rule, empty_carry
 
 OnZero = Literal["raise", "nan", "zero"]
 Positions = Array | tuple[Array, Array]
@@ -60,36 +63,23 @@ class Options(NamedTuple):
     chunk_size: int = 64
     return_state: bool = True
 
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the call depends on more arrays than q, k and v."""
+        arrays = (self.log_decay, self.mask, self.query_mask, self.segment_ids, self.positions)
+        return any(x is not None for x in (*arrays, self.state, self.far))
+
 
 class Call(NamedTuple):
     """A checked call: what engines need, and what turns their result into the caller's."""
 
     inputs: Inputs
-    plan: Plan
+    rule: Rule
     data: Data
     raises: bool
     on_zero: OnZero | None
     fingerprint: str
     padded: tuple[bool, bool]  # a masked token stands in for an empty axis of queries, of keys
-    how: Any = None  # the core runs it, where that is known
-
-
-class _Known(NamedTuple):
-    """What the checks of a call have found that are not its arrays."""
-
-    xp: Namespace
-    plan: Plan
-    raises: bool
-    fingerprint: str
-    gain: Array | None
-    carry: Carry | None  # the empty one, where it is small; no engine writes into what it is given
-    how: Any
-
-
-_KNOWN: dict[Any, _Known] = {}
-MOST_KNOWN = 256
-MOST_KEPT = 1 << 13  # numbers of an empty state that is kept
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def check_call(
@@ -102,61 +92,44 @@ def check_call(
 ) -> Call:
     """Check everything; an engine may trust what it is given.
 
-    Where q, k and v are the only arrays, what is found depends on types, shapes and numbers: it is
+    Where q, k and v are the only arrays, what is found depends on types, shapes and numbers. It is
     remembered, since for a small call the checks take longer than the work.
     """
-    key = _key(who, q, k, v, feature_map, options)
-    known = None if key is None else _KNOWN.get(key)
-    if known is None:
-        call = _check(who, q, k, v, feature_map, options)
-        if key is not None and not call.plan.feature_map.weighted and not any(call.padded):
-            if len(_KNOWN) >= MOST_KNOWN:
-                _KNOWN.clear()
-            data = call.data
-            small = math.prod(data.carry.sums.hi.shape) <= MOST_KEPT
-            how = supports(call.plan, data)
-            _KNOWN[key] = _Known(
-                call.inputs.xp, call.plan, call.raises, call.fingerprint, data.gain,
-                data.carry if small else None, how if how is not None and how.text else None,
-            )  # fmt: skip
-        return call
-    headless = q.ndim == 2
-    if headless:
+    found = _remembered(who, q, k, v, feature_map, options)
+    if found is None or any(found.padded):
+        return _check(who, q, k, v, feature_map, options)
+    if q.ndim == 2:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
-    none = (None,) * 6
-    carry = empty_carry(known.plan, k, v) if known.carry is None else known.carry
-    data = Data(q, k, v, *none, 0, carry, known.gain)
-    inputs = Inputs(known.xp, q, k, v, headless)
-    return Call(
-        inputs, known.plan, data, known.raises, options.on_zero, known.fingerprint, (False, False),
-        known.how,
-    )  # fmt: skip
+    inputs = Inputs(found.inputs.xp, q, k, v, found.inputs.headless)
+    return Call(inputs, found.rule, Data(q, k, v, *found.data[3:]), *found[3:])
 
 
-def _key(
+def _remembered(
     who: str, q: Array, k: Array, v: Array, feature_map: maps.MapLike | Dial, options: Options
-) -> Any:
-    """All that the checks of a call depend on; None if that is more than can be compared."""
-    (causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state, on_zero,
-     window, sinks, far, chunk_size, return_state) = options  # fmt: skip
-    arrays = (log_decay, mask, query_mask, segment_ids, positions, state, far)
-    if any(x is not None for x in arrays):
+) -> Call | None:
+    """The checks of such a call, on arrays without values; None if more than that would count."""
+    if options.has_arrays or not isinstance(feature_map, (str, maps.FeatureMap)):
+        return None
+    if isinstance(feature_map, maps.FeatureMap) and feature_map.weighted:
         return None
     around = surroundings(q, k, v)
     if around is None or not q.dtype == k.dtype == v.dtype:
         return None
-    numbers = (causal, scale, normalize, on_zero, window, sinks, chunk_size, return_state)
-    types = tuple(map(type, numbers))  # 1 and True are equal, but not both a scale
-    if not all(x in _PLAIN for x in types):
+    kind = type(q), q.dtype, q.shape, k.shape, v.shape
+    try:
+        return _check_kind(who, feature_map, kind, around, *options)
+    except TypeError:  # a number that cannot be hashed, or a wrong one: the checks will say which
         return None
-    if not isinstance(feature_map, (str, maps.FeatureMap)):
-        return None
-    # A map that is remembered is kept, and with it its id.
-    name = feature_map if isinstance(feature_map, str) else id(feature_map)
-    return (
-        who, name, numbers, types, type(q), type(k), type(v), q.shape, k.shape, v.shape, q.dtype,
-        around,
-    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256, typed=True)  # 1 and True are equal, but not both a scale
+def _check_kind(
+    who: str, feature_map: maps.MapLike, kind: tuple[Any, ...], around: Any, *options: Any
+) -> Call:
+    """The checks of every call of a kind. No engine writes into the empty state that is in it."""
+    array, dtype, *shapes = kind
+    q, k, v = (stand_in(array, dtype, shape) for shape in shapes)
+    return _check(who, q, k, v, feature_map, Options(*options))
 
 
 def _check(
@@ -195,6 +168,9 @@ def _check(
         raise ValueError(f"{who} counts tokens below 2**53, but the state ends at {known}")
     zero_fill = 0.0 if options.on_zero == "zero" else math.nan
     window, sinks = check_window(who, chosen, window, sinks)
+    n = k.shape[-2]
+    if state is None and not options.return_state and type(n) is int:
+        sinks = min(sinks, max(n, 1))  # nobody keeps room for sinks that do not exist
     near_scale = 1 / math.sqrt(d) if options.scale is None else scale
     gain, relative = None, False
     if window or sinks:
@@ -205,22 +181,33 @@ def _check(
             "far sets the units of far weights against near ones; without window or sinks every "
             "weight is far"
         )
-    plan = Plan(
-        chosen, scale, causal, normalize, zero_fill, chunk_size, static_start(start, q), window,
-        sinks, near_scale, relative, options.return_state,
-    )  # fmt: skip
+    rule = Rule(
+        feature_map=chosen,
+        scale=scale,
+        causal=causal,
+        normalize=normalize,
+        zero_fill=zero_fill,
+        chunk_size=chunk_size,
+        offset=static_start(start, q),
+        window=window,
+        sinks=sinks,
+        near_scale=near_scale,
+        relative=relative,
+        wants_state=options.return_state,
+        starts_empty=state is None and not traces_once(q),
+    )
 
     q_positions, k_positions = _positions(options.positions, inputs)
     mask = token_array("mask", options.mask, inputs.k, "bool")
     query_mask = token_array("query_mask", options.query_mask, inputs.q, "bool")
     restart = _restarts(options.segment_ids, inputs)
-    probe = empty_carry(plan, inputs.k, inputs.v)
+    probe = empty_carry(rule, inputs.k, inputs.v)
     decay = _decay(options.log_decay, inputs, probe.sums.hi.shape[-2])
     width = decay.shape[-1] if decay is not None else int(restart is not None)
-    carry = empty_carry(plan, inputs.k, inputs.v, width) if width else probe
+    carry = empty_carry(rule, inputs.k, inputs.v, width) if width else probe
     print_ = ""
     if state is not None or options.return_state:  # of learned weights it takes a while
-        print_ = fingerprint(plan, d, carry)
+        print_ = fingerprint(rule, d, carry)
     if state is not None:
         carry = carry_of(state, carry, print_, inputs.headless)
     _check_horizon(chosen, state, options.positions, inputs, restart)
@@ -230,7 +217,7 @@ def _check(
     )  # fmt: skip
     data, padded = _pad_empty(data, causal, inputs.xp)
     raises = normalize and options.on_zero in ("raise", None)
-    return Call(inputs, plan, data, raises, options.on_zero, print_, padded)
+    return Call(inputs, rule, data, raises, options.on_zero, print_, padded)
 
 
 def _check_near(who: str, window: int, options: Options, inputs: Inputs) -> None:
@@ -265,14 +252,15 @@ def _positions(positions: Positions | None, inputs: Inputs) -> tuple[Array | Non
     if len(pair) != 2:
         raise ValueError(f"positions must be an array or a pair of arrays, not {len(pair)} arrays")
     names = ("positions", "positions") if pair[0] is pair[1] else ("positions[0]", "positions[1]")
-    found = (
+    arrays = (
         token_array(names[0], pair[0], inputs.q, "number"),
         token_array(names[1], pair[1], inputs.k, "number"),
     )
-    for name, x in zip(names, found, strict=True):
+    queries, keys = (None if x is None else widened(x) for x in arrays)
+    for name, x in zip(names, (queries, keys), strict=True):
         if x is not None and is_concrete(x) and (np.abs(as_numpy(x)) >= LONGEST).any():
             raise ValueError(f"{name} must be below 2**53, so that no two are rounded to one")
-    return found
+    return queries, keys
 
 
 def _check_horizon(
@@ -295,6 +283,8 @@ def _check_horizon(
         if not all(is_concrete(x) for x in pair):
             return
         values = np.concatenate([as_numpy(x).ravel() for x in pair])
+        if values.size == 0:
+            return
         lowest = float(values.min())
         first = int(lowest if state is None else min(lowest, first))
         last = int(values.max())
@@ -404,7 +394,7 @@ def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
     if rows is not None:
         where[-1] = int(rows[where[-1]])
     index = where[1:] if call.inputs.headless else where
-    chosen = call.plan.feature_map
+    chosen = call.rule.feature_map
     mask = call.data.mask
     if call.padded[1] or (mask is not None and not as_numpy(mask).any(axis=-2).all()):
         reason = "there is no key that it may see; check mask"

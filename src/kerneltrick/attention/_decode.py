@@ -17,7 +17,7 @@ from kerneltrick.attention._linear import linear_attention
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder, in_lines
 
-DTYPES = ("float16", "float32", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Decoder:
@@ -64,7 +64,8 @@ class Decoder:
     ) -> None:
         """`decay`: how many log-decays a step takes for each key head: 0, 1 or one per feature.
 
-        `dtype` is that of q, k and v: a name, or NumPy's, PyTorch's or JAX's own.
+        `dtype` is that of q, k and v: a name, or NumPy's, PyTorch's or JAX's own. NumPy has no
+        bfloat16; give float32 arrays to a decoder of bfloat16.
         `window`, `sinks` and `far` are those of `linear_attention`.
         """
         who = "Decoder"
@@ -86,7 +87,9 @@ class Decoder:
         self._stop = 0 if state is None else state.stop
         self._lock = threading.Lock()  # held while the state changes, or is read
         self._compute = np.float64 if self.dtype == "float64" else np.float32
-        self._given = np.dtype(self.dtype)  # of q, k and v; quicker to compare than its name
+        # NumPy has no bfloat16, so such tokens come as float32. A dtype is quicker to compare than
+        # its name.
+        self._given = np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
         m = self.feature_map.dim(self.d)
         if isinstance(decay, bool) or decay not in (0, 1, m):
             raise ValueError(
@@ -122,9 +125,9 @@ class Decoder:
         self._total = np.zeros((*self.shape, 1, self.decay))  # Σ log-decay since
         self._bad = bad
         self._fingerprint = call.fingerprint
-        self._near, self._plan = carry.near, call.plan
+        self._near, self._rule = carry.near, call.rule
         self._steps = decoder(
-            call.plan, call.data, self.dtype, self._sums, self._scales, self._total, bad
+            call.rule, call.data, self._given.name, self._sums, self._scales, self._total, bad
         )
 
     def step(self, q: Array, k: Array, v: Array, log_decay: Any = None) -> Array:
@@ -229,7 +232,7 @@ class Decoder:
         bad = self._bad.astype(bool) if self._bad.any() else None
         near = self._near if self._steps is None else self._steps.near()
         carry = Carry(Wide(self._sums.copy(), None), scales, total, bad, near)
-        return state_of(carry, self._start, self._stop, self._fingerprint, self._plan, False)
+        return state_of(carry, self._start, self._stop, self._fingerprint, self._rule, False)
 
     @property
     def stop(self) -> int:

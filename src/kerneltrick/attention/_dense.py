@@ -60,7 +60,7 @@ def softmax_attention(
         causal, scale, None, True, mask, query_mask, segment_ids, on_zero=on_zero,
         window=UNBOUNDED if window is None else window, sinks=sinks, return_state=False,
     )  # fmt: skip
-    output = attend(who, q, k, v, "softmax", options, "auto", otherwise="dense")
+    output = attend(who, q, k, v, "softmax", options, "exact")
     if not return_weights:
         return output
     weights = weights_of(who, q, k, "softmax", options)
@@ -213,10 +213,10 @@ def _attend(
     """Weights by `weigh` from the rows of scaled dot products, then weights times values."""
     call = check_call(who, q, k, v, maps.Identity(), options)
     numbers = np.arange(call.data.q.shape[-2])
-    rows = dense_rows(call.plan, call.data, numbers)
+    rows = dense_rows(call.rule, call.data, numbers)
     weights = weigh(rows)
     mixed = weights @ rows.values
-    output, zero = finish(call.plan, mixed, None, rows.queries, rows.bad, v.dtype)
+    output, zero = finish(call.rule, mixed, None, rows.queries, rows.bad, v.dtype)
     report_zero(call, zero)
     n_q, n = q.shape[-2], k.shape[-2]
     output = call.inputs.restore(output[..., :n_q, :])

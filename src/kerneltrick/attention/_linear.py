@@ -7,12 +7,12 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from kerneltrick import maps
-from kerneltrick._arrays import Array, astype, jit, namespace, untranslated, zeros
+from kerneltrick import engines, maps
+from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
 from kerneltrick.attention._call import Call, OnZero, Options, Positions, check_call, report_zero
 from kerneltrick.attention._dial import Dial
 from kerneltrick.attention._state import State, state_of
-from kerneltrick.engines import ENGINES, Carry, DenseRows, dense_rows, supports, times
+from kerneltrick.engines import Carry, DenseRows, dense_rows, times
 
 
 @overload
@@ -169,17 +169,10 @@ def attend(
     feature_map: maps.MapLike | Dial,
     options: Options,
     engine: str,
-    otherwise: str = "chunked",
 ) -> Array | tuple[Array, State]:
-    """The output, and the state if `options` ask for it; auto is native, or `otherwise`."""
+    """The output, and the state if `options` ask for it."""
     call = check_call(who, q, k, v, feature_map, options)
-    if engine != "auto" and engine not in ENGINES:
-        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
-    more: tuple[Any, ...] = ()
-    if engine == "auto":
-        how = supports(call.plan, call.data) if call.how is None else call.how
-        engine, more = (otherwise, ()) if how is None else ("native", (how,))
-    result = jit(ENGINES[engine], call.plan, call.data, *more, like=call.inputs.q)
+    result = engines.run(engine, call.rule, call.data)
     report_zero(call, result.zero)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = astype(call.inputs.restore(output), v.dtype)
@@ -245,7 +238,7 @@ def weights_of(
     call = check_call(who, q, k, v, feature_map, options)
     n_q, n = q.shape[-2], k.shape[-2]
     chosen = _check_rows(rows, n_q)
-    picked = dense_rows(call.plan, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))
+    picked = dense_rows(call.rule, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))
     weights = normalized_weights(call, picked, picked.weights, chosen)
     weights = call.inputs.restore(astype(weights[..., :n], q.dtype))
     return weights if n_q else weights[..., :0, :]
@@ -257,7 +250,7 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
     keep = rows.queries.keep
     lead = (*weights.shape[:-4], weights.shape[-4] * weights.shape[-3])
     flags = [rows.queries.bad, _bad_keys(rows.keys.bad, xp)]
-    if call.plan.normalize:
+    if call.rule.normalize:
         total = xp.sum(weights, axis=-1, keepdims=True) + rows.state[..., -1:]
         zero = empty = total == 0
         zero = zero if keep is None else zero & keep
@@ -266,7 +259,7 @@ def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any
             zero = zero if flag is None else zero & ~flag
         report_zero(call, xp.reshape(zero, (*lead, zero.shape[-2], 1)), numbers)
         weights = weights / xp.where(empty, xp.ones_like(total), total)
-        weights = xp.where(empty, xp.full_like(weights, call.plan.zero_fill), weights)
+        weights = xp.where(empty, xp.full_like(weights, call.rule.zero_fill), weights)
     else:
         logs = [x for x in (rows.queries.log_scale, rows.reference) if x is not None]
         weights = times(xp.exp(sum(logs)), weights, xp) if logs else weights
@@ -300,4 +293,4 @@ def _state_after(call: Call, carry: Carry, before: State | None) -> State:
     stop = (0 if before is None else before.stop) + call.inputs.k.shape[-2]
     if call.padded[1]:  # the masked token that stood in for none is not to take a slot
         carry = carry._replace(near=call.data.carry.near)
-    return state_of(carry, start, stop, call.fingerprint, call.plan, call.inputs.headless)
+    return state_of(carry, start, stop, call.fingerprint, call.rule, call.inputs.headless)

@@ -38,7 +38,7 @@ from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
     Near,
-    Plan,
+    Rule,
     Tokens,
     empty_carry,
     fold,
@@ -178,11 +178,11 @@ class State:
         d = k.shape[-1]
         scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
         window, sinks = check_window("State.empty", chosen, window, sinks)
-        plan = Plan(chosen, scale, True, True, math.nan, 1, 0, window=window, sinks=sinks)
+        rule = Rule(chosen, scale, True, True, math.nan, 1, 0, window=window, sinks=sinks)
         slots = 0 if window == UNBOUNDED else max(window - 1, 0)
-        carry = empty_carry(plan, inputs.k, inputs.v, decay_width, slots)
-        print_ = fingerprint(plan, d, carry)
-        return state_of(carry, start, start, print_, plan, inputs.headless)
+        carry = empty_carry(rule, inputs.k, inputs.v, decay_width, slots)
+        print_ = fingerprint(rule, d, carry)
+        return state_of(carry, start, start, print_, rule, inputs.headless)
 
     def merge(
         self,
@@ -233,13 +233,13 @@ class State:
             if self.decay_log is not None:
                 decay_log = wide_add(self.decay_log, decay_log.hi)
         carry = Carry(sums, log_scale, decay_log, None)
-        plan = Plan(maps.Identity(), 1.0, True, True, math.nan, 1, 0)
+        rule = Rule(maps.Identity(), 1.0, True, True, math.nan, 1, 0)
         if self.near is not None:
-            plan = self._plan(feature_map, scale)
-            carry = _with_near(plan, self, right, carry)
-        return state_of(carry, self.start, right.stop, self.fingerprint, plan, headless=False)
+            rule = self._rule(feature_map, scale)
+            carry = _with_near(rule, self, right, carry)
+        return state_of(carry, self.start, right.stop, self.fingerprint, rule, headless=False)
 
-    def _plan(self, feature_map: maps.MapLike | Dial | None, scale: float | None) -> Plan:
+    def _rule(self, feature_map: maps.MapLike | Dial | None, scale: float | None) -> Rule:
         """What folds near tokens into the sums: the map that they were made with."""
         assert self.near is not None
         if feature_map is None and self.sums.hi.shape[-2]:
@@ -252,11 +252,11 @@ class State:
             chosen = maps.Custom(chosen.function, flat=True)
         d = int(self.near.k.shape[-1])
         scale = chosen.default_scale(d) if scale is None else check_scale("merge", scale)
-        plan = Plan(chosen, scale, True, True, math.nan, 1, 0, window=self.window, sinks=self.sinks)
-        print_ = fingerprint(plan, d, Carry(self.sums, None, None, None))
+        rule = Rule(chosen, scale, True, True, math.nan, 1, 0, window=self.window, sinks=self.sinks)
+        print_ = fingerprint(rule, d, Carry(self.sums, None, None, None))
         if print_ != self.fingerprint:
             raise ValueError(f"the states are of {self.fingerprint}, but the map given is {print_}")
-        return plan
+        return rule
 
     def select(self, streams: Array) -> State:
         """The states of these streams of a batch (whole numbers, along axis 0), in this order.
@@ -339,7 +339,7 @@ def _nearest_dtype(x: Any, like: Array) -> Any:
     return getattr(xp, str(x.dtype), xp.float32)
 
 
-def _with_near(plan: Plan, left: State, right: State, carry: Carry) -> Carry:
+def _with_near(rule: Rule, left: State, right: State, carry: Carry) -> Carry:
     """The carry of merged sums with the near tokens of both: those that are still near."""
     if left.near is None or right.near is None:
         raise ValueError("merge needs both states with their near tokens")
@@ -356,14 +356,14 @@ def _with_near(plan: Plan, left: State, right: State, carry: Carry) -> Carry:
         base = xp.where(restarted, xp.zeros_like(base), base)
         held = held & ~restarted
     tokens = joined(Tokens(*first[:3], keep=held), Tokens(*second[:4]))
-    own = near_ranks(plan, second) + base
-    rank = xp.concat([near_ranks(plan, first), own], axis=-2)
-    slots = tokens.k.shape[-2] - 2 * plan.sinks
-    room = max(min(plan.window - 1, slots), 0)
-    near, leaving = settle(plan, tokens, rank, base + second.count, room, mixed=True)
+    own = near_ranks(rule, second) + base
+    rank = xp.concat([near_ranks(rule, first), own], axis=-2)
+    slots = tokens.k.shape[-2] - 2 * rule.sinks
+    room = max(min(rule.window - 1, slots), 0)
+    near, leaving = settle(rule, tokens, rank, base + second.count, room, mixed=True)
     sums = Wide(*(None if x is None else lift(x) for x in carry.sums))
     log_scale = None if carry.log_scale is None else lift(carry.log_scale)
-    made = fold(plan, Carry(sums, log_scale, None, None, near), leaving)
+    made = fold(rule, Carry(sums, log_scale, None, None, near), leaving)
     if not headless:
         return made._replace(log_decay=carry.log_decay)
 
@@ -376,13 +376,13 @@ def _with_near(plan: Plan, left: State, right: State, carry: Carry) -> Carry:
     )  # fmt: skip
 
 
-def fingerprint(plan: Plan, d: int, carry: Carry) -> str:
+def fingerprint(rule: Rule, d: int, carry: Carry) -> str:
     m, width = carry.sums.hi.shape[-2:]
-    text = dial_text(str(plan.feature_map), plan.window % UNBOUNDED, plan.sinks)
-    return f"{text} (scale {plan.scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
+    text = dial_text(str(rule.feature_map), rule.window % UNBOUNDED, rule.sinks)
+    return f"{text} (scale {rule.scale:.9g}, d = {d}, m = {m}, M = {width - 1})"
 
 
-def state_of(carry: Carry, start: Any, stop: Any, print_: str, plan: Plan, headless: bool) -> State:
+def state_of(carry: Carry, start: Any, stop: Any, print_: str, rule: Rule, headless: bool) -> State:
     """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
     xp = space(carry.sums.hi)
     hi, lo = carry.sums
@@ -400,7 +400,7 @@ def state_of(carry: Carry, start: Any, stop: Any, print_: str, plan: Plan, headl
         near = Near._make([strip(x) for x in near])
     sums = Wide(strip(hi), strip(lo))
     return State(
-        sums, strip(carry.log_scale), decay, start, stop, print_, near, plan.window, plan.sinks
+        sums, strip(carry.log_scale), decay, start, stop, print_, near, rule.window, rule.sinks
     )
 
 

@@ -96,6 +96,8 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
     lost = np.isnan(Z).any(axis=-1, keepdims=True) & ~np.isnan(U).any(axis=-2)
     if lost.any():
         raise fail("Z is NaN where U is a number")
+    if np.isinf(Z).any():
+        raise fail("Z is infinite, but it is a sum of finite features")
     near = None
     if names:
         near = Near._make([tensors.get(name) for name in names])

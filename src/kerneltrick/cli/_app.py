@@ -7,9 +7,8 @@ import io
 import math
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -30,11 +29,13 @@ from kerneltrick.cli._arguments import (
     read_numbers,
     read_text,
 )
+from kerneltrick.cli._command import Command, Group
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
 from kerneltrick.cli._options import (
+    OUT_HELP,
     Axes,
     Causal,
     DaskAddress,
@@ -45,9 +46,11 @@ from kerneltrick.cli._options import (
     Layers,
     Quiet,
     Scale,
+    Seed,
 )
 from kerneltrick.cli._output import (
     check_writable,
+    drop_finished,
     outputs_of,
     progress_bar,
     resumable,
@@ -62,32 +65,31 @@ from kerneltrick.cli._table import show
 from kerneltrick.cli._train import generate_command, train_command
 from kerneltrick.cli._workers import workers
 
-# click's UsageError, wherever this version of typer keeps click.
+# click's UsageError, wherever this version of typer has its copy of click.
 _ClickUsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
     name="kerneltrick",
-    help="Attention in linear time: which feature map can replace softmax here?",
-    epilog="Exit codes: 0 done, 1 the data or the run failed, 2 wrong arguments. Of the commands "
-    "that answer, prove: 0 true, 1 false, 2 undecided, 3 an error; lab check: 0 all right, "
-    "1 something is wrong, 2 nothing to grade, 3 an error.",
+    cls=Group,
+    help="Linear attention: use it, choose a feature map by its measured error and speed, and "
+    "understand why it works.",
+    epilog="Run `kerneltrick COMMAND --help` for the options of a command. Exit codes: 0 success, "
+    "1 the data or the run failed, 2 wrong arguments. `prove` exits with 0 (true), 1 (false), 2 "
+    "(undecided) or 3 (error). `lab check` exits with 0 (all correct), 1 (something is wrong), 2 "
+    "(nothing to grade) or 3 (error).",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 the data or the run failed, 2 wrong arguments; the
-    commands that answer say 0, 1 or 2 by it, and 3 for every error."""
+def run(arguments: list[str]) -> int:
+    """Run the command line and return the exit code: 0 done, 1 the data or the run failed, 2 wrong
+    arguments. Commands that answer a question return 0, 1 or 2 as the answer, and 3 for errors."""
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without "≥" still gets its table
-    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
-
-
-def _run(arguments: list[str]) -> int:
+            stream.reconfigure(errors="replace")  # for terminals that cannot show "≥"
     words = [x for x in arguments if not x.startswith("-")]
     answers = any(tuple(words[: len(command)]) == command for command in ANSWERING)
     wrong, failed = (ERROR, ERROR) if answers else (2, 1)
@@ -105,8 +107,10 @@ def _run(arguments: list[str]) -> int:
         return _fail(f"{message.rstrip('.')}; see {where} --help", wrong)
     except (DataError, ValueError, ArithmeticError) as error:
         return _fail(str(error), failed)
-    except (BrokenPipeError, SystemExit):  # whoever reads, such as `head`, has read enough: click
-        _abandon_output()  # makes an exit code of 1 of it, which would be an answer
+    except (BrokenPipeError, SystemExit):
+        # The reader, such as `head`, has closed the pipe. click exits with 1, which could be taken
+        # for an answer.
+        _abandon_output()
         return failed
     except OSError as error:
         _abandon_output()
@@ -126,8 +130,10 @@ def _fail(message: str, code: int) -> int:
 
 
 def _open_closed() -> None:
-    """Streams that were closed before the start (`>&-`), which Python has as None: writing to
-    standard output then fails as it would with other programs, and errors go nowhere."""
+    """Replace streams that were closed before the start (`>&-`), which Python sets to None.
+
+    Writing to standard output then fails as it does in other programs; errors are discarded.
+    """
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
@@ -135,7 +141,7 @@ def _open_closed() -> None:
 
 
 def _abandon_output() -> None:
-    """What standard output has not taken by now is dropped: Python would try again at its end."""
+    """Discard what standard output has not accepted; Python would try again when it exits."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
@@ -155,7 +161,7 @@ def _kerneltrick(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -163,23 +169,22 @@ def _kerneltrick(
         typer.echo(context.get_help())
 
 
-@app.command("version")
+@app.command("version", hidden=True)  # the same as --version
 def _version() -> None:
     """Print the version."""
     _print_version(True)
 
 
-@app.command("compare")
 def _compare(
     file: Annotated[
         Path | None,
         typer.Argument(
             metavar="FILE",
             show_default=False,
-            help="Queries, keys and values: what `kerneltrick capture` writes, a .safetensors or "
-            ".npz file with q, k and v, or a folder with q.npy, k.npy and v.npy; arrays (n, d), "
-            "(heads, n, d) or (layers, heads, n, d). Default: the embedded sample, three layers of "
-            "a small sentence encoder.",
+            help="File with queries, keys and values: the output of `kerneltrick capture`, a "
+            ".safetensors or .npz file with q, k and v, or a folder with q.npy, k.npy and v.npy. "
+            "Arrays are (n, d), (heads, n, d) or (layers, heads, n, d). Default: the built-in "
+            "sample, three layers of a small sentence encoder.",
         ),
     ] = None,
     maps: Annotated[
@@ -189,11 +194,12 @@ def _compare(
             "--map",
             metavar="MAPS",
             show_default=False,
-            help="Maps separated by commas, semicolons or spaces; may be given again. key=value "
-            "belongs to the map before it: elu,favor:features=64,kind=trig,poly:degree=2 "
-            "are three maps. With @window=16,sinks=1 behind it, near tokens weigh exactly; "
-            "softmax@window=16 is a window alone. The .safetensors file of `kerneltrick fit` is a "
-            "map too. Default: a spread of fourteen.",
+            help="Feature maps to compare, separated by commas, semicolons or spaces; can be "
+            "repeated. key=value belongs to the map before it: "
+            "elu,favor:features=64,kind=trig,poly:degree=2 is three maps. "
+            "elu@window=16,sinks=1 uses exact softmax weights for the 16 nearest tokens and the "
+            "first one; softmax@window=16 is the window without a map. A .safetensors file "
+            "written by `kerneltrick fit` also counts as a map. Default: fourteen common maps.",
         ),
     ] = None,
     layers: Layers = None,
@@ -205,26 +211,24 @@ def _compare(
             "--synthetic",
             metavar="TEXT",
             show_default=False,
-            help="Made-up data instead: gaussian, clustered or needle, with parameters, such as "
-            "gaussian:n=1024,d=64,scale=1.",
+            help="Use synthetic data instead of a file: gaussian, clustered or needle, with "
+            "optional parameters, e.g. gaussian:n=1024,d=64,scale=1.",
         ),
     ] = None,
     causal: Causal = None,
     scale: Scale = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
+    seed: Seed = 0,
     html_path: HtmlPath = None,
     json_path: JsonPath = None,
     jobs: Jobs = None,
     dask: DaskAddress = None,
     quiet: Quiet = False,
 ) -> None:
-    """Which feature map can replace softmax here, what is lost, what is gained on this machine?
+    """Compare feature maps with softmax on your data: error, speed and memory.
 
-    With --html or --json, finished work is kept beside that file until the end: a run that was
-    stopped goes on where it was.
+    With --html or --json, finished work is saved next to that file until the end, so an interrupted
+    run continues where it stopped.
     """
-    if seed < 0:
-        raise UsageError(f"--seed must be a whole number ≥ 0, not {seed}")
     if scale is not None and not (0 < scale < math.inf):
         raise UsageError(f"--scale must be > 0 and finite, not {scale}")
     outputs = outputs_of(html_path, json_path)
@@ -239,37 +243,36 @@ def _compare(
         report.save_html(result, data, html_path)
     if json_path is not None:
         write(json_path, result.to_json())
-    if resume is not None:
-        resume.unlink(missing_ok=True)
+    drop_finished(resume, quiet)
     if not quiet:
         words = words_stream(outputs)
         show(result, words)
         say_written(outputs, words)
 
 
-@app.command("capture")
 def _capture(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder with a model, or its name on the hub.")
+        str, typer.Argument(metavar="MODEL", help="Folder of the model, or its name on the hub.")
     ],
-    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to run it on.")],
+    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="Text to run the model on.")],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="PATH", help="The .safetensors file to write; - is stdout."),
+        typer.Option("--out", metavar="PATH", help=OUT_HELP),
     ],
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Cut the text to so many tokens.")
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Maximum number of tokens to use. Default: all."),
     ] = None,
     layers: Layers = None,
 ) -> None:
-    """Record q, k and v of every layer and head of a Hugging Face model (extra: hf)."""
+    """Record the queries, keys and values of a Hugging Face model on a text (extra: hf)."""
     if out.suffix != ".safetensors" and regular_file(out) is not None:
         raise UsageError(f"--out must name a .safetensors file, not {out}")
     check_writable(out)
     chosen = read_numbers("--layers", layers)
     words = read_text(text)
     try:
-        from kerneltrick import hf  # transformers and torch only when asked for
+        from kerneltrick import hf  # transformers and PyTorch are loaded only when needed
 
         data = hf.capture(model, words, max_tokens=max_tokens, layers=chosen)
     except (ImportError, OSError) as error:
@@ -279,14 +282,21 @@ def _capture(
         typer.echo(f"wrote {out}: {data}")
 
 
-app.command("fit")(fit_command)
-app.command("linearize")(linearize_command)
-app.command("evaluate")(evaluate_command)
-app.command("costs")(costs_command)
-app.command("train")(train_command)
-app.command("generate")(generate_command)
-app.command("recall")(recall_command)
-# A claim may begin with a minus sign.
-app.command("prove", context_settings={"ignore_unknown_options": True})(prove_command)
-app.add_typer(simulate_app, name="simulate")
-app.add_typer(lab_app, name="lab")
+# The order of the help.
+USE, CHOOSE, UNDERSTAND = "Use linear attention", "Choose a feature map", "Understand it"
+app.command("fit", cls=Command, rich_help_panel=USE)(fit_command)
+app.command("linearize", cls=Command, rich_help_panel=USE)(linearize_command)
+app.command("evaluate", cls=Command, rich_help_panel=USE)(evaluate_command)
+app.command("train", cls=Command, rich_help_panel=USE)(train_command)
+app.command("generate", cls=Command, rich_help_panel=USE)(generate_command)
+app.command("compare", cls=Command, rich_help_panel=CHOOSE)(_compare)
+app.command("capture", cls=Command, rich_help_panel=CHOOSE)(_capture)
+app.command("costs", cls=Command, rich_help_panel=CHOOSE)(costs_command)
+app.command("recall", cls=Command, rich_help_panel=CHOOSE)(recall_command)
+app.command(
+    "prove",
+    context_settings={"ignore_unknown_options": True},  # a claim may begin with a minus sign
+    rich_help_panel=UNDERSTAND,
+)(prove_command)
+app.add_typer(simulate_app, name="simulate", cls=Group, rich_help_panel=UNDERSTAND)
+app.add_typer(lab_app, name="lab", cls=Group, rich_help_panel=UNDERSTAND)

@@ -1,4 +1,4 @@
-"""Texts of the command line turned into maps and data."""
+"""Parsing of command-line arguments into maps and data."""
 
 from __future__ import annotations
 
@@ -8,37 +8,45 @@ from pathlib import Path
 from typing import Any
 
 from kerneltrick import maps
-from kerneltrick.analysis import AttentionData, load_attention, sample, synthetic_attention
-from kerneltrick.analysis._files import AXES
-from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting
+from kerneltrick.analysis import (
+    AXES,
+    AttentionData,
+    FittedMaps,
+    Setting,
+    load_attention,
+    of_heads,
+    read_setting,
+    sample,
+    synthetic_attention,
+)
 
-MOST_FEATURES = 50_000  # of a map: more take minutes and gigabytes
+MOST_FEATURES = 50_000  # a map with more takes minutes and gigabytes
 
 
-# What a command says by its exit code must not be taken for a mistake in how it was called, or for
-# something that is missing: of commands that answer (0 yes, 1 no, 2 neither) every error is 3.
+# Some commands answer a question with their exit code (0 yes, 1 no, 2 neither). Their errors exit
+# with 3, so that an error cannot be mistaken for an answer.
 ANSWERING = (("prove",), ("lab", "check"))
 ERROR = 3
 
 
 class UsageError(Exception):
-    """The command line is wrong: one line on stderr, exit code 2 (of what answers 3)."""
+    """The command line is wrong: one line on stderr, exit code 2 (3 for `ANSWERING` commands)."""
 
 
 class NothingError(UsageError):
-    """There is nothing to answer about: exit code 2, the answer that is neither yes nor no."""
+    """There is nothing to answer: exit code 2, which means neither yes nor no."""
 
 
 class DataError(Exception):
-    """The data or the run failed: one line on stderr, exit code 1 (of what answers 3)."""
+    """The data or the run failed: one line on stderr, exit code 1 (3 for `ANSWERING` commands)."""
 
 
 class Stopped(Exception):
-    """Ctrl-C: one line on stderr that says what is kept, exit code 130."""
+    """Ctrl-C: one line on stderr that says what was saved, exit code 130."""
 
 
 def default_maps(n: int) -> list[str]:
-    """A spread of maps: cheap ones, ones with position, random ones, polynomials; windows too."""
+    """Return maps of every kind: elementwise, positional, random, polynomial, and with windows."""
     return [
         "elu",
         "relu",
@@ -58,10 +66,10 @@ def default_maps(n: int) -> list[str]:
 
 
 def split_maps(texts: Iterable[str]) -> list[str]:
-    """Map texts from lists separated by commas, semicolons or spaces.
+    """Split lists of maps separated by commas, semicolons or spaces.
 
-    A piece `key=value` belongs to the map before it, as names of maps hold no "=", and so do the
-    units of far weights.
+    A piece `key=value` belongs to the map before it, because map names contain no "="; so do the
+    words `relative` and `absolute`.
 
     >>> split_maps(["elu,favor:features=64,kind=trig relu@window=8,sinks=1,relative", "poly"])
     ['elu', 'favor:features=64,kind=trig', 'relu@window=8,sinks=1,relative', 'poly']
@@ -79,7 +87,7 @@ def split_maps(texts: Iterable[str]) -> list[str]:
 
 
 def read_maps(texts: list[str] | None, data: AttentionData) -> list[Setting]:
-    """The maps to compare, each able to serve this data."""
+    """Return the maps to compare, after checking that each of them fits the data."""
     n = max(data.q.shape[-2], data.k.shape[-2])
     chosen: list[Setting] = []
     for text in split_maps(texts) if texts else default_maps(n):
@@ -92,8 +100,7 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[Setting]:
             m, d = feature_map.dim(data.q.shape[-1]), data.q.shape[-1]
             if m > MOST_FEATURES:
                 raise ValueError(
-                    f"{feature_map} has {m:,} features for d = {d}; at most {MOST_FEATURES:,} are "
-                    "compared"
+                    f"{feature_map} has {m:,} features for d = {d}; the limit is {MOST_FEATURES:,}"
                 )
         except (FileNotFoundError, ValueError) as error:
             raise UsageError(str(error)) from None
@@ -106,7 +113,7 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[Setting]:
 
 
 def read_numbers(option: str, text: str | None) -> list[int] | None:
-    """Numbers such as `0,2,5` or `0-3,7`; None for all.
+    """Parse numbers such as `0,2,5` or `0-3,7`; None means all.
 
     >>> read_numbers("--heads", "0-3,7")
     [0, 1, 2, 3, 7]
@@ -124,7 +131,7 @@ def read_numbers(option: str, text: str | None) -> list[int] | None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """Return the text of a UTF-8 file."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -141,11 +148,11 @@ def read_data(
     heads: list[int] | None,
     axes: str,
 ) -> AttentionData:
-    """The queries, keys and values to compare on: of a file, made up, or the embedded sample."""
+    """Load queries, keys and values from a file, synthetic data, or the built-in sample."""
     if axes not in AXES:
         raise UsageError(f"--axes must be {' or '.join(AXES)}, not {axes!r}")
     if axes != AXES[0] and file is None:
-        raise UsageError(f"--axes {axes} is about a file, and none is given")
+        raise UsageError(f"--axes {axes} needs a file, and none is given")
     if file is not None and text is not None:
         raise UsageError(f"give a file or --synthetic, not both ({file} and {text})")
     try:

@@ -1,4 +1,4 @@
-"""`kerneltrick costs`: what attention costs, on paper and on this machine."""
+"""`kerneltrick costs`: count what attention costs, and measure it on this machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, spl
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
 from kerneltrick.cli._ranks import show_ranks
 
-UNITS = {"bandwidth": 1e9, "latency": 1e-6, "flops": 1e12}  # of the options of a Machine
+UNITS = {
+    "bandwidth": 1e9,
+    "latency": 1e-6,
+    "flops": 1e12,
+}  # units of the options that describe a rank
 
 
 def costs_command(
-    n: Annotated[int, typer.Option("--n", help="Tokens.")] = 4096,
-    d: Annotated[int, typer.Option("--d", help="Width of queries and keys, per head.")] = 64,
+    n: Annotated[int, typer.Option("--n", help="Number of tokens.")] = 4096,
+    d: Annotated[int, typer.Option("--d", help="Width of queries and keys of a head.")] = 64,
     values: Annotated[
-        int | None, typer.Option("--values", help="Width of values, per head. Default: d.")
+        int | None, typer.Option("--values", help="Width of the values of a head. Default: d.")
     ] = None,
     width: Annotated[
         int | None,
-        typer.Option("--width", help="Width of the inputs of the projections. Default: d."),
+        typer.Option("--width", help="Input width of the projections. Default: d."),
     ] = None,
     map_texts: Annotated[
         list[str] | None,
@@ -40,22 +44,28 @@ def costs_command(
             "--maps",
             metavar="MAPS",
             show_default=False,
-            help="Feature maps, as in `kerneltrick compare`, with windows too: "
+            help="Feature maps, as in `kerneltrick compare`, also with windows: "
             "elu@window=64,sinks=4. Default: elu and poly:degree=2.",
         ),
     ] = None,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decoding: one step, and a whole text of n tokens.")
+        bool, typer.Option("--decode", help="Count decoding: one step, and all n steps.")
     ] = False,
-    train: Annotated[bool, typer.Option("--train", help="Forward and backward.")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Count the forward and the backward pass.")
+    ] = False,
     heads: Annotated[
-        int, typer.Option("--heads", help="Query heads, for decoding and --ranks.")
+        int, typer.Option("--heads", help="Number of query heads, for --decode and --ranks.")
     ] = 8,
     kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", help="Key/value heads. Default: --heads.")
+        int | None, typer.Option("--kv-heads", help="Number of key/value heads. Default: --heads.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Sequences, for decoding and --ranks.")] = 1,
-    chunk: Annotated[int, typer.Option("--chunk", help="Tokens per chunk, causal.")] = 64,
+    batch: Annotated[
+        int, typer.Option("--batch", help="Number of sequences, for --decode and --ranks.")
+    ] = 1,
+    chunk: Annotated[
+        int, typer.Option("--chunk", help="Tokens per chunk of causal attention.")
+    ] = 64,
     number_bytes: Annotated[int, typer.Option("--bytes", help="Bytes per number.")] = 4,
     ranks: Annotated[
         int | None,
@@ -63,39 +73,52 @@ def costs_command(
             "--ranks",
             min=1,
             show_default=False,
-            help="Spread the tokens over up to so many ranks (--bandwidth, --latency, --flops), "
-            "beside ring attention.",
+            help="Spread the tokens over up to this many ranks and compare with ring attention. "
+            "--bandwidth, --latency and --flops describe a rank.",
         ),
     ] = None,
     bandwidth: Annotated[
         float | None,
         typer.Option(
-            "--bandwidth", show_default=False, help="Of a rank's link, in GB/s. Default: 25."
+            "--bandwidth",
+            show_default=False,
+            help="Bandwidth of a rank's link in GB/s. Default: 25.",
         ),
     ] = None,
     latency: Annotated[
         float | None,
-        typer.Option("--latency", show_default=False, help="Of a message, in µs. Default: 10."),
+        typer.Option(
+            "--latency", show_default=False, help="Latency of a message in µs. Default: 10."
+        ),
     ] = None,
     flops: Annotated[
         float | None,
-        typer.Option("--flops", show_default=False, help="Of a rank, in TFLOP/s. Default: 100."),
+        typer.Option(
+            "--flops", show_default=False, help="Speed of a rank in TFLOP/s. Default: 100."
+        ),
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure/--no-measure", help="Time both on this machine, some seconds."),
+        typer.Option(
+            "--measure/--no-measure",
+            help="Time softmax and the maps on this machine (a few seconds).",
+        ),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw it: a .png, .pdf or .svg (extra: plot)."),
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw a picture: a .png, .pdf or .svg file (extra: plot).",
+        ),
     ] = None,
 ) -> None:
-    """Exact multiply-adds, bytes moved and memory, the ratio, and from which length linear wins."""
+    """Count multiply-adds, bytes moved and memory, and find the length from which linear wins."""
     about = {"bandwidth": bandwidth, "latency": latency, "flops": flops}
     link = {name: value * UNITS[name] for name, value in about.items() if value is not None}
     if link and ranks is None:
-        raise UsageError(f"--{next(iter(link))} is about ranks: give --ranks too")
+        raise UsageError(f"--{next(iter(link))} needs --ranks")
     try:
         sizes = costs.Sizes(n, d, values, width, heads, kv_heads, batch, chunk, bytes=number_bytes)
         chosen = _maps(map_texts, d)
@@ -113,7 +136,9 @@ def costs_command(
             raise UsageError(f"--plot and --json both write {plot}")
     if ranks is not None:
         if decode or train:
-            raise UsageError("--ranks counts a forward pass: leave out --decode and --train")
+            raise UsageError(
+                "--ranks counts a forward pass only; it cannot be combined with --decode or --train"
+            )
         show_ranks(chosen, ranks, machine, sizes, as_json, plot)
         return
     lengths = not decode and not train
@@ -143,21 +168,21 @@ def _maps(texts: list[str] | None, d: int) -> list[Dial]:
 
 
 def _measure(sizes: costs.Sizes, chosen: list[Dial]) -> dict[str, dict[str, Any]]:
-    """Times of one head on this machine; maps with too many features are left out."""
-    from kerneltrick.analysis import _timing
+    """Time one head on this machine. Maps with too many features are skipped."""
+    from kerneltrick.analysis import timings
 
     small = [dial for dial in chosen if dial.feature_map.dim(sizes.d) <= MOST_FEATURES]
     if not small:
         return {}
-    softmax = _timing.measure_softmax(1, sizes.d, sizes.value_width, False)
+    softmax = timings.measure_softmax(1, sizes.d, sizes.value_width, False)
     found = {}
     for dial in small:
         try:
-            dial.feature_map.check_positions(0, max(_timing.LENGTHS) - 1)
+            dial.feature_map.check_positions(0, max(timings.LENGTHS) - 1)
         except ValueError:
             continue
-        linear = _timing.measure_linear(dial, 1, sizes.d, sizes.value_width, False)
-        found[str(dial)] = dataclasses.asdict(_timing.timing(str(dial), 1, linear, softmax))
+        linear = timings.measure_linear(dial, 1, sizes.d, sizes.value_width, False)
+        found[str(dial)] = dataclasses.asdict(timings.timing(str(dial), 1, linear, softmax))
     return found
 
 
@@ -241,7 +266,7 @@ def _comparison(
 ) -> list[str]:
     n, d = sizes.n, sizes.d
     lines = [
-        f"One product of the two, as in lab 02: n²·d = {_short(n * n * d)} against n·d² = "
+        f"One of the two products, as in lab 02: n²·d = {_short(n * n * d)} against n·d² = "
         f"{_short(n * d * d)}: ×{costs.lab_ratio(n, d):.4g}"
     ]
     for dial in chosen:
@@ -265,13 +290,13 @@ def _comparison(
 
 
 def _expression(cost: costs.Cost) -> str:
-    """The exact count, or its order where that would fill lines; --json has them all."""
+    """The exact count, or its order if the count is long. --json prints all counts in full."""
     exact = cost.multiply_adds
     return str(exact) if len(exact.terms) <= 8 else f"O({cost.order()})"
 
 
 def _short(x: Any) -> str:
-    """Three digits that matter, with k, M, G, T."""
+    """A number with three significant digits and k, M, G, T or P."""
     value = float(x)
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:

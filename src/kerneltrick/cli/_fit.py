@@ -1,4 +1,4 @@
-"""`kerneltrick fit`: maps that imitate the softmax of captured heads."""
+"""`kerneltrick fit`: learn feature maps that imitate softmax on captured heads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import is_standard_output, regular_file
-from kerneltrick.attention import Dial
-from kerneltrick.attention._dial import combined
+from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_data, read_numbers
 from kerneltrick.cli._options import (
+    OUT_HELP,
     Axes,
     Causal,
     DaskAddress,
@@ -24,6 +24,7 @@ from kerneltrick.cli._options import (
     Layers,
     Quiet,
     Scale,
+    Seed,
 )
 from kerneltrick.cli._output import (
     check_writable,
@@ -41,48 +42,55 @@ def fit_command(
         list[Path],
         typer.Argument(
             metavar="FILES",
-            help="Queries, keys and values, as for `compare`, a file for each text. Every eighth "
-            "file is held out, to stop by; of a single file the last quarter of its tokens.",
+            help="Files with queries, keys and values as for `compare`, one for each text. Every "
+            "eighth file is held out for early stopping; with a single file, the last quarter of "
+            "its tokens.",
         ),
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="PATH", help="The .safetensors file to write; - is stdout."),
+        typer.Option("--out", metavar="PATH", help=OUT_HELP),
     ],
     feature_map: Annotated[
         str,
         typer.Option(
             "--map",
             metavar="MAP",
-            help="hedgehog, t2r, or any map with @window=16, whose gain is learned.",
+            help="Map to fit: hedgehog, t2r, or any map with a window such as elu@window=16, whose "
+            "gain is learned.",
         ),
     ] = "hedgehog",
     window: Annotated[
-        int, typer.Option("--window", min=0, help="Tokens that are exact beside the map.")
+        int,
+        typer.Option(
+            "--window", min=0, help="Number of nearest tokens with exact softmax weights."
+        ),
     ] = 0,
     sinks: Annotated[
-        int, typer.Option("--sinks", min=0, help="First tokens that are exact too.")
+        int,
+        typer.Option("--sinks", min=0, help="Number of first tokens with exact softmax weights."),
     ] = 0,
     features: Features = None,
     key_weight: KeyWeight = False,
     loss: Annotated[
-        str, typer.Option("--loss", metavar="LOSS", help="outputs, weights or both.")
+        str,
+        typer.Option("--loss", metavar="LOSS", help="What to match: outputs, weights or both."),
     ] = "both",
     layers: Layers = None,
     heads: Heads = None,
     axes: Axes = "heads,n,d",
     causal: Causal = None,
     scale: Scale = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="At most so many steps.")] = 600,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Maximum number of steps.")] = 600,
+    seed: Seed = 0,
     jobs: Jobs = None,
     dask: DaskAddress = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fit a map to every head, to imitate its softmax attention (extra: torch).
+    """Learn a feature map for each head that imitates its softmax attention (extra: torch).
 
-    Judge it on other text: kerneltrick compare OTHER --map maps.safetensors. A run that was stopped
-    goes on where it was. With --jobs or --dask each layer is fitted by itself.
+    Judge the result on other text with `kerneltrick compare OTHER --map maps.safetensors`. An
+    interrupted run continues where it stopped. With --jobs or --dask, layers are fitted separately.
     """
     if out.suffix != ".safetensors" and regular_file(out) is not None:
         raise UsageError(f"--out must name a .safetensors file, not {out}")
@@ -96,11 +104,13 @@ def fit_command(
     chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
     places = [file.resolve() for file in files]
     if len(set(places)) < len(places):
-        raise UsageError("the same file is given twice")
+        raise UsageError("the same input file is given twice")
     data = [read_data(file, None, seed, chosen_layers, chosen_heads, axes) for file in files]
     try:
-        from kerneltrick.torch import fit  # torch only when asked for
-        from kerneltrick.torch._fit import layer_file
+        from kerneltrick.torch import (
+            fit,  # PyTorch is loaded only when needed
+            layer_file,
+        )
     except ImportError as error:
         raise DataError(str(error)) from None
     resume = unfinished({"--out": out})
@@ -121,7 +131,7 @@ def fit_command(
                 executor=executor,
             )
     except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on where this one was") from None
+        raise Stopped("stopped; run the same command again to continue") from None
     found.maps.save(out)
     if resume is not None:
         for path in (resume, *(layer_file(resume, layer) for layer in found.maps.dials)):
@@ -142,12 +152,12 @@ def _show(found: Any, out: Path) -> None:
     words.print(plain(f"Output error on held-out tokens, {found.maps.source}"))
     words.print(table)
     why = {
-        "steps": "all steps taken",
-        "no better": "held-out tokens gained nothing more",
-        "data": "no more data",
+        "steps": "the maximum",
+        "no better": "the held-out error stopped improving",
+        "data": "the data was used up",
     }[found.stopped]
-    words.print(plain(f"error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads. "
-                      f"{found.steps} steps: {why}. Held-out tokens chose when to stop: "
-                      f"judge on others.", "dim"))  # fmt: skip
+    words.print(plain(f"error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads. Stopped after "
+                      f"{found.steps} steps: {why}. The held-out tokens decided when to stop, so "
+                      f"judge the maps on other text.", "dim"))  # fmt: skip
     if not is_standard_output(out):
-        words.print(plain(f"wrote {out}; judge it: kerneltrick compare OTHER --map {out}"))
+        words.print(plain(f"wrote {out}; judge it with: kerneltrick compare OTHER --map {out}"))

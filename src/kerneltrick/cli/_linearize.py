@@ -1,9 +1,13 @@
-"""`kerneltrick linearize` and `kerneltrick evaluate`: pretrained models with maps for softmax."""
+"""`kerneltrick linearize` and `kerneltrick evaluate`: feature maps in pretrained models."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +16,12 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import write
+from kerneltrick._progress import ProgressReport
 from kerneltrick._text import to_json
 from kerneltrick._version import __version__
-from kerneltrick.attention import Dial
-from kerneltrick.attention._dial import combined
+from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, read_text
-from kerneltrick.cli._options import Features, KeyWeight, Quiet
+from kerneltrick.cli._options import Features, KeyWeight, Quiet, Seed
 from kerneltrick.cli._output import (
     console,
     outputs_of,
@@ -28,39 +32,46 @@ from kerneltrick.cli._output import (
 )
 from kerneltrick.report import render_evaluation
 
-TOKENS = "Such as 200k: so much of the text is read."
-PLANTED, PROMPTS = 4, 2  # windows in which a number is planted, and that are written on from
-LENGTH = "Tokens of a window; windows do not see each other."
-FIGURES = {  # what they mean, by the beginnings of their names
-    "perplexity": "perplexity: among how many tokens it guesses the next one, as it were; less is "
+PLANTED, PROMPTS = 4, 2  # windows with a planted number, and windows that are continued
+PAUSE = 30.0  # seconds between lines of progress where there is no terminal
+FINETUNE = ("none", "maps", "lora", "all")
+MODEL = "Folder of the model, or its name on the hub."
+TOKENS = "Number of tokens to read, e.g. 200k."
+LENGTH = "Tokens per window. Windows do not see each other."
+FIGURES = {  # what the figures mean, by the beginnings of their names
+    "perplexity": "perplexity: how many tokens the model chooses between, in effect; lower is "
     "better.",
-    "0–": "0–63, …: perplexity of the tokens at these places.",
-    "agreement": "agreement: how often its likeliest next token is the teacher's.",
-    "recall": "recall: how often a number planted at that depth of the text is said at its end.",
-    "cosine": "cosine: of its embeddings with the teacher's, 1 is the same.",
-    "pairs": "pairs: rank correlation of similarities, of all pairs of texts, with the teacher's.",
+    "0–": "0–63, …: perplexity of the tokens at these positions.",
+    "agreement": "agreement: how often the most likely next token is the teacher's.",
+    "recall": "recall: how often a number planted at that depth is repeated at the end.",
+    "cosine": "cosine: mean cosine of the embeddings with the teacher's; 1 is identical.",
+    "pairs": "pairs: rank correlation of the similarities of all pairs with the teacher's.",
     "nearest": "nearest: how often the nearest other text is the teacher's.",
 }
 
 
 def linearize_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     text: Annotated[
-        Path, typer.Option("--text", metavar="FILE", help="What it reads while maps are fitted.")
+        Path, typer.Option("--text", metavar="FILE", help="Text to fit the maps to, in UTF-8.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")],
     feature_map: Annotated[
-        str, typer.Option("--map", metavar="MAP", help="hedgehog or t2r, or any map with a window.")
+        str,
+        typer.Option("--map", metavar="MAP", help="hedgehog, t2r, or any map with a window."),
     ] = "hedgehog:activation=exp",
     window: Annotated[
         str,
         typer.Option(
             "--window",
             metavar="COUNT",
-            help="Tokens that are exact, or auto: as many as give half of the output.",
+            help="Number of nearby tokens with exact weights. auto takes the shortest window that "
+            "gives half of the output.",
         ),
     ] = "64",
-    sinks: Annotated[int, typer.Option("--sinks", min=0, help="First tokens, exact too.")] = 4,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="Number of first tokens with exact weights.")
+    ] = 4,
     features: Features = None,
     key_weight: KeyWeight = False,
     keep: Annotated[
@@ -68,18 +79,20 @@ def linearize_command(
         typer.Option(
             "--keep",
             metavar="LAYERS",
-            help="Layers that keep softmax: none, numbers such as 0,3, or auto: the worst ones.",
+            help="Layers that keep softmax: none, numbers such as 0,3, or auto for those whose "
+            "linearisation changes the model most.",
         ),
     ] = "none",
     share: Annotated[
-        float, typer.Option("--share", min=0, max=1, help="Of layers that --keep auto may keep.")
+        float,
+        typer.Option("--share", min=0, max=1, help="Largest share of layers for --keep auto."),
     ] = 0.25,
     budget: Annotated[
         str | None,
         typer.Option(
             "--budget",
             metavar="BYTES",
-            help="That a stream may hold after --length tokens, such as 2M, for what is auto.",
+            help="Memory budget per stream after --length tokens for `auto` settings, e.g. 2M.",
         ),
     ] = None,
     finetune: Annotated[
@@ -87,27 +100,35 @@ def linearize_command(
         typer.Option(
             "--finetune",
             metavar="WHAT",
-            help="Train end to end too: maps, lora (weights of attention by peft), all or none.",
+            help="What to train end to end afterwards: maps; lora (maps and low-rank updates of "
+            "the attention projections, needs peft); all (maps and the projections); or none.",
         ),
     ] = "none",
     held_out: Annotated[
         Path | None,
         typer.Option(
-            "--held-out", metavar="FILE", help="What it is judged on. Default: the text's end."
+            "--held-out",
+            metavar="FILE",
+            help="Text to evaluate on. Default: the end of --text, which is then not used for "
+            "fitting.",
         ),
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "200k",
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")] = 0,
+    seed: Seed = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a linearised model there.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace a linearised model in --out. Files that you added to its folder stay.",
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put fitted maps in place of the softmax of a pretrained model (extra: hf).
+    """Replace the softmax of a pretrained model by fitted feature maps (extra: hf).
 
-    One pass over the text: every window is one step of all layers; --finetune makes a second. A run
-    that was stopped goes on where it was.
+    The command reads the text once: each window is one step for all layers. --finetune reads it a
+    second time. If it is stopped, the same command continues where it stopped.
     """
     exact = 0 if window == "auto" else _count("--window", window, 0, "auto, or ")
     try:
@@ -115,7 +136,7 @@ def linearize_command(
     except ValueError as error:
         raise UsageError(str(error)) from None
     kept: Any = () if keep == "none" else keep if keep == "auto" else read_numbers("--keep", keep)
-    if finetune not in ("none", "maps", "lora", "all"):
+    if finetune not in FINETUNE:
         raise UsageError(f"--finetune must be none, maps, lora or all, not {finetune!r}")
     most = None if budget is None else _count("--budget", budget)
     words, count = read_text(text), _count("--tokens", tokens)
@@ -124,60 +145,50 @@ def linearize_command(
         hf.check_folder(out, force)
     except OSError as error:
         raise UsageError(str(error)) from None
-    fitted = hf.windows(model, words, tokens=count, length=length, least=4)
-    if held_out is None:
-        judging = max(2, min(16, len(fitted) // 8))
-        fitted, judged = fitted[:-judging], fitted[-judging:]
-    else:
+    windows = hf.windows(model, words, tokens=count, length=length, least=4)
+    judged: Any = "end"
+    if held_out is not None:
         judged = hf.windows(model, read_text(held_out), tokens=16 * length, length=length, least=2)
-        if {tuple(ids) for ids in fitted} & {tuple(ids) for ids in judged}:
-            raise UsageError(f"{held_out} is of the text that is fitted to: judge on other text")
-    resume = out.with_name(f".{out.name}.unfinished")
     try:
-        with progress_bar(quiet) as progress:
+        with _progress(quiet) as progress:
             found = hf.linearize(
-                model, fitted, setting, features=features, key_weight=key_weight, keep=kept,
-                share=share, budget=most, finetune=finetune, seed=seed, progress=progress,
-                window="auto" if window == "auto" else None, resume=resume,
+                model, windows, setting, window="auto" if window == "auto" else None,
+                features=features, key_weight=key_weight, keep=kept, share=share, budget=most,
+                finetune=finetune, held_out=judged, out=out, force=force, seed=seed,
+                progress=progress,
             )  # fmt: skip
-            teacher = model if found.changed else None
-            planted = hf.passkeys(model, judged[:PLANTED]) if found.model.config.language else []
-            result = hf.evaluate(
-                found.model, judged, teacher=teacher, passkeys=planted, progress=progress
-            )
     except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on where this one was") from None
-    except ImportError as error:
+        raise Stopped("stopped; the same command continues where this one stopped") from None
+    except hf.OverlapError:
+        raise UsageError(f"{held_out} overlaps the fitting text; evaluate on other text") from None
+    except OSError as error:
+        raise DataError(f"{error}; the same command continues where this one stopped") from None
+    except (ImportError, MemoryError) as error:
         raise DataError(str(error)) from None
-    except RuntimeError as error:  # torch has no type of its own for this on every device
-        if "memory" not in str(error):
-            raise
-        raise DataError(
-            f"not enough memory for windows of {length} tokens; give a shorter --length"
-        ) from None
-    found.save(out, result, force=force)
-    for kept_run in (resume, resume.with_name(f"{resume.name}.tuning")):
-        kept_run.unlink(missing_ok=True)
     if not quiet:
-        _show(result, {})
-        if found.window is not None:
-            console().print(plain(f"Window: {found.window}."))
-        for layer, why in found.kept.items():
-            console().print(plain(f"Layer {layer} keeps softmax: {why}."))
-        console().print(plain(f"wrote {out}"))
+        _show(found.judged, {})
+        for line in (
+            *found.remarks,
+            *(f"Layer {layer} keeps softmax: {why}." for layer, why in found.kept.items()),
+            f"wrote {out}",
+        ):
+            console().print(plain(line))
 
 
 def evaluate_command(
-    model: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `linearize`.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that `kerneltrick linearize` wrote.")
+    ],
     text: Annotated[
-        Path, typer.Option("--text", metavar="FILE", help="Text that it was not fitted to.")
+        Path,
+        typer.Option("--text", metavar="FILE", help="Text to evaluate on; not the fitting text."),
     ],
     teacher: Annotated[
         str | None,
         typer.Option(
             "--teacher",
             metavar="MODEL",
-            help="The original. Default: the model itself with softmax in every layer.",
+            help="The original model. Default: this model with softmax in every layer.",
         ),
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "8k",
@@ -187,24 +198,26 @@ def evaluate_command(
         typer.Option(
             "--contexts",
             metavar="COUNTS",
-            help="Time it after so many tokens, such as 1k,8k, and count its memory.",
+            help="Measure speed and memory after these numbers of tokens, e.g. 1k,8k.",
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="PATH", help="Write the report; - is stdout.")
+        Path | None,
+        typer.Option("--html", metavar="PATH", help="Write a report to this file; - is stdout."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Write the figures; - is stdout.")
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write the figures to this file; - is stdout."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Judge a linearised model beside its teacher, its windows and its maps alone (extra: hf)."""
+    """Compare a linearised model with its teacher, its window and its map alone (extra: hf)."""
     outputs = outputs_of(html, json)
     words, count = read_text(text), _count("--tokens", tokens)
     timed = [_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
     hf = _models()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
-    with progress_bar(quiet) as progress:
+    with _progress(quiet) as progress:
         result = hf.evaluate(
             model, ids, teacher=teacher, passkeys=hf.passkeys(model, ids[:PLANTED]),
             contexts=timed, prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
@@ -229,6 +242,24 @@ def evaluate_command(
         say_written(outputs, words_stream(outputs))
 
 
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[ProgressReport | None]:
+    """Show a bar on a terminal. Elsewhere, print a line to stderr every half minute."""
+    if quiet or sys.stderr.isatty():
+        with progress_bar(quiet) as report:
+            yield report
+        return
+    last = time.monotonic()
+
+    def print_line(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PAUSE:
+            last = time.monotonic()
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+    yield print_line
+
+
 def _models() -> Any:
     try:
         from kerneltrick import hf  # transformers and torch only when asked for
@@ -245,7 +276,7 @@ def _count(option: str, text: str, least: int = 1, other: str = "") -> int:
 
 
 def _values(result: Any) -> dict[str, Any]:
-    """The figures as JSON has them."""
+    """Return the figures as they stand in the JSON file."""
     found = dataclasses.asdict(result)
     found["speeds"] = [speed._asdict() for speed in result.speeds]
     found["continuations"] = [x._asdict() for x in result.continuations]
@@ -267,8 +298,8 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
     words.print(plain(" ".join(known), "dim"))
     softmax, own = (row.state_bytes for row in result.rows[:2])
     if own is not None:
-        told = f"A stream holds {own:,} bytes after {result.length} tokens, keys and values of the "
-        words.print(plain(f"{told}teacher {softmax:,}.", "dim"))
+        size = f"After {result.length} tokens, the state of one stream takes {own:,} bytes"
+        words.print(plain(f"{size}; the teacher's keys and values take {softmax:,}.", "dim"))
     if result.speeds:
         words.print(_speed_table(result.speeds))
     words.print(plain(result.verdict))
@@ -277,11 +308,13 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
 def _speed_table(speeds: Any) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("")
-    for name in ("context", "prefill tokens/s", "decoding tokens/s", "bytes held"):
+    decodes = any(x.decoding is not None for x in speeds)  # encoders do not
+    names = ("prefill tokens/s", "decoding tokens/s", "bytes held") if decodes else ("tokens/s",)
+    for name in ("context", *names):
         table.add_column(name, justify="right")
     for x in speeds:
-        last = ("", "") if x.decoding is None else (_rate(x.decoding), f"{x.state_bytes:,}")
-        table.add_row(x.name, f"{x.context:,}", _rate(x.prefill), *last)
+        decoding = (_rate(x.decoding), f"{x.state_bytes:,}") if decodes else ()
+        table.add_row(x.name, f"{x.context:,}", _rate(x.prefill), *decoding)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, said once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -7,14 +7,33 @@ from typing import Annotated
 
 import typer
 
-_NUMBERS = "Such as 0,2 or 0-3. Default: all."
+LARGEST_SEED = 2**63 - 1  # PyTorch accepts no larger one
 
-Layers = Annotated[str | None, typer.Option("--layers", metavar="NUMBERS", help=_NUMBERS)]
-Heads = Annotated[str | None, typer.Option("--heads", metavar="NUMBERS", help=_NUMBERS)]
+
+def _check_seed(seed: int) -> int:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise typer.BadParameter(f"{seed} is not between 0 and {LARGEST_SEED}")
+    return seed
+
+
+OUT_HELP = "The .safetensors file to write; - means stdout."
+
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers", metavar="NUMBERS", help="Layers to use, e.g. 0,2 or 0-3. Default: all."
+    ),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        "--heads", metavar="NUMBERS", help="Query heads to use, e.g. 0,2 or 0-3. Default: all."
+    ),
+]
 Axes = Annotated[
     str,
     typer.Option(
-        "--axes", metavar="AXES", help="How arrays of a file lie: heads,n,d or n,heads,d."
+        "--axes", metavar="AXES", help="Order of the axes in the file: heads,n,d or n,heads,d."
     ),
 ]
 Causal = Annotated[
@@ -22,18 +41,24 @@ Causal = Annotated[
     typer.Option(
         "--causal/--full",
         show_default=False,
-        help="Token i sees j ≤ i, or every token. Default: as the data says, else full.",
+        help="Causal attention (token i sees tokens j ≤ i) or full attention. Default: taken from "
+        "the data, else full.",
     ),
 ]
 Scale = Annotated[
     float | None,
-    typer.Option("--scale", help="Of softmax. Default: as the data says, else 1/√d."),
+    typer.Option("--scale", help="Softmax scale. Default: taken from the data, else 1/√d."),
 ]
 Features = Annotated[
-    int | None, typer.Option("--features", min=1, help="m. Default: 2·d for hedgehog.")
+    int | None,
+    typer.Option("--features", min=1, help="Number of features m. Default: 2·d for hedgehog."),
 ]
 KeyWeight = Annotated[
-    bool, typer.Option("--key-weight", help="Hedgehog's keys get a matrix of their own.")
+    bool,
+    typer.Option("--key-weight", help="Learn a separate matrix for the keys (hedgehog only)."),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", callback=_check_seed, help="Seed of all random numbers.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Jobs = Annotated[
@@ -42,7 +67,7 @@ Jobs = Annotated[
         "--jobs",
         min=1,
         show_default=False,
-        help="Worker processes to share the work, one thread each. Default: none, this process.",
+        help="Number of worker processes, one thread each. Default: work in this process.",
     ),
 ]
 DaskAddress = Annotated[
@@ -50,13 +75,16 @@ DaskAddress = Annotated[
     typer.Option(
         "--dask",
         metavar="ADDRESS",
-        help="Share the work among the workers of a Dask cluster, such as tcp://host:8786.",
+        help="Distribute the work to the Dask cluster at this address, e.g. tcp://host:8786.",
     ),
 ]
 HtmlPath = Annotated[
     Path | None,
-    typer.Option("--html", metavar="PATH", help="Write the report, one file to open; - is stdout."),
+    typer.Option(
+        "--html", metavar="PATH", help="Write an HTML report to this file; - means stdout."
+    ),
 ]
 JsonPath = Annotated[
-    Path | None, typer.Option("--json", metavar="PATH", help="Write the numbers; - is stdout.")
+    Path | None,
+    typer.Option("--json", metavar="PATH", help="Write the results as JSON; - means stdout."),
 ]

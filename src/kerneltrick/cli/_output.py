@@ -1,4 +1,4 @@
-"""What the commands print and write: terminals, files, and the progress of what fills them."""
+"""Output of the commands: terminal, files and progress."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rich.text import Text
 
 from kerneltrick import _files
 from kerneltrick._text import printable
-from kerneltrick.analysis import ProgressReport
+from kerneltrick.analysis import ProgressReport, finish
 from kerneltrick.cli._arguments import Stopped, UsageError
 
 WIDTH = 100
 
 
 def console(file: TextIO | None = None) -> Console:
-    """A terminal, or 100 columns of plain text where there is none."""
+    """Return a console for `file`: the terminal, or plain text of 100 columns."""
     found = Console(file=file or sys.stdout, highlight=False)
     found.width = min(found.width, WIDTH) if found.is_terminal else WIDTH
     return found
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Lines of text that may hold words out of a file, without what a terminal would obey."""
+    """Return text that may come from a file, without control characters."""
     return Text("\n".join(map(printable, text.split("\n"))), style=style)
 
 
 def check_writable(path: Path) -> None:
-    """UsageError now, rather than after the work, if `path` cannot be written."""
+    """Raise UsageError now, rather than after the work, if `path` cannot be written."""
     try:
         _files.check_writable(path)
     except OSError as error:
@@ -41,7 +41,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_outputs(outputs: Mapping[str, Path]) -> None:
-    """UsageError if one cannot be written, or if two options name the same place."""
+    """Raise UsageError if an output cannot be written, or if two options name the same place."""
     places: dict[str, str] = {}
     for option, path in outputs.items():
         check_writable(path)
@@ -52,7 +52,7 @@ def check_outputs(outputs: Mapping[str, Path]) -> None:
 
 
 def outputs_of(html: Path | None, json: Path | None) -> dict[str, Path]:
-    """The files that --html and --json ask for, by option, checked."""
+    """Return the files given by --html and --json, by option, after checking them."""
     given = {"--html": html, "--json": json}
     outputs = {option: path for option, path in given.items() if path is not None}
     check_outputs(outputs)
@@ -66,13 +66,13 @@ def say_written(outputs: Mapping[str, Path], words: TextIO) -> None:
 
 
 def words_stream(outputs: Mapping[str, Path]) -> TextIO:
-    """Where words for people go: stderr, if standard output is taken by what a command writes."""
+    """Return the stream for messages: stderr if standard output is one of the outputs."""
     taken = any(_files.is_standard_output(path) for path in outputs.values())
     return sys.stderr if taken else sys.stdout
 
 
 def unfinished(outputs: Mapping[str, Path]) -> Path | None:
-    """Where the finished pieces of an unfinished run are kept: beside the first file it writes."""
+    """Return where an unfinished run saves its finished pieces: beside its first output file."""
     for path in outputs.values():
         target = _files.regular_file(path)
         if target is not None:
@@ -80,20 +80,30 @@ def unfinished(outputs: Mapping[str, Path]) -> Path | None:
     return None
 
 
+def drop_finished(resume: Path | None, quiet: bool) -> None:
+    """Remove the saved pieces of a finished run; say if pieces of other runs remain."""
+    if resume is not None and finish(resume) and not quiet:
+        print(
+            f"note: {resume} keeps the finished work of an interrupted run with other settings; "
+            "repeat that command to continue it, or delete the file",
+            file=sys.stderr,
+        )
+
+
 @contextlib.contextmanager
 def resumable(resume: Path | None) -> Iterator[None]:
-    """Ctrl-C ends the work, and says whether the same command would go on."""
+    """Turn Ctrl-C into `Stopped`, with a message that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
-        would = "would go on where it was" if resume is None else "goes on where this one was"
-        condition = "with --html or --json " if resume is None else ""
-        raise Stopped(f"stopped; {condition}the same command {would}") from None
+        kept = "run the same command again to continue"
+        lost = "nothing was saved; with --html or --json, an interrupted run can be continued"
+        raise Stopped(f"stopped; {lost if resume is None else kept}") from None
 
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
-    """A bar on stderr, if that is a terminal."""
+    """Show a progress bar on stderr, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

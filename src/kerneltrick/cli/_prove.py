@@ -1,4 +1,4 @@
-"""`kerneltrick prove`: is this claim true?"""
+"""`kerneltrick prove`: decide whether a claim is true."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from kerneltrick.cli._arguments import ERROR, UsageError
 
-CODES = {"true": 0, "false": 1, "undecided": 2}  # an error is 3, as of every command that answers
+CODES = {"true": 0, "false": 1, "undecided": 2}  # errors exit with 3
 
 
 def prove_command(
@@ -16,20 +16,29 @@ def prove_command(
         str,
         typer.Argument(
             metavar="KIND",
-            help="map, identity, cost, einsum, sign, psd, moments, dimension, shapes, gradient or "
-            "ranking.",
+            help="Kind of claim: map, identity, cost, einsum, sign, psd, moments, dimension, "
+            "shapes, gradient or ranking.",
         ),
     ],
     claim: Annotated[
         str | None,
-        typer.Argument(metavar="CLAIM", show_default=False, help="The claim, one text."),
+        typer.Argument(metavar="CLAIM", show_default=False, help="The claim, in quotes."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Undecided after so long.")
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="Give up after this time. The claim is then undecided.",
+        ),
     ] = 30.0,
 ) -> None:
-    """Prove or refute a claim (extra: proofs). Exit code 0 true, 1 false, 2 undecided, 3 an error.
+    """Prove or refute a claim (extra: proofs).
+
+    Exits with 0 (true), 1 (false), 2 (undecided), 3 (error).
+
+    Examples, one for each kind of claim; some of them are false:
 
     \b
     prove map       "[1, √2*x, x[i]*x[j] for i<=j] gives (q·k + 1)**2"
@@ -49,11 +58,13 @@ def prove_command(
     except ImportError as error:
         raise UsageError(str(error)) from None
     if kind not in proofs.KINDS:
-        raise UsageError(f"unknown kind {kind!r}; known are {', '.join(proofs.KINDS)}")
+        raise UsageError(f"unknown kind of claim {kind!r}; known are {', '.join(proofs.KINDS)}")
     if not timeout > 0:
         raise UsageError(f"--timeout must be > 0, not {timeout:g}")
     if claim is None:
-        raise UsageError(f"what is the claim? For example: prove {kind} {proofs.EXAMPLES[kind]!r}")
+        raise UsageError(
+            f"the claim is missing; an example is: prove {kind} {proofs.EXAMPLES[kind]!r}"
+        )
     try:
         verdict = proofs.prove(kind, claim, timeout=min(timeout, 86_400))
     except proofs.ClaimError as error:

@@ -1,4 +1,4 @@
-"""`kerneltrick costs --ranks`: a sequence over several ranks, on paper."""
+"""`kerneltrick costs --ranks`: predicted cost of one sequence split over several ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kerneltrick._text import to_json
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import DataError
 from kerneltrick.cli._output import console, plain, words_stream
-from kerneltrick.costs._communication import FORMULAS, powers
+from kerneltrick.costs import FORMULAS, powers
 
 
 def show_ranks(
@@ -27,7 +27,7 @@ def show_ranks(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """A table of linear attention beside ring attention for 1, 2, 4, … ranks, or JSON."""
+    """Print a table of linear and ring attention for 1, 2, 4, … ranks, or JSON."""
     given: dict[str, Any] = {
         "n": sizes.n, "d": sizes.d, "values": sizes.value_width, "heads": sizes.heads,
         "batch": sizes.batch, "number_bytes": sizes.bytes,
@@ -57,10 +57,10 @@ def show_ranks(
             table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
             for column in (
                 "ranks",
-                "bytes sent by each",
-                "computes",
-                "waits",
-                "in all",
+                "bytes sent per rank",
+                "compute",
+                "wait",
+                "total",
                 "efficiency",
             ):
                 table.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""`kerneltrick recall`: how much mixers remember for each byte of their state."""
+"""`kerneltrick recall`: how much different mixers remember per byte of state."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from kerneltrick.cli._output import (
     unfinished,
     words_stream,
 )
+from kerneltrick.cli._train import in_options
 from kerneltrick.cli._workers import workers
 
 if TYPE_CHECKING:
     from typing import TextIO
+
+OPTIONS = {"hidden_size": "--widths"}  # what sets the things that the library calls by these names
 
 
 def recall_command(
@@ -36,8 +39,9 @@ def recall_command(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="minutes: a small task, a quarter of an hour on two processors. paper: that of "
-            "the published points, for days of a large machine.",
+            help="minutes: a small task that takes a quarter of an hour on two CPUs. paper: the "
+            "task of the published results, which needs days on a large machine; we have not "
+            "completed it.",
         ),
     ] = "minutes",
     mixers: Annotated[
@@ -46,8 +50,8 @@ def recall_command(
             "--mixers",
             metavar="MIXERS",
             show_default=False,
-            help="Separated by commas or spaces: softmax, elu, hedgehog@window=8, "
-            "based:feature_dim=8, deltanet, … Default: those of the preset.",
+            help="Mixers to compare, separated by commas or spaces: softmax, elu, "
+            "hedgehog@window=8, based:feature_dim=8, deltanet, … Default: from the preset.",
         ),
     ] = None,
     widths: Annotated[
@@ -56,23 +60,49 @@ def recall_command(
             "--widths",
             metavar="NUMBERS",
             show_default=False,
-            help="Widths of the models, such as 16,32,64: the state grows with them.",
+            help="Model widths, e.g. 16,32,64. A wider model has a larger state. Default: from the "
+            "preset.",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", show_default=False, help="Models of each kind.")
+        int | None,
+        typer.Option(
+            "--seeds",
+            show_default=False,
+            help="Models trained for each mixer, width and rate. Default: from the preset.",
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", show_default=False, help="Steps of each training.")
+        int | None,
+        typer.Option(
+            "--steps",
+            show_default=False,
+            help="Training steps for each model. Default: from the preset.",
+        ),
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option("--pairs", show_default=False, help="Keys with values in a text.")
+        int | None,
+        typer.Option(
+            "--pairs",
+            show_default=False,
+            help="Key–value pairs in each sequence. Default: from the preset.",
+        ),
     ] = None,
     length: Annotated[
-        int | None, typer.Option("--length", show_default=False, help="Tokens of a text.")
+        int | None,
+        typer.Option(
+            "--length",
+            show_default=False,
+            help="Tokens in each sequence. Default: from the preset.",
+        ),
     ] = None,
     vocabulary: Annotated[
-        int | None, typer.Option("--vocabulary", show_default=False, help="Different tokens.")
+        int | None,
+        typer.Option(
+            "--vocabulary",
+            show_default=False,
+            help="Number of different tokens. Default: from the preset.",
+        ),
     ] = None,
     rates: Annotated[
         str | None,
@@ -80,7 +110,8 @@ def recall_command(
             "--rates",
             metavar="NUMBERS",
             show_default=False,
-            help="Learning rates; the best counts for each mixer and width.",
+            help="Learning rates to try; the best one counts for each mixer and width. Default: "
+            "from the preset.",
         ),
     ] = None,
     html_path: HtmlPath = None,
@@ -89,11 +120,11 @@ def recall_command(
     dask: DaskAddress = None,
     quiet: Quiet = False,
 ) -> None:
-    """Which mixer recalls most for each byte of its state? Trains small models (extra: torch).
+    """Compare how much mixers remember per byte of state, on trained models (extra: torch).
 
-    Multi-query associative recall: keys with values, and later the keys again. With --html or
-    --json, finished trainings are kept beside that file until the end: a run that was killed goes
-    on with the others.
+    The task is multi-query associative recall: a sequence lists keys with their values and later
+    repeats the keys; the model must answer with the values. With --html or --json, finished models
+    are stored beside that file until the end, so a killed run continues where it stopped.
     """
     outputs = outputs_of(html_path, json_path)
     changes: dict[str, Any] = {"seeds": seeds, "steps": steps}
@@ -113,7 +144,7 @@ def recall_command(
     except ImportError as error:
         raise DataError(str(error)) from None
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(in_options(str(error), OPTIONS)) from None
     with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
         result = room.recall(settings, progress=progress, resume=resume, executor=executor)
     if html_path is not None:
@@ -145,6 +176,7 @@ def _show(result: room.RecallResult, words: TextIO) -> None:
         table.add_row(plain(point.mixer), *cells)
     console(words).print(table)
     told = (
-        "recall: share of values said right, mean over seeds; front: no smaller state recalls more."
+        "recall: share of queries answered correctly, mean over the seeds; front: no smaller state "
+        "recalls as much."
     )
     console(words).print(plain(told, "dim"))

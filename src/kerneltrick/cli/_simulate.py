@@ -1,4 +1,4 @@
-"""`kerneltrick simulate`: the theory as numbers and pictures."""
+"""`kerneltrick simulate`: check the theory by experiments, as tables and pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from kerneltrick import simulate
 from kerneltrick._files import is_standard_output
 from kerneltrick._pictures import picture_format, require_matplotlib
 from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._options import Seed
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
 
 Found = TypeVar("Found")
 
 simulate_app = typer.Typer(
-    help="Simulations of the theory: a table of numbers, and a picture (extra: plot).",
+    help="Check the theory by simulation. Prints a table; --out draws a picture too (extra: plot).",
     rich_markup_mode=None,
 )
 
@@ -35,24 +36,27 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out", metavar="FILE", show_default=False,
-        help="The picture: a .png, .svg or .pdf, or - for standard output. Default: "
-        "simulate-NAME.png, here; none without matplotlib.",
+        help="Also draw a picture: a .png, .svg or .pdf file, or - for standard output. "
+        "Default: no picture.",
     ),
 ]  # fmt: skip
-Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
 
 
 @simulate_app.command("moments")
 def _moments(
     out: Out = None,
     seed: Seed = 0,
-    largest: Annotated[int, typer.Option("--d", help="The largest width.")] = 1024,
-    draws: Annotated[int, typer.Option("--draws", help="Pairs q, k per width.")] = 20_000,
-    mu: Annotated[float, typer.Option("--mu", help="Mean of the coordinates.")] = 0.0,
-    sigma: Annotated[float, typer.Option("--sigma", help="Their deviation.")] = 1.0,
+    largest: Annotated[int, typer.Option("--d", help="Largest width d.")] = 1024,
+    draws: Annotated[
+        int, typer.Option("--draws", help="Number of pairs q, k for each width.")
+    ] = 20_000,
+    mu: Annotated[float, typer.Option("--mu", help="Mean of the coordinates of q and k.")] = 0.0,
+    sigma: Annotated[
+        float, typer.Option("--sigma", help="Standard deviation of the coordinates.")
+    ] = 1.0,
 ) -> None:
-    """The variance of q·k against d, with and without 1/√d, beside d(σ⁴ + 2μ²σ²)."""
-    target = _target(out, "moments")
+    """Measure the variance of q·k, with and without 1/√d, and compare it with d(σ⁴ + 2μ²σ²)."""
+    _check_picture(out)
     widths = _powers("--d", largest)
     found = _run(simulate.moments, widths, mu=mu, sigma=sigma, draws=draws, seed=seed)
     rows = [
@@ -62,26 +66,28 @@ def _moments(
         for row in found.rows
     ]  # fmt: skip
     _show(
-        target,
+        out,
         f"q·k of {found.draws:,} pairs with coordinates N({found.mu:g}, {found.sigma**2:g}), "
         f"seed {seed}",
         ("d", "mean", "d·μ²", "variance", "theory", "z", "Var[q·k/√d]", "theory"),
         rows,
-        "theory: Var[q·k] = d(σ⁴ + 2μ²σ²). z: standard errors between measured and theory.",
+        "Theory: Var[q·k] = d(σ⁴ + 2μ²σ²). z is the distance from theory in standard errors.",
     )
-    _draw(simulate.moments_figure, found, target)
+    _draw(simulate.moments_figure, found, out)
 
 
 @simulate_app.command("scaling")
 def _scaling(
     out: Out = None,
     seed: Seed = 0,
-    largest: Annotated[int, typer.Option("--d", help="The largest width.")] = 1024,
-    n: Annotated[int, typer.Option("--n", help="Keys.")] = 1024,
-    queries: Annotated[int, typer.Option("--queries", help="Queries to average over.")] = 256,
+    largest: Annotated[int, typer.Option("--d", help="Largest width d.")] = 1024,
+    n: Annotated[int, typer.Option("--n", help="Number of keys.")] = 1024,
+    queries: Annotated[
+        int, typer.Option("--queries", help="Number of queries to average over.")
+    ] = 256,
 ) -> None:
-    """Softmax with and without 1/√d: its entropy and its gradient collapse as d grows."""
-    target = _target(out, "scaling")
+    """Show how the entropy and the gradient of softmax collapse as d grows without 1/√d."""
+    _check_picture(out)
     found = _run(simulate.scaling, _powers("--d", largest), n=n, queries=queries, seed=seed)
     rows = [
         (str(row.d), f"{row.plain.entropy:.2f}", f"{row.theory_plain:.2f}",
@@ -90,15 +96,15 @@ def _scaling(
         for row in found.rows
     ]  # fmt: skip
     _show(
-        target,
+        out,
         f"softmax over n = {found.n} keys, means of {found.queries} queries, N(0, 1), seed {seed}",
         ("d", "q·k: entropy", "theory", "largest", "1 − Σp²", "q·k/√d: entropy", "theory",
          "largest", "1 − Σp²"),
         rows,
-        "entropy in nats. theory: log n − variance/2 until it is 0, to leading order in n. "
-        "1 − Σp²: trace of the gradient.",
+        "Entropy is in nats. Theory: log n − variance/2 until it is 0, to leading order in n. "
+        "1 − Σp² is the trace of the gradient.",
     )  # fmt: skip
-    _draw(simulate.scaling_figure, found, target)
+    _draw(simulate.scaling_figure, found, out)
 
 
 @simulate_app.command("features")
@@ -106,16 +112,22 @@ def _features(
     out: Out = None,
     seed: Seed = 0,
     d: Annotated[int, typer.Option("--d", help="Width of queries and keys.")] = 16,
-    n: Annotated[int, typer.Option("--n", help="Tokens.")] = 64,
-    largest: Annotated[int, typer.Option("--m", help="The largest number of features.")] = 2048,
+    n: Annotated[int, typer.Option("--n", help="Number of tokens.")] = 64,
+    largest: Annotated[int, typer.Option("--m", help="Largest number of features m.")] = 2048,
     sizes: Annotated[
         str,
-        typer.Option("--sizes", metavar="NUMBERS", help="Deviations of the coordinates."),
+        typer.Option(
+            "--sizes",
+            metavar="NUMBERS",
+            help="Standard deviations of the coordinates, separated by commas.",
+        ),
     ] = "0.5,1",
-    draws: Annotated[int, typer.Option("--draws", help="Projections to average over.")] = 20,
+    draws: Annotated[
+        int, typer.Option("--draws", help="Number of random projections to average over.")
+    ] = 20,
 ) -> None:
-    """The error of FAVOR+ against m beside its theoretical curve, and ELU+1 beside it."""
-    target = _target(out, "features")
+    """Measure the error of FAVOR+ for growing m and compare it with theory and with ELU+1."""
+    _check_picture(out)
     counts = [m for m in _powers("--m", largest) if m >= 16]
     if not counts:
         raise UsageError(f"--m must be at least 16, not {largest}")
@@ -132,31 +144,36 @@ def _features(
             limit = _digits(row.theory_weights or 0.0)
             rows.append((str(row.m), *cells, _digits(row.weights), limit))
         _show(
-            target,
+            out,
             f"FAVOR+, d = {errors.d}, n = {errors.n}, coordinates of size {errors.size:g}: mean "
             f"‖q+k‖² = {errors.mean_square:.1f}; {errors.draws} draws, seed {seed}",
             ("m", "positive", "theory", "hyperbolic", "theory", "trig", "theory", "weights",
              "limit"),
             rows,
-            f"Relative errors of φ(q)·φ(k), and ‖A − S‖/‖S‖ of the weights of the positive kind. "
-            f"ELU+1: {errors.elu:.3f}, uniform weights: {errors.uniform:.3f}. FAVOR+ is better "
-            + (f"from m = {errors.overtakes}." if errors.overtakes else "at no m tried."),
+            f"Columns 2 to 7 are relative errors of φ(q)·φ(k); weights is ‖A − S‖/‖S‖ for the "
+            f"positive kind. ELU+1 has {errors.elu:.3f}, uniform weights have "
+            f"{errors.uniform:.3f}. FAVOR+ beats ELU+1 "
+            + (f"from m = {errors.overtakes} on." if errors.overtakes else "at no m tried."),
         )  # fmt: skip
-    _draw(simulate.features_figure, found, target)
+    _draw(simulate.features_figure, found, out)
 
 
 @simulate_app.command("representer")
 def _representer(
     out: Out = None,
     seed: Seed = 0,
-    n: Annotated[int, typer.Option("--n", help="Points.")] = 24,
-    penalty: Annotated[float, typer.Option("--penalty", help="λ beside the mean loss.")] = 1e-3,
-    length: Annotated[float, typer.Option("--length", help="Of the RBF kernel.")] = 0.5,
-    noise: Annotated[float, typer.Option("--noise", help="Deviation of the noise.")] = 0.2,
-    steps: Annotated[int, typer.Option("--steps", help="Of the descent.")] = 3000,
+    n: Annotated[int, typer.Option("--n", help="Number of points.")] = 24,
+    penalty: Annotated[
+        float, typer.Option("--penalty", help="Weight λ of ‖f‖² next to the mean loss.")
+    ] = 1e-3,
+    length: Annotated[
+        float, typer.Option("--length", help="Length scale of the RBF kernel.")
+    ] = 0.5,
+    noise: Annotated[float, typer.Option("--noise", help="Standard deviation of the noise.")] = 0.2,
+    steps: Annotated[int, typer.Option("--steps", help="Number of gradient steps.")] = 3000,
 ) -> None:
-    """Kernel regression by descent in the RKHS, on its way to the ridge solution."""
-    target = _target(out, "representer")
+    """Follow gradient descent in the RKHS on its way to the kernel ridge solution."""
+    _check_picture(out)
     found = _run(
         simulate.representer,
         n=n, mean_penalty=penalty, length=length, noise=noise, steps=steps, seed=seed,
@@ -171,28 +188,28 @@ def _representer(
     rows.append(("ridge", f"{ridge.loss:.4f}", f"{ridge.norm:.3f}", f"{objective:.5f}", "0", "–"))
     furthest = abs(found.coefficients - found.ridge_coefficients).max()
     _show(
-        target,
+        out,
         f"(1/N)Σ(f(xᵢ) − yᵢ)² + λ‖f‖², N = {len(found.x)}, λ = {found.mean_penalty:g}, RBF of "
         f"length {found.length:g}, seed {seed}",
         ("step", "loss", "‖f‖", "objective", "‖f − ridge‖", "bound"),
         rows,
-        f"Every f is Σαᵢk(xᵢ, ·). Ridge: α = (K + Nλ·I)⁻¹y; the last α is within {furthest:.1e} "
-        f"of it. bound: √(gap/λ), known without the solution.",
+        f"Every f is Σαᵢk(xᵢ, ·). The ridge solution is α = (K + Nλ·I)⁻¹y; the last α differs "
+        f"from it by at most {furthest:.1e}. The bound √(gap/λ) does not need the solution.",
     )
-    _draw(simulate.representer_figure, found, target)
+    _draw(simulate.representer_figure, found, out)
 
 
 @simulate_app.command("svm")
 def _svm(
     out: Out = None,
     seed: Seed = 0,
-    n: Annotated[int, typer.Option("--n", help="Points.")] = 200,
-    C: Annotated[float, typer.Option("--C", help="Penalty of the SVM.")] = 1.0,
-    length: Annotated[float, typer.Option("--length", help="Of the kernel.")] = 0.6,
-    noise: Annotated[float, typer.Option("--noise", help="Deviation of the noise.")] = 0.2,
+    n: Annotated[int, typer.Option("--n", help="Number of points.")] = 200,
+    C: Annotated[float, typer.Option("--C", help="Penalty C of the SVM.")] = 1.0,
+    length: Annotated[float, typer.Option("--length", help="Length scale of the kernel.")] = 0.6,
+    noise: Annotated[float, typer.Option("--noise", help="Standard deviation of the noise.")] = 0.2,
 ) -> None:
-    """An SVM and attention with one kernel: boundaries, and what differs (extra: sklearn)."""
-    target = _target(out, "svm")
+    """Compare an SVM and attention that use the same kernel (extra: sklearn)."""
+    _check_picture(out)
     found = _run(simulate.svm, n=n, C=C, length=length, noise=noise, seed=seed)
     facts: dict[str, Callable[[simulate.Machine], str]] = {
         "right on 2000 new points": lambda machine: f"{machine.accuracy:.1%}",
@@ -207,7 +224,7 @@ def _svm(
         *((name, *map(fact, found.machines)) for name, fact in facts.items()),
     ]
     _show(
-        target,
+        out,
         f"two half moons, n = {found.n}, noise {found.noise:g}, C = {found.C:g}, seed {seed}",
         ("", "SVM", "attention"),
         rows,
@@ -215,23 +232,21 @@ def _svm(
         f"{found.order} (largest difference {found.kernel_difference:.3f}). Attention with the "
         f"RBF of half that length: {found.sharper:.1%} right.",
     )
-    _draw(simulate.svm_figure, found, target)
+    _draw(simulate.svm_figure, found, out)
 
 
-def _target(out: Path | None, name: str) -> Path | None:
-    """Where the picture goes, if there can be one; what would fail at the end fails now."""
-    path = Path(f"simulate-{name}.png") if out is None else out
+def _check_picture(path: Path | None) -> None:
+    """Check the picture that --out asks for, so that it cannot fail after the work."""
+    if path is None:
+        return
     try:
         picture_format(path)
         require_matplotlib()
     except ValueError as error:
         raise UsageError(f"--out: {error}") from None
     except ImportError as error:
-        if out is None:
-            return None
         raise DataError(str(error)) from None
     check_writable(path)
-    return path
 
 
 def _run(simulation: Callable[..., Found], *arguments: Any, **options: Any) -> Found:
@@ -244,8 +259,8 @@ def _run(simulation: Callable[..., Found], *arguments: Any, **options: Any) -> F
 
 
 def _draw(figure: Callable[[Any], Any], found: Any, path: Path | None) -> None:
+    """Draw the picture if --out asks for one. The table is on the screen by now."""
     if path is None:
-        typer.echo("no picture, for want of matplotlib: pip install 'kerneltrick[plot]'", err=True)
         return
     simulate.save_figure(figure(found), path)
     if not is_standard_output(path):
@@ -275,7 +290,7 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 def _tiny(x: float) -> str:
-    """A difference: of rounding, of a solver's tolerance, one that matters, or none to be had.
+    """A difference as text. Rounding errors and solver tolerances are shown as upper bounds.
 
     >>> _tiny(3e-15), _tiny(2e-6), _tiny(0.0123)
     ('< 1e-12', '< 1e-4', '0.012')
@@ -290,13 +305,13 @@ def _digits(x: float) -> str:
 
 
 def _show(
-    target: Path | None,
+    picture: Path | None,
     title: str,
     names: Sequence[str],
     rows: Sequence[Sequence[str]],
     legend: str,
 ) -> None:
-    out = console(words_stream({} if target is None else {"--out": target}))
+    out = console(words_stream({} if picture is None else {"--out": picture}))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
         table.add_column(plain(name), justify="right", overflow="fold")

@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal."""
+"""The comparison on the terminal: a table and the verdict."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TextIO
 
 from rich import box
+from rich.padding import Padding
 from rich.table import Table
 
 from kerneltrick.analysis import Comparison, MapReport
@@ -17,14 +18,23 @@ COLUMNS = (
 
 
 def show(result: Comparison, file: TextIO | None = None) -> None:
-    """Print the table, how to read it, and the verdict, at most 100 columns wide."""
+    """Print the table, its legend and the verdict, at most 100 columns wide."""
     out = console(file)
     out.print(_table(result))
     out.print(plain(_legend(result), "dim"))
     for note in result.data.notes:
         out.print(plain("Note: " + note, "dim"))
     out.print()
-    out.print(plain(result.verdict))
+    out.print(plain(result.headline or result.verdict, "bold"))
+    for finding in result.findings:
+        out.print(Padding(_bullet(finding), (0, 0, 0, 2)))
+
+
+def _bullet(finding: str) -> Table:
+    """A finding whose lines are indented under its bullet."""
+    row = Table.grid(padding=(0, 1))
+    row.add_row("•", plain(finding))
+    return row
 
 
 def _table(result: Comparison) -> Table:
@@ -82,16 +92,17 @@ def _legend(result: Comparison) -> str:
     undefined = [row for row in result.maps if row.summary.undefined_rows]
     softmax = "softmax" if result.timing is None else result.timing.baseline
     lines = [
-        "uniform: every token weighs the same, which is looking at nothing.",
-        "error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads; whole: of all heads together.",
-        "corr., top-1, MSE: of the weights. × limit: MSE over the least that any map with that m "
-        "can have (– where that is 0, and beside a window).",
-        f"ms/1k: ms per 1000 tokens of a layer, measured here. from n: faster than {softmax}.",
-        "state: bytes of one layer (softmax: keys and values of all n tokens).",
+        "uniform: the same weight for every token, so queries and keys are ignored (a baseline).",
+        "error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads; whole: over all heads together.",
+        "corr., top-1, MSE: agreement of the weights. × limit: MSE divided by the minimum for any "
+        "map with that m (– if that is 0, or with a window).",
+        "ms/1k: milliseconds per 1000 tokens of a layer on this machine. from n: the length from "
+        f"which the map is faster than {softmax}.",
+        "state: bytes per layer (softmax: keys and values of all n tokens).",
     ]
     if undefined:
         named = ", ".join(f"{row.map}: {row.summary.undefined_rows}" for row in undefined)
-        lines.append(f"rows whose weights sum to 0, left out of the averages: {named}.")
+        lines.append(f"rows whose weights sum to 0, excluded from the averages: {named}.")
     return "\n".join(lines)
 
 
@@ -104,7 +115,7 @@ def _scientific(x: float) -> str:
 
 
 def _short(x: float) -> str:
-    """Two or three digits that matter."""
+    """Format a number with two or three significant digits."""
     if not math.isfinite(x):
         return "–" if math.isnan(x) else "∞"
     if x >= 10_000 or 0 < x < 0.001:

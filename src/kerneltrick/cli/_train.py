@@ -1,9 +1,10 @@
-"""`kerneltrick train` and `kerneltrick generate`: a small language model with any mixer."""
+"""`kerneltrick train` and `kerneltrick generate`: small language models with any mixer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,30 @@ import typer
 
 from kerneltrick._text import printable
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError
-from kerneltrick.cli._options import Quiet
+from kerneltrick.cli._options import Quiet, Seed
 from kerneltrick.cli._output import progress_bar
+
+# The options that set what the library calls by these names.
+OPTIONS = {
+    "hidden_size": "--width",
+    "num_layers": "--layers",
+    "num_heads": "--heads",
+    "learning_rate": "--rate",
+}
+
+
+def in_options(message: str, options: dict[str, str]) -> str:
+    """An error message of the library in the words of the command line.
+
+    >>> in_options("train needs num_heads to be a whole number ≥ 1, not 0", OPTIONS)
+    'train needs --heads to be a whole number ≥ 1, not 0'
+    """
+    pattern = re.compile(r"(?<![\w-])(" + "|".join(options) + r")(?!\w)")
+    return pattern.sub(lambda found: options[found[0]], message)
 
 
 def _torch_room() -> ModuleType:
-    """PyTorch only when asked for."""
+    """Import `kerneltrick.torch`, and with it PyTorch, only when a command needs it."""
     try:
         import kerneltrick.torch
     except ImportError as error:
@@ -28,19 +47,19 @@ def _torch_room() -> ModuleType:
 
 
 def _shown(text: str) -> str:
-    """A text as a terminal may see it, its lines as they are."""
+    """Replace control characters that a terminal must not see; keep line breaks and tabs."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 @contextlib.contextmanager
 def _processes(wanted: bool) -> Iterator[tuple[Any, bool]]:
-    """The group of the processes that torchrun has started, and whether this is the first."""
+    """The group of processes that torchrun started, and whether this process is the first."""
     if not wanted:
         yield None, True
         return
     if "RANK" not in os.environ:
         raise UsageError(
-            "--context-parallel is for the processes that torchrun starts: torchrun "
+            "--context-parallel needs torchrun, which starts the processes: torchrun "
             "--nproc-per-node 2 -m kerneltrick train …"
         )
     import torch.distributed as dist
@@ -57,7 +76,9 @@ def train_command(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", help="The folder of the model; a training in it goes on."
+            "--out",
+            metavar="DIR",
+            help="Folder for the model. If it holds an unfinished training, that one is continued.",
         ),
     ],
     mixer: Annotated[
@@ -65,27 +86,30 @@ def train_command(
         typer.Option(
             "--mixer",
             metavar="MIXER",
-            help="The map of its attention: elu, favor:features=64, with a window beside it "
-            "elu@window=64, or softmax. Or based, retention, ssd, gla, rwkv, deltanet, "
-            "gated_deltanet, hyena; a+b take turns, layer by layer.",
+            help="Feature map of the attention layers (elu, favor:features=64, elu@window=64 with "
+            "an exact window, softmax) or another mixer: based, retention, ssd, gla, rwkv, "
+            "deltanet, gated_deltanet, hyena. With a+b the layers alternate between a and b.",
         ),
     ] = "elu",
     as_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Tokens are bytes. Default: characters, UTF-8.")
+        bool,
+        typer.Option("--bytes", help="Use bytes as tokens. Default: characters of UTF-8 text."),
     ] = False,
-    steps: Annotated[int, typer.Option("--steps", help="Steps of training.")] = 1000,
-    length: Annotated[int, typer.Option("--length", help="Tokens in a row.")] = 256,
-    batch: Annotated[int, typer.Option("--batch", help="Rows in a step.")] = 8,
+    steps: Annotated[int, typer.Option("--steps", help="Number of training steps.")] = 1000,
+    length: Annotated[
+        int, typer.Option("--length", help="Tokens in each training sequence.")
+    ] = 256,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences in each step.")] = 8,
     width: Annotated[int, typer.Option("--width", help="Width of the model.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", help="Its layers.")] = 4,
-    heads: Annotated[int, typer.Option("--heads", help="Heads of each.")] = 4,
-    rate: Annotated[float, typer.Option("--rate", help="The largest learning rate.")] = 2e-3,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all that is random.")] = 0,
+    layers: Annotated[int, typer.Option("--layers", help="Number of layers.")] = 4,
+    heads: Annotated[int, typer.Option("--heads", help="Attention heads in each layer.")] = 4,
+    rate: Annotated[float, typer.Option("--rate", help="Peak learning rate.")] = 2e-3,
+    seed: Seed = 0,
     context_parallel: Annotated[
         bool,
         typer.Option(
             "--context-parallel",
-            help="Spread each row over the processes that torchrun starts: torchrun "
+            help="Split every sequence across the processes started by torchrun: torchrun "
             "--nproc-per-node 2 -m kerneltrick train …",
         ),
     ] = False,
@@ -93,14 +117,14 @@ def train_command(
 ) -> None:
     """Train a small language model on a text, in minutes (extra: torch).
 
-    The last tenth of the text is held out to judge it. The same command goes on with a training
-    that was stopped or killed, with the losses that it would have had.
+    The last tenth of the text is held out for validation. If training was stopped or killed, run
+    the same command again: it continues from the last checkpoint, with the same losses.
     """
     try:
         raw = text.read_bytes()
         words = raw.decode("utf-8", "surrogateescape" if as_bytes else "strict")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{text} is not UTF-8: {error}; --bytes takes any file") from None
+        raise UsageError(f"{text} is not UTF-8: {error}; --bytes accepts any file") from None
     except OSError as error:
         raise UsageError(f"cannot read {text}: {error.strerror}") from None
     if out.exists() and not out.is_dir():
@@ -114,7 +138,7 @@ def train_command(
         )  # fmt: skip
         settings.model(1)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(in_options(str(error), OPTIONS)) from None
     tell = None if quiet else lambda line: typer.echo(_shown(line))
     try:
         with (
@@ -124,26 +148,35 @@ def train_command(
             quiet = quiet or not leads
             room.train(words, out, settings, progress=progress, tell=tell, group=group)
     except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on from the last checkpoint") from None
+        raise Stopped(
+            "stopped; run the same command to continue from the last checkpoint"
+        ) from None
+    except ValueError as error:
+        raise DataError(in_options(str(error), OPTIONS)) from None
     if not quiet:
-        typer.echo(f"wrote {out}; `kerneltrick generate {out}` writes more")
+        typer.echo(f"wrote {out}; to generate text: kerneltrick generate {out}")
 
 
 def generate_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `kerneltrick train` made.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder written by `kerneltrick train`.")
+    ],
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help="The text to go on from. Default: a new line.")
+        str | None, typer.Option("--prompt", help="Text to continue. Default: a new line.")
     ] = None,
-    length: Annotated[int, typer.Option("--length", min=0, help="Tokens to write.")] = 500,
+    length: Annotated[
+        int, typer.Option("--length", min=0, help="Number of tokens to generate.")
+    ] = 500,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
     ] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Draw among so many. Default: all.")
+        int | None,
+        typer.Option("--top-k", min=1, help="Sample from the k likeliest tokens. Default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of what is drawn.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Write a text with a model that `kerneltrick train` has made (extra: torch)."""
+    """Generate text with a model trained by `kerneltrick train` (extra: torch)."""
     room = _torch_room()
     try:
         found = room.TrainedModel.load(folder)

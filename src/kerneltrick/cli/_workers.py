@@ -1,4 +1,4 @@
-"""Who does the pieces of work of a command."""
+"""The workers of a command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from kerneltrick.cli._arguments import DataError, UsageError
 
 @contextlib.contextmanager
 def workers(jobs: int | None, dask: str | None) -> Iterator[Executor | None]:
-    """The executor that --jobs or --dask ask for; None is this process."""
+    """Yield the executor for --jobs or --dask; None means that this process does the work."""
     if jobs is not None and dask is not None:
-        raise UsageError("--jobs are processes of this machine, --dask those of a cluster: one")
+        raise UsageError(
+            "give either --jobs (processes on this machine) or --dask (a cluster), not both"
+        )
     if dask is None and jobs is None:
         yield None
         return

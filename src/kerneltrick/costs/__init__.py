@@ -1,4 +1,4 @@
-"""What attention costs, counted exactly: multiply-adds, bytes moved, memory, crossover lengths."""
+"""Exact costs of attention: multiply-adds, bytes moved, memory and crossover lengths."""
 
 from kerneltrick._pictures import save_figure
 from kerneltrick.costs._attention import (
@@ -10,6 +10,7 @@ from kerneltrick.costs._attention import (
     softmax,
     windowed,
 )
+from kerneltrick.costs._communication import FORMULAS as FORMULAS
 from kerneltrick.costs._communication import (
     Exchange,
     Machine,
@@ -18,6 +19,7 @@ from kerneltrick.costs._communication import (
     ring,
     state_bytes,
 )
+from kerneltrick.costs._communication import powers as powers
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
@@ -28,6 +30,7 @@ from kerneltrick.costs._polynomial import Polynomial, binomial, symbol, symbols
 from kerneltrick.costs._registry import algorithms, get
 from kerneltrick.costs._summary import Row, Sizes, lab_ratio, paper_crossover, summary
 
+# The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "Cost",
     "Direction",

@@ -1,8 +1,8 @@
-"""Attention over n tokens: softmax formed and streamed, linear, by chunks, and their training.
+"""The costs of attention over n tokens: softmax, linear and chunked, forward and training.
 
-One head: queries and keys of width D, values of width M, m features, chunks of C tokens, tiles of
-B×B scores. Linear attention carries its normaliser as one more column of the values, as the
-engines do, so it moves m·(M+1) numbers of state.
+All counts are for one head with queries and keys of width D, values of width M, m features, chunks
+of C tokens and tiles of B×B scores. Linear attention stores its normaliser as an additional column
+of the values, as the engines do, so its state has m·(M+1) numbers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _NO_PHI = FeatureCost(m, Polynomial(), Polynomial(), Polynomial())
 
 
 def projections() -> Cost:
-    """Q = xW_Q, K = xW_K, V = xW_V: n·F·(2D+M) for inputs of width F."""
+    """The cost of Q = xW_Q, K = xW_K, V = xW_V: n·F·(2D+M) for inputs of width F."""
     parts = {"Q": n * F * D, "K": n * F * D, "V": n * F * M}
     moved = 3 * n * F + F * (2 * D + M) + n * (2 * D + M)
     return Cost("projections", parts, Polynomial(), W * moved, Polynomial())
 
 
 def softmax(*, streamed: bool = False, train: bool = False) -> Cost:
-    """softmax(QKᵀ/√D)V: n²(D+M), with its n×n weights formed or streamed by tiles of B×B.
+    """The cost of softmax(QKᵀ/√D)V: n²(D+M), with n×n weights in memory or in tiles of B×B.
 
-    Training: formed, each product costs two more of its size and the weights are kept; streamed,
-    the scores are computed once more in the backward pass (FlashAttention), n²(4D+3M) in all.
+    In training, each product costs two more of the same size, and the weights are kept. With
+    `streamed`, the backward pass computes the scores again (FlashAttention): n²(4D+3M) in all.
     """
-    # Scale of q; row maximum, difference, exp, sum; division of the output.
+    # Scaling q; row maximum, difference, exp and sum; dividing the output.
     elementwise = n * D + 4 * n**2 + n * M
     if not streamed:
         parts = {"QKᵀ": n**2 * D, "weights·V": n**2 * M}
@@ -56,7 +56,7 @@ def softmax(*, streamed: bool = False, train: bool = False) -> Cost:
             "dQ, dK": 2 * n**2 * D,
         }
         # Each block of keys reads all queries, output gradients and row statistics, and updates dQ.
-        # Before that the row sums of O∘dO; the forward pass writes one statistic per row.
+        # The row sums of O∘dO are computed before; the forward pass writes one statistic per row.
         moved = moved + 2 * n * (D + M) + n**2 / B * (3 * D + M + 2) + 2 * n * M + 2 * n
     constants = ("w", "B")
     name = "softmax, streamed"
@@ -66,9 +66,10 @@ def softmax(*, streamed: bool = False, train: bool = False) -> Cost:
 def linear(
     feature_map: maps.MapLike | None = None, *, train: bool = False, d: int | None = None
 ) -> Cost:
-    """Full linear attention: U = φ(K)ᵀV and Z, then φ(Q)U and φ(Q)Z: 2·n·m·M + 2·n·m, and φ.
+    """The cost of full linear attention: 2·n·m·M + 2·n·m, and that of φ.
 
-    Without a map, m stays a symbol and φ is not counted.
+    The steps are U = φ(K)ᵀV and Z, then φ(Q)U and φ(Q)Z. Without a map, m remains a symbol and φ is
+    not counted. `d` is needed for a callable map.
     """
     phi = _phi(feature_map, d)
     state = phi.features * (M + 1)
@@ -91,10 +92,10 @@ def linear(
 def chunked(
     feature_map: maps.MapLike | None = None, *, train: bool = False, d: int | None = None
 ) -> Cost:
-    """Causal linear attention by chunks of C tokens: inside a chunk C×C weights, between the state.
+    """The cost of causal linear attention in chunks of C tokens.
 
-    n·C·(m+M+1) inside, 2·n·m·(M+1) through the state, and φ. The last chunk is padded, so n counts
-    as the next multiple of C.
+    C×C weights inside the chunks cost n·C·(m+M+1), the state between chunks 2·n·m·(M+1), and φ is
+    added. The last chunk is padded, so n is rounded up to a multiple of C.
     """
     phi = _phi(feature_map, d)
     f, width = phi.features, M + 1
@@ -106,7 +107,7 @@ def chunked(
         "φ(K)ᵀV into state": n * f * width,
     }
     state = f * width
-    # The mask; inside plus state; the carry from chunk to chunk; the division.
+    # The mask; adding both parts; carrying the state to the next chunk; the division.
     elementwise = 2 * n * phi.elementwise + n * C + n * width + n / C * state + n * M
     moved = 2 * n * (D + M) + 2 * n / C * state
     memory = state + C * (2 * f + C + 2 * width)
@@ -128,12 +129,13 @@ def chunked(
 
 
 def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | None = None) -> Cost:
-    """Near keys exactly, the others by the map: O(n·(w(D+M) + m·M)), for n ≥ window + sinks.
+    """The cost of exact weights for near keys and a map for the others, for n ≥ window + sinks.
 
-    Causal: n·w − w(w−1)/2 near pairs, and t·(n−w) − t(t−1)/2 more for t sinks; the map counts for
-    the n − w − t tokens that leave the window and for as many rows that see them. Full: the window
-    has two sides, and the far sums are one sweep forward and one backward. Of `softmax`, which has
-    no features, it is the window alone.
+    It is O(n·(w(D+M) + m·M)). Causal attention has n·w − w(w−1)/2 near pairs, and
+    t·(n−w) − t(t−1)/2 more for t sinks. The map is computed for the n − w − t tokens that leave the
+    window and for the n − w − t rows that see them. In full attention the window has two sides, and
+    the far sums take one forward and one backward sweep. For `softmax`, which has no features, only
+    the window is counted.
 
     >>> print(windowed("softmax@window=16", causal=True).multiply_adds)
     16·n·D + 16·n·M - 120·D - 120·M
@@ -142,9 +144,9 @@ def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | Non
     w, t = dial.window, dial.sinks
     phi = _phi(dial.feature_map, d)
     pairs, width = _near_pairs(w, t, causal), M + 1
-    leaving = reading = n - w - t  # tokens that become far, rows that see some
+    leaving = reading = n - w - t  # tokens that become far, and rows that see far tokens
     if not causal:
-        # A sweep each way; without a window one sum serves all rows.
+        # One sweep in each direction; without a window one sum serves all rows.
         leaving, reading = (leaving + n - w, reading + n - w) if w else (n - t, n)
     parts = {
         "near QKᵀ": pairs * D,
@@ -154,7 +156,7 @@ def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | Non
         "φ(Q)·state": reading * phi.features * width,
     }
     state = phi.features * width
-    # Scale of q; maximum, difference, exp and sum of near scores; φ; near plus far; the division.
+    # Scaling q; maximum, difference, exp and sum of near scores; φ; near plus far; the division.
     elementwise = n * D + 4 * pairs + (leaving + reading) * phi.elementwise
     elementwise = elementwise + reading * width + n * M
     moved = 2 * n * (D + M) + 2 * state
@@ -164,9 +166,9 @@ def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | Non
 
 
 def _near_pairs(w: int, t: int, causal: bool) -> Polynomial:
-    """Pairs at a distance below w, and those of the first t keys beyond it."""
+    """The number of pairs at a distance below w, and of pairs of the first t keys beyond it."""
     if not causal and t > w > 0:
-        raise ValueError(f"the count is for at most as many sinks as the window has, not {t} > {w}")
+        raise ValueError(f"costs are counted for at most window = {w} sinks, not {t}")
     half = n * w - w * (w - 1) // 2
     if causal:
         return half + t * (n - w) - t * (t - 1) // 2
@@ -176,7 +178,7 @@ def _near_pairs(w: int, t: int, causal: bool) -> Polynomial:
 
 
 def recurrent(feature_map: maps.MapLike | None = None, *, d: int | None = None) -> Cost:
-    """Causal linear attention token by token: the state is read and written at each of n steps."""
+    """The cost of causal linear attention token by token: n steps that read and write the state."""
     phi = _phi(feature_map, d)
     state = phi.features * (M + 1)
     parts = {
@@ -192,7 +194,7 @@ def recurrent(feature_map: maps.MapLike | None = None, *, d: int | None = None) 
 
 
 def quadratic(*, train: bool = False) -> Cost:
-    """Linear attention with the exact map of (q·k+1)², m = (D+1)(D+2)/2: O(n·D²·M)."""
+    """The cost of linear attention with the exact map of (q·k+1)²: m = (D+1)(D+2)/2, O(n·D²·M)."""
     return linear("poly:degree=2", train=train)
 
 
@@ -213,6 +215,6 @@ def _named(name: str, train: bool) -> str:
 
 
 def _backward(parts: dict[str, Polynomial], phi: FeatureCost) -> dict[str, Polynomial]:
-    """A product and, backward, one of its size for the gradient of either factor; φ as it needs."""
+    """Add the backward pass: for each product, one of the same size for each of its factors."""
     back = {f"d {name}": 2 * part for name, part in parts.items()}
     return {**parts, **back, "d φ": 2 * n * phi.backward}

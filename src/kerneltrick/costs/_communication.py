@@ -1,7 +1,8 @@
-"""A sequence over several ranks: bytes that each sends, time that it waits, what is left of R.
+"""The cost of spreading a sequence over ranks: bytes sent, waiting time and parallel efficiency.
 
-Context-parallel linear attention sends each other rank a state, whatever n is. Ring attention
-passes all keys and values on from rank to rank, R − 1 times, and computes meanwhile.
+In context-parallel linear attention, each rank sends a state to every other rank; its size does not
+depend on n. In ring attention, keys and values travel from rank to rank R − 1 times while the ranks
+compute.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from kerneltrick.costs._attention import chunked
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADER = 7 * 8  # what ranks tell each other before: a checksum, lengths, where the state is
+HEADER = 7 * 8  # exchanged first: a checksum, lengths, the position of the state
 FORMULAS = (
-    "linear: each rank sends (R−1)·(S + 56) bytes, S = b·H·(8m(M+1)) the bytes of a state, plus a "
-    "log-scale where the map has one and near tokens beside a window; waits for all of them, "
-    "(R−1)·(latency + (S + 56)/bandwidth); and sums its keys twice",
-    "ring: each rank sends (R−1)·b·H·(n/R)·(D+M)·w bytes, and waits for what the product of a "
-    "block, b·H·(n/R)²(D+M)/2 multiply-adds, does not cover",
-    "efficiency: time on one rank / (R · time of a rank); a multiply-add is two operations",
+    "linear: each rank sends (R−1)·(S + 56) bytes, where a state has S = b·H·(8m(M+1)) bytes, plus "
+    "a log-scale if the map has one and the near tokens of a window. It waits "
+    "(R−1)·(latency + (S + 56)/bandwidth) seconds and sums its keys twice",
+    "ring: each rank sends (R−1)·b·H·(n/R)·(D+M)·w bytes. It waits if sending a block takes longer "
+    "than computing one, which takes b·H·(n/R)²(D+M)/2 multiply-adds",
+    "efficiency: time on one rank / (R · time on each rank); a multiply-add is two operations",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A rank and its link: bytes and operations per second, seconds per message."""
+    """A rank and its link: bytes per second, seconds per message, operations per second."""
 
     bandwidth: float = 25e9
     latency: float = 10e-6
@@ -48,7 +49,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """What one forward pass of a layer costs each of `ranks` ranks."""
+    """The cost of one forward pass of a layer for each of `ranks` ranks."""
 
     ranks: int
     sent: int  # bytes
@@ -58,7 +59,7 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """Of the whole pass."""
+        """The time of the whole pass."""
         return self.compute + self.exposed
 
 
@@ -66,7 +67,7 @@ def state_bytes(
     setting: maps.MapLike | Dial, *, d: int, values: int, heads: int, batch: int = 1,
     number_bytes: int = 4,
 ) -> int:  # fmt: skip
-    """The bytes of a state as ranks exchange it: sums in float64, near tokens as they are.
+    """The bytes of a state that ranks exchange, with sums in float64 and near tokens unchanged.
 
     >>> state_bytes("elu", d=64, values=64, heads=1)
     33280
@@ -76,7 +77,7 @@ def state_bytes(
     size = 8 * m * (values + 1) + (8 if scaled else 0)
     if dial.window or dial.sinks:
         slots = max(dial.window - 1, 0) + dial.sinks
-        size += slots * (number_bytes * (d + values) + 8 + 1) + 8  # positions, flags; the count
+        size += slots * (number_bytes * (d + values) + 8 + 1) + 8  # positions, flags and the count
     return batch * heads * size
 
 
@@ -85,7 +86,7 @@ def context_parallel(
     values: int | None = None, heads: int = 1, batch: int = 1, number_bytes: int = 4,
     chunk: int = 64,
 ) -> Exchange:  # fmt: skip
-    """Causal linear attention of n tokens over the ranks, by `kerneltrick.torch.distributed`.
+    """The cost of causal linear attention over ranks, as `kerneltrick.torch.distributed` does it.
 
     >>> context_parallel("elu", 4, n=65536, d=64).sent == 3 * (33280 + 56)
     True
@@ -105,7 +106,7 @@ def context_parallel(
         dial, d=d, values=values, heads=heads, batch=batch, number_bytes=number_bytes
     )
     alone, total = work(n), work(own)
-    if ranks > 1:  # its own keys once more, and the states before it
+    if ranks > 1:  # its own keys again, and the states before it
         total += batch * heads * m * (values + 1) * (own + ranks - 1)
     sent = (ranks - 1) * (state + HEADER)
     exposed = (ranks - 1) * machine.latency + sent / machine.bandwidth
@@ -116,7 +117,7 @@ def ring(
     ranks: int, machine: Machine | None = None, *, n: int, d: int, values: int | None = None,
     heads: int = 1, batch: int = 1, number_bytes: int = 4,
 ) -> Exchange:  # fmt: skip
-    """Causal softmax attention by a ring (Liu et al. 2023), its pairs spread evenly."""
+    """The cost of causal ring attention (Liu et al. 2023) with evenly spread pairs."""
     machine = machine or Machine()
     values = d if values is None else values
     own = -(-n // ranks)
@@ -137,7 +138,7 @@ def _exchange(
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4, … up to `most`, and that."""
+    """1, 2, 4, … and `most` itself."""
     found = [2**i for i in range(most.bit_length()) if 2**i < most]
     return [*found, most]
 
@@ -149,7 +150,7 @@ def communication_figure(
     most: int = 1024,
     **sizes: Any,
 ) -> Figure:
-    """Bytes sent by each rank, time and parallel efficiency, against the number of ranks."""
+    """Draw the bytes that a rank sends, the time and the efficiency against the number of ranks."""
     ranks: Sequence[int] = powers(most)
     linear = [context_parallel(setting, r, machine, **sizes) for r in ranks]
     passed = [ring(r, machine, **sizes) for r in ranks]

@@ -1,4 +1,4 @@
-"""One algorithm's exact counts."""
+"""The exact counts of one algorithm."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ W = symbol("w")  # bytes per number
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Exact counts of an algorithm as expressions, and as numbers with `at`.
+    """Exact counts of an algorithm, as expressions; `at` gives numbers.
 
-    `parts` are its multiply-adds step by step: multiplications, each with the addition that may
-    follow, where a running sum counts as a product with one. `elementwise` are all other operations
-    (exp, maximum, difference, division). `moved` are the bytes read and written if every step reads
-    its arguments and writes its results once, `memory` the bytes held beyond inputs and outputs;
-    w is the number of bytes per number.
+    `parts` holds the multiply-adds of each step: multiplications, each with the addition that may
+    follow it. A running sum counts as a product with one. `elementwise` counts all other operations
+    (exp, maximum, difference, division). `moved` counts the bytes read and written if every step
+    reads its arguments and writes its results once. `memory` counts the bytes held in addition to
+    inputs and outputs. w is the number of bytes per number.
 
     >>> from kerneltrick import costs
     >>> cost = costs.softmax()
@@ -35,17 +35,17 @@ class Cost:
     elementwise: Polynomial
     moved: Polynomial
     memory: Polynomial
-    relations: tuple[Relation, ...] = ()  # pairs small ≤ large that the sizes keep
+    relations: tuple[Relation, ...] = ()  # pairs (small, large) of sizes with small ≤ large
     identities: Mapping[str, Polynomial] = dataclasses.field(default_factory=dict)
-    constants: tuple[str, ...] = ("w",)  # sizes of tiles and numbers: constant inside O(…)
-    whole_chunks: bool = False  # n counts as the next multiple of C
+    constants: tuple[str, ...] = ("w",)  # sizes of tiles and numbers, constant inside O(…)
+    whole_chunks: bool = False  # whether n is rounded up to a multiple of C
 
     @property
     def multiply_adds(self) -> Polynomial:
         return sum(self.parts.values(), Polynomial())
 
     def subs(self, **values: Like) -> Cost:
-        """The same with sizes or expressions in place of symbols."""
+        """The same counts with numbers or expressions in place of symbols."""
         kept = tuple(r for r in self.relations if not set(r) & set(values))
         return dataclasses.replace(
             self,
@@ -58,10 +58,10 @@ class Cost:
         )
 
     def at(self, *, w: int = 4, **values: Number) -> Numbers:
-        """The counts for given sizes; w = 4 bytes per number unless given.
+        """The counts for given sizes, with w bytes per number.
 
         Sizes that follow from others (k = d/h) need not be given. A chunked algorithm works on
-        whole chunks: its n is rounded up to a multiple of C.
+        whole chunks, so its n is rounded up to a multiple of C.
         """
         sizes: dict[str, Number] = {"w": w, **values}
         for s, expression in self.identities.items():
@@ -77,7 +77,7 @@ class Cost:
         )
 
     def order(self, quantity: str = "multiply_adds") -> Polynomial:
-        """What stands inside O(…): the leading terms, without constants and tile sizes."""
+        """The expression inside O(…): the leading terms without constants and tile sizes."""
         return leading(self.growth(quantity), self.relations)
 
     def growth(self, quantity: str = "multiply_adds") -> Polynomial:

@@ -1,4 +1,4 @@
-"""From which length on one algorithm costs less than another, on paper."""
+"""Find the length from which one algorithm needs fewer operations than another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kerneltrick.costs._polynomial import Number, Polynomial
 
 
 def crossover(slow: Cost, fast: Cost, **sizes: Number) -> int | None:
-    """The least n ≥ 1 from which on `fast` takes fewer multiply-adds; None if there is none.
+    """The smallest n from which `fast` always takes fewer multiply-adds; None if there is none.
 
     >>> from kerneltrick import costs
     >>> costs.crossover(costs.softmax(), costs.linear("poly:degree=2"), D=32, M=80)
@@ -21,14 +21,14 @@ def crossover(slow: Cost, fast: Cost, **sizes: Number) -> int | None:
     if unknown:
         raise ValueError(f"crossover needs a size for {', '.join(unknown)}")
     if gain.degree("n") > 2:
-        raise ValueError(f"crossover is for counts up to n², not {gain}")
+        raise ValueError(f"crossover works for counts up to n², not {gain}")
     c, b, a = (Fraction(gain.coefficient("n", p).at()) for p in range(3))
     scale = math.lcm(a.denominator, b.denominator, c.denominator)
     return _beyond_roots(*(int(x * scale) for x in (a, b, c)))
 
 
 def _beyond_roots(a: int, b: int, c: int) -> int | None:
-    """The least n ≥ 1 with a·n² + b·n + c > 0 from there on."""
+    """The smallest n ≥ 1 from which a·n² + b·n + c > 0."""
     if a == 0:
         if b == 0:
             return 1 if c > 0 else None

@@ -1,8 +1,8 @@
-"""Decoding: a new token for each of b sequences, with a growing cache or a state that stays.
+"""The cost of decoding one token for each of b sequences, with a growing cache or a fixed state.
 
-Width d, h query heads and g key/value heads (g = h multi-head, g = 1 multi-query), keys of width
-k = d/h and values of width v per head, n tokens cached. Weights, cache and state are read from
-memory once per step; the scores of one step stay on the chip.
+The model has width d, h query heads and g key/value heads (g = h is multi-head, g = 1 multi-query).
+Each head has keys of width k = d/h and values of width v, and n tokens are cached. Weights, cache
+and state are read from memory once per step; the scores of a step stay on the chip.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _RELATIONS = (("g", "h"), ("h", "d"), ("k", "d"))
 
 
 def decoding(kv_heads: Like | None = None, *, steps: bool = False) -> Cost:
-    """A step of softmax attention with a cache: b(2d² + 2d·g·k + 2n·d) for v = k = d/h.
+    """The cost of one step of softmax attention with a cache: b(2d² + 2d·g·k + 2n·d) for v = k.
 
-    `kv_heads` is g; None leaves it a symbol. n counts the new token too. With `steps`, the sum over
-    a whole generation of n tokens.
+    `kv_heads` is g; with None it remains a symbol. n includes the new token. With `steps`, the
+    costs of all steps that generate n tokens are added.
 
     >>> from kerneltrick import costs
     >>> d, h = costs.symbols("d h")
@@ -58,7 +58,10 @@ def linear_decoding(
     steps: bool = False,
     width: int | None = None,
 ) -> Cost:
-    """A step of linear attention: the state of g·m·(M+1) numbers per sequence, no n anywhere."""
+    """The cost of one step of linear attention, with a state of g·m·(M+1) numbers and no n.
+
+    With `steps`, the costs of n steps are added. `width` is needed for a callable map.
+    """
     phi = _NO_PHI if feature_map is None else feature_cost(feature_map, width)
     f, products, other = (x.subs(D=k) for x in (phi.features, phi.products, phi.elementwise))
     parts = {
@@ -86,14 +89,17 @@ def linear_decoding(
 
 
 def multi_head(kv_heads: Like | None = None) -> Cost:
-    """Attention over n tokens with h heads, projections included: sharing keys saves no scores."""
+    """The cost of attention over n tokens with h heads, including projections.
+
+    Sharing keys between heads does not save any scores.
+    """
     parts = {
         **{name: n * part / b for name, part in _projected().items()},
         "QKᵀ": n**2 * h * k,
         "weights·V": n**2 * h * v,
     }
     elementwise = n * h * (k + 4 * n + v)
-    # As written: each product reads its arguments and writes its result.
+    # Each product reads its arguments and writes its result.
     moved = _weights() + n * (4 * d + 2 * h * (k + v) + 2 * g * (k + v)) + 4 * h * n**2
     cost = Cost(
         "multi-head attention",
@@ -120,12 +126,12 @@ def _weights(width: Polynomial = v) -> Polynomial:
 
 
 def _activations(width: Polynomial = v) -> Polynomial:
-    """x read and y written; q, the new k and v, and the heads' outputs written and read once."""
+    """x is read and y written; q, the new k and v, and the heads' outputs are written and read."""
     return 2 * b * d + 2 * b * (h * (k + width) + g * (k + width))
 
 
 def _all_steps(cost: Cost) -> Cost:
-    """Σ over the steps t = 1…n; what is held is what the last step holds."""
+    """The sum over the steps t = 1…n. The memory is that of the last step."""
     return dataclasses.replace(
         cost,
         name=f"{cost.name}, n steps",

@@ -1,10 +1,11 @@
-"""Whether one count is of the order of another, decided exactly.
+"""Decide exactly whether one count has the order of another.
 
-All symbols are sizes ≥ 1 that may grow at their own pace: n = t^w₁, D = t^w₂, … for large t. A
-monomial a is O(Σ b) exactly if for every admissible direction w some b has w·b ≥ w·a. By linear
-programming duality that is so exactly if a ≤ Σλ_b·b (λ ≥ 0, Σλ = 1) up to the relations among the
-symbols: weighted arithmetic and geometric means, n·m ≤ n² + m². If not, the program's certificate
-is a direction in which the claim fails, and so a counterexample.
+All symbols are sizes ≥ 1, each of which may grow at its own pace: n = t^w₁, D = t^w₂, … for large
+t. A monomial a is O(Σ b) if and only if for every admissible direction w some b has w·b ≥ w·a. By
+linear programming duality, this holds if and only if a ≤ Σλ_b·b (λ ≥ 0, Σλ = 1), up to the
+relations between the symbols. This is the inequality of weighted arithmetic and geometric means:
+n·m ≤ n² + m². If it does not hold, the certificate of the linear program is a direction in which
+the claim fails: a counterexample.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Relation = tuple[str, str]  # (small, large): small ≤ large
 Direction = dict[str, int]  # symbol → exponent of t
 
 _ZERO, _ONE = Fraction(0), Fraction(1)
-_LESS = Fraction(1, 10**6)  # what a power of log n counts beside one of n
+_LESS = Fraction(1, 10**6)  # the exponent of log n relative to that of n
 
 
 def missing_terms(
     count: Polynomial, claim: Polynomial, relations: Sequence[Relation] = ()
 ) -> list[tuple[Polynomial, Direction]]:
-    """The monomials of a count that are not O(claim), each with a direction that shows it.
+    """The monomials of a count that are not O(claim), each with a direction that proves it.
 
     >>> from kerneltrick.costs import symbols
     >>> n, D, M = symbols("n D M")
@@ -43,7 +44,7 @@ def missing_terms(
 
 
 def leading(count: Polynomial, relations: Sequence[Relation] = ()) -> Polynomial:
-    """The monomials that no other ones dominate: what stands inside O(…).
+    """The monomials that are not dominated by others: the expression inside O(…).
 
     >>> from kerneltrick.costs import symbols
     >>> n, m, M = symbols("n m M")
@@ -61,7 +62,7 @@ def leading(count: Polynomial, relations: Sequence[Relation] = ()) -> Polynomial
 def _escape(
     monomial: Polynomial, bounds: Sequence[Polynomial], relations: Sequence[Relation]
 ) -> Direction | None:
-    """A direction in which `monomial` outgrows every one of `bounds`; None if there is none."""
+    """A direction in which `monomial` outgrows all `bounds`; None if there is none."""
     used = {*monomial.symbols, *(s for x in bounds for s in x.symbols)}
     used |= {s for pair in relations for s in pair if used & set(pair)}
     names = sorted(used)
@@ -90,7 +91,7 @@ def outgrows(
     direction: Direction,
     relations: Sequence[Relation] = (),
 ) -> bool:
-    """Whether a monomial outgrows every one of a bound where each size s is t^direction[s].
+    """Whether a monomial outgrows every term of a bound if each size s is t^direction[s].
 
     >>> from kerneltrick.costs import symbols
     >>> n, D, M = symbols("n D M")
@@ -114,7 +115,7 @@ def outgrows(
 def _exponents(monomial: Polynomial, names: Sequence[str]) -> list[Fraction]:
     (key,) = monomial.terms
     powers = dict(key)
-    # A logarithm grows, but less than any power of its size.
+    # A logarithm grows, but more slowly than any power of its size.
     return [Fraction(powers.get(s, 0)) * (_LESS if s.startswith("log ") else 1) for s in names]
 
 
@@ -141,7 +142,7 @@ def _infeasible(
         ratios = [
             (row[-1] / row[enter], basis[i], i) for i, row in enumerate(table) if row[enter] > 0
         ]
-        leave = min(ratios)[2]  # the first phase is bounded: there is always one
+        leave = min(ratios)[2]  # there is always one, because the first phase is bounded
         pivot = table[leave][enter]
         table[leave] = [x / pivot for x in table[leave]]
         for row in (*(r for i, r in enumerate(table) if i != leave), goal):

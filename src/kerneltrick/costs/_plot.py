@@ -1,4 +1,4 @@
-"""Multiply-adds against n, as a picture (extra `plot`)."""
+"""Draw multiply-adds against n (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def figure(
     feature_maps: Sequence[maps.MapLike | Dial] = ("elu",),
     measured: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
-    """Multiply-adds of softmax and linear attention against n; beside it, measured times.
+    """Draw the multiply-adds of softmax and linear attention against n, and measured times.
 
-    `measured` maps a map's text to its `lengths`, `linear_ms`, `softmax_ms`, the `baseline` that
-    these are times of, and the `crossover`.
+    `measured` has a dictionary for the text of each map, with the keys `lengths`, `linear_ms`,
+    `softmax_ms`, `baseline` (the name of the softmax that was timed) and `crossover`.
     """
     with picture_style():
         drawn = new_figure(9.6 if measured else 5.4, 3.8)
@@ -52,7 +52,7 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike | Dial]) -
     draw(softmax(), BLUE, "softmax")
     for feature_map, colour in zip(feature_maps, COLOURS[1:] * len(feature_maps), strict=False):
         dial = Dial.get(feature_map)
-        # A window is counted for n that are no less than what is near.
+        # Windows are counted for n ≥ window + sinks.
         draw(full_cost(dial, sizes.d), colour, str(dial), dial.window + dial.sinks)
         cross = paper_crossover(sizes, dial)
         if cross is not None and LENGTHS[0] <= cross <= LENGTHS[-1]:

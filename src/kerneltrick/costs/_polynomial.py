@@ -1,4 +1,4 @@
-"""Exact sums of monomials in named sizes: what every count is made of."""
+"""Polynomials in named sizes with exact coefficients, in which all counts are written."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Union
 
-Monomial = tuple[tuple[str, int], ...]  # (symbol, exponent ≠ 0), in the order they are written
+Monomial = tuple[tuple[str, int], ...]  # (symbol, exponent ≠ 0), in writing order
 Number = int | Fraction
 Like = Union["Polynomial", int, Fraction]
 
-_ORDER = tuple("wbnhgdFDkvmMCB")  # in which the symbols of a monomial are written
+_ORDER = tuple("wbnhgdFDkvmMCB")  # the order of symbols in a monomial
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 class Polynomial:
-    """Σ c·n^a·D^b·… with exact coefficients and whole, possibly negative, exponents.
+    """Σ c·n^a·D^b·… with exact coefficients and whole exponents, which may be negative.
 
     >>> n, D, M = symbols("n D M")
     >>> count = n**2 * (D + M)
@@ -32,7 +32,7 @@ class Polynomial:
 
     @property
     def terms(self) -> dict[Monomial, Fraction]:
-        """Coefficient by monomial, in the order in which they are printed."""
+        """The coefficient of each monomial, in printing order."""
         return dict(self._terms)
 
     @property
@@ -48,7 +48,7 @@ class Polynomial:
         return max((dict(key).get(symbol, 0) for key in self._terms), default=0)
 
     def coefficient(self, symbol: str, power: int) -> Polynomial:
-        """What stands before symbol^power."""
+        """The coefficient of symbol^power, a polynomial in the other symbols."""
         return Polynomial(
             {
                 tuple((s, e) for s, e in key if s != symbol): c
@@ -92,7 +92,7 @@ class Polynomial:
     def __pow__(self, power: int) -> Polynomial:
         if power < 0:
             if len(self._terms) != 1:
-                raise ValueError(f"only a single term can be divided by, not {self}")
+                raise ValueError(f"a divisor must be a single term, not {self}")
             ((key, c),) = self._terms.items()
             return Polynomial({tuple((s, -e) for s, e in key): 1 / c}) ** -power
         result, factor = Polynomial({(): 1}), self
@@ -103,7 +103,7 @@ class Polynomial:
         return result
 
     def subs(self, **values: Like) -> Polynomial:
-        """With sizes, or other expressions, in place of symbols."""
+        """Substitute numbers or polynomials for symbols."""
         total = Polynomial()
         for key, c in self._terms.items():
             term = Polynomial({tuple((s, e) for s, e in key if s not in values): c})
@@ -114,7 +114,7 @@ class Polynomial:
         return total
 
     def at(self, **values: Number) -> Number:
-        """The number, a whole one where it is whole; every symbol needs a value."""
+        """The value for given sizes, as an int if it is whole. Every symbol needs a value."""
         missing = [s for s in self.symbols if s not in values]
         if missing:
             raise ValueError(f"{self} needs a value for {', '.join(missing)}")
@@ -122,7 +122,7 @@ class Polynomial:
         return int(total) if total.denominator == 1 else total
 
     def total(self, symbol: str) -> Polynomial:
-        """Σ over t = 1…n of this with t for the symbol n: what n steps cost that grow with n.
+        """The sum over t = 1…n of this polynomial with t in place of the symbol n.
 
         >>> print(symbol("n").total("n"))
         n²/2 + n/2
@@ -160,12 +160,12 @@ class Polynomial:
 
 
 def symbol(name: str) -> Polynomial:
-    """One symbol."""
+    """The symbol with this name."""
     return Polynomial.symbol(name)
 
 
 def symbols(names: str) -> tuple[Polynomial, ...]:
-    """Symbols from a text of names separated by spaces."""
+    """Several symbols, from names separated by spaces."""
     return tuple(map(symbol, names.split()))
 
 

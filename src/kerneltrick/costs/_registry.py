@@ -1,4 +1,4 @@
-"""Algorithms by name: what a claim about a cost can be about."""
+"""Look up algorithms by name, for claims about costs."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ def algorithms() -> list[str]:
 
 
 def get(name: str) -> Cost:
-    """The cost of an algorithm by name; `linear:MAP` and its kin take a feature map.
+    """The cost of an algorithm by name. `linear:MAP` and similar names contain a feature map.
 
     >>> print(get("linear:poly:degree=2").order())
     n·D²·M
     """
-    key = " ".join(name.split())
-    if key not in _ALGORITHMS:  # linear attention is what people call `linear`
+    family, colon, text = " ".join(name.split()).partition(":")
+    if colon and family.lower().removesuffix(" attention") in _WITH_MAP:
+        return _WITH_MAP[family.lower().removesuffix(" attention")](text)
+    key = " ".join(name.lower().split())
+    if key not in _ALGORITHMS:  # people say "linear attention" for `linear`
         key = " ".join(word for word in key.split() if word != "attention")
     if key in _ALGORITHMS:
         return _ALGORITHMS[key]()
-    family, colon, text = key.partition(":")
-    if colon and family in _WITH_MAP:
-        return _WITH_MAP[family](text)
-    raise ValueError(f"unknown algorithm {name!r}; {_text.nearest(key, _ALGORITHMS)}")
+    raise ValueError(
+        f"unknown algorithm {name!r}; {_text.nearest(key, _ALGORITHMS)}; "
+        f"{', '.join(_WITH_MAP)} also take a feature map, as in linear:elu"
+    )
 
 
 def _row_softmax() -> Cost:
-    """Maximum, difference, exp, sum and division of all n rows of n scores."""
+    """The maximum, difference, exp, sum and division for all n rows of n scores."""
     return _piece("row softmax", 5 * n**2)
 
 
 def _features(feature_map: str) -> Cost:
-    """φ of all queries and keys."""
+    """The cost of φ for all queries and keys."""
     return _piece("features", 2 * n * feature_cost(feature_map).products)
 
 

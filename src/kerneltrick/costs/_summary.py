@@ -1,4 +1,4 @@
-"""The costs of several algorithms at one size, side by side."""
+"""Compare the costs of several algorithms for the same sizes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from kerneltrick.costs._polynomial import symbol
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """n tokens; queries and keys of width d, values of width M, inputs of width F; per head.
+    """The sizes for which costs are computed.
 
-    For decoding, h query heads and g key/value heads, b sequences. C is the chunk, B the tile, w
-    the bytes per number.
+    There are `n` tokens. Each head has queries and keys of width `d` and values of width `values`
+    (default: d). The projections have inputs of width `width` (default: d). Decoding uses `heads`
+    query heads, `kv_heads` key/value heads (default: heads) and `batch` sequences. `chunk` and
+    `tile` are numbers of tokens, and `bytes` is the number of bytes per number.
     """
 
     n: int
@@ -85,9 +87,11 @@ def summary(
     train: bool = False,
     decode: bool = False,
 ) -> list[Row]:
-    """Softmax and linear attention over n tokens; or, with `decode`, one step and all n steps.
+    """The costs of softmax and linear attention over n tokens.
 
-    A map can have a window and sinks, `elu@window=64,sinks=4`: for its forward pass over n tokens.
+    With `train`, the backward pass is included. With `decode`, the rows are one decoding step and
+    all n steps. A map can have a window and sinks, `elu@window=64,sinks=4`, in a forward pass over
+    n tokens.
 
     >>> for row in summary(Sizes(n=4096, d=64)):
     ...     print(f"{row.cost.name}: {row.numbers.multiply_adds:,}")
@@ -117,13 +121,12 @@ def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
     near = dial.window + dial.sinks
     if not near and isinstance(dial.feature_map, maps.Softmax):
         raise ValueError(
-            "softmax is counted beside the maps; as one of them it needs a window, such as "
-            "softmax@window=64"
+            "softmax is always counted; as a map it needs a window, such as softmax@window=64"
         )
     if near and not forward:
         raise ValueError(
-            f"{dial}: of windows and sinks the forward pass over n tokens is counted, not training "
-            "or decoding; give a map without them"
+            f"{dial}: with a window or sinks, only the forward pass over n tokens is counted, not "
+            "training or decoding; give a map without them"
         )
     if near > sizes.n:
         raise ValueError(
@@ -152,7 +155,7 @@ def _rows(sizes: Sizes, found: Sequence[Cost], base: Cost) -> list[Row]:
 
 
 def lab_ratio(n: int, d: int) -> float:
-    """n²d against n·d², one product of the two: the ratio n/d of lab 02.
+    """The ratio n/d of lab 02: n²d operations against n·d², for one of the two products.
 
     >>> lab_ratio(4096, 64)
     64.0
@@ -161,9 +164,9 @@ def lab_ratio(n: int, d: int) -> float:
 
 
 def paper_crossover(sizes: Sizes, feature_map: maps.MapLike | Dial) -> int | None:
-    """From which n on full attention with a map takes fewer multiply-adds than softmax.
+    """The length n from which full attention with a map takes fewer multiply-adds than softmax.
 
-    With a window it is at least window + sinks, from where on that is counted.
+    With a window it is at least window + sinks, because costs are counted only from there.
 
     >>> paper_crossover(Sizes(n=4096, d=64), "softmax@window=64")
     65
@@ -174,7 +177,7 @@ def paper_crossover(sizes: Sizes, feature_map: maps.MapLike | Dial) -> int | Non
 
 
 def full_cost(dial: Dial, d: int) -> Cost:
-    """Of full attention with a map, with or without a window."""
+    """The cost of full attention with a map, with or without a window."""
     if dial.window or dial.sinks:
         return windowed(dial, d=d)
     return linear(dial.feature_map, d=d)

@@ -1,13 +1,15 @@
-"""Ways to run the same recurrence, one signature: engine(plan, data) → result.
+"""Ways to run the same recurrence, behind one protocol (`Engine`).
 
 `dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
 matrix products and runs everywhere, `native` is compiled, for arrays on the CPU.
 """
 
+from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
+from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
-from kerneltrick.engines._native import core, in_lines, native, supports
+from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
 from kerneltrick.engines._native_decoder import decoder
 from kerneltrick.engines._near import Tokens, fold, joined, near_ranks, settle
 from kerneltrick.engines._problem import (
@@ -15,25 +17,34 @@ from kerneltrick.engines._problem import (
     Carry,
     Data,
     Near,
-    Plan,
     Result,
+    Rule,
     empty_carry,
     finish,
     times,
 )
 from kerneltrick.engines._recurrent import recurrent
 
-ENGINES = {"dense": dense, "recurrent": recurrent, "chunked": chunked, "native": native}
+register(
+    Engine("native", _native.native, _native.supports, _native.prepare, _native.reason),
+    orders=("auto", "exact"),
+)
+register(Engine("chunked", chunked), orders=("auto",))
+register(Engine("recurrent", recurrent))
+register(Engine("dense", dense), orders=("exact",))
 
 __all__ = [
     "ENGINES",
+    "ORDERS",
     "UNBOUNDED",
     "Carry",
     "Data",
     "DenseRows",
+    "Engine",
     "Near",
-    "Plan",
     "Result",
+    "Rule",
+    "Signature",
     "Tokens",
     "chunked",
     "core",
@@ -45,12 +56,12 @@ __all__ = [
     "fold",
     "in_lines",
     "joined",
-    "native",
     "near_ranks",
     "recurrent",
+    "register",
+    "run",
     "set_num_threads",
     "settle",
     "show_config",
-    "supports",
     "times",
 ]

@@ -34,9 +34,9 @@ from kerneltrick.engines._problem import (
     Carry,
     Data,
     Keys,
-    Plan,
     Queries,
     Result,
+    Rule,
     add_decay,
     block_positions,
     both,
@@ -54,27 +54,27 @@ FEATURE_DECAY_SPAN = 16  # with a decay per feature, weights are sums over m of 
 BLOCK_NUMBERS = 1 << 19  # numbers in the largest temporary of one group of chunks
 
 
-def chunked(plan: Plan, data: Data) -> Result:
+def chunked(rule: Rule, data: Data) -> Result:
     """All chunks in order; the memory used beyond inputs and outputs does not grow with n."""
-    if not plan.all_far:
-        return sweep(plan, data, _sizes(plan, data)[0])
-    return _causal(plan, data) if plan.causal else _full(plan, data)
+    if not rule.all_far:
+        return sweep(rule, data, _sizes(rule, data)[0])
+    return _causal(rule, data) if rule.causal else _full(rule, data)
 
 
-def _causal(plan: Plan, data: Data) -> Result:
+def _causal(rule: Rule, data: Data) -> Result:
     heads, n = data.k.shape[-3], data.k.shape[-2]
-    chunk, group = _sizes(plan, data)
-    offset = plan.offset % chunk
+    chunk, group = _sizes(rule, data)
+    offset = rule.offset % chunk
 
     def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, k, v, mask, log_decay, restart, q_positions, k_positions = blocks
         keep = both(mask, valid)
         where_q = block_positions(q_positions, data.start, first, q.shape[-2], q)
         where_k = block_positions(k_positions, data.start, first, k.shape[-2], k)
-        keys = prepare_keys(plan, k, v, keep, log_decay, restart, where_k)
-        queries = prepare_queries(plan, q, keep, where_q, heads)
+        keys = prepare_keys(rule, k, v, keep, log_decay, restart, where_k)
+        queries = prepare_queries(rule, q, keep, where_q, heads)
         carry, mixed, reference, bad = _rows(carry, keys, queries, chunk)
-        return carry, finish(plan, mixed, reference, queries, bad, v.dtype)
+        return carry, finish(rule, mixed, reference, queries, bad, v.dtype)
 
     streams = (
         data.q,
@@ -92,29 +92,29 @@ def _causal(plan: Plan, data: Data) -> Result:
     return Result(output, zero, carry)
 
 
-def _full(plan: Plan, data: Data) -> Result:
+def _full(rule: Rule, data: Data) -> Result:
     heads, n, n_q = data.k.shape[-3], data.k.shape[-2], data.q.shape[-2]
-    chunk, group = _sizes(plan, data)
+    chunk, group = _sizes(rule, data)
 
     def absorb(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         k, v, mask, positions = blocks
         where = block_positions(positions, data.start, first, k.shape[-2], k)
-        keys = prepare_keys(plan, k, v, both(mask, valid), None, None, where)
+        keys = prepare_keys(rule, k, v, both(mask, valid), None, None, where)
         return _absorb(carry, keys, chunk), ()
 
     keys_in = (data.k, data.v, data.mask, data.k_positions)
-    offset = plan.offset % chunk
+    offset = rule.offset % chunk
     carry, _ = scan(absorb, data.carry, keys_in, length=n, block=chunk * group, offset=offset)
 
     def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, mask, positions = blocks
         xp = space(q)
         where = block_positions(positions, data.start, first, q.shape[-2], q)
-        queries = prepare_queries(plan, q, both(mask, valid), where, heads)
+        queries = prepare_queries(rule, q, both(mask, valid), where, heads)
         sums = wide_narrow(carry.sums, queries.features.dtype)
         mixed = queries.features @ xp.expand_dims(sums, axis=-3)
         reference, bad = _per_query(carry.log_scale, xp), _per_query(carry.bad, xp)
-        return carry, finish(plan, mixed, reference, queries, bad, data.v.dtype)
+        return carry, finish(rule, mixed, reference, queries, bad, data.v.dtype)
 
     queries_in = (data.q, data.query_mask, data.q_positions)
     carry, (output, zero) = scan(read, carry, queries_in, length=n_q, block=chunk * group)
@@ -125,10 +125,10 @@ def _per_query(x: Array | None, xp: Namespace) -> Array | None:
     return None if x is None else xp.expand_dims(x, axis=-3)
 
 
-def _sizes(plan: Plan, data: Data) -> tuple[int, int]:
+def _sizes(rule: Rule, data: Data) -> tuple[int, int]:
     """The chunk length, and how many chunks to take at once (which changes no number)."""
     xp = space(data.q)
-    chunk = plan.chunk_size
+    chunk = rule.chunk_size
     if compute_dtype(data.q) != xp.float64:
         chunk = min(chunk, FLOAT32_SPAN)
     if data.log_decay is not None and data.log_decay.shape[-1] > 1:
@@ -137,7 +137,7 @@ def _sizes(plan: Plan, data: Data) -> tuple[int, int]:
     rows = math.prod(data.q.shape[:-2])
     largest = rows * max(chunk * max(m, width, chunk), m * width)
     longest = max(data.q.shape[-2], data.k.shape[-2])
-    chunks = -(-(longest + plan.offset % chunk) // chunk)
+    chunks = -(-(longest + rule.offset % chunk) // chunk)
     most = max(1, min(max_blocks(data.q), BLOCK_NUMBERS // max(largest, 1)))
     groups = -(-chunks // most)
     return chunk, max(1, -(-chunks // max(groups, 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Literal
 
-from kerneltrick.engines._native import check_isa, core, missing_core
+from kerneltrick.engines._core_call import check_isa, core, missing_core
 
 MOST_THREADS = 1024
 

@@ -24,9 +24,9 @@ from kerneltrick.engines._problem import (
     Carry,
     Data,
     Keys,
-    Plan,
     Queries,
     Result,
+    Rule,
     block_positions,
     either,
     finish,
@@ -76,26 +76,26 @@ class _Sight(NamedTuple):
     reference: Array | None  # (..., H, r, 1): the largest exponent
 
 
-def dense(plan: Plan, data: Data) -> Result:
+def dense(rule: Rule, data: Data) -> Result:
     """Weights (n × n) first, then weights times values."""
-    rows = dense_rows(plan, data, np.arange(data.q.shape[-2]))
+    rows = dense_rows(rule, data, np.arange(data.q.shape[-2]))
     mixed = rows.weights @ rows.values + rows.state
-    output, zero = finish(plan, mixed, rows.reference, rows.queries, rows.bad, data.v.dtype)
-    carry = _after(plan, data, rows.keys) if plan.all_far else after(plan, data)
+    output, zero = finish(rule, mixed, rows.reference, rows.queries, rows.bad, data.v.dtype)
+    carry = _after(rule, data, rows.keys) if rule.all_far else after(rule, data)
     return Result(output, zero, carry)
 
 
-def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
+def dense_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     """The rows of the weights for the queries at `rows`, without forming the others."""
     xp = space(data.q)
-    parts = dense_parts(plan, data, rows, "past" if plan.causal else "all")
+    parts = dense_parts(rule, data, rows, "past" if rule.causal else "all")
     weights, reference, state = parts.far, parts.far_scale, parts.state
     queries, keys, values = parts.queries, parts.keys, xp.expand_dims(parts.keys.values, axis=-3)
     carried = keys.features.shape[-2] - data.k.shape[-2]
     if parts.near is not None:
         assert parts.top is not None
         far_sum = weights @ values + state
-        unit = units(plan, data.gain, parts.top, reference, queries.log_scale, far_sum)
+        unit = units(rule, data.gain, parts.top, reference, queries.log_scale, far_sum)
         weights = parts.near * unit.near + weights * unit.far
         state = state * unit.far + weights[..., :carried] @ values[..., :carried, :]
         reference, queries = unit.reference, queries._replace(log_scale=None)
@@ -109,15 +109,15 @@ def dense_rows(plan: Plan, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
 View = Literal["past", "all", "ahead"]  # keys j ≤ i; all; j < i of a sequence that runs backwards
 
 
-def dense_parts(plan: Plan, data: Data, rows: np.ndarray[Any, Any], view: View) -> Parts:
+def dense_parts(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View) -> Parts:
     """Near and far weights of the queries at `rows`, each in units of its own."""
     xp = space(data.q)
     n_q = data.q.shape[-2]
     pick = constant(rows, data.q, index_dtype(data.q))
     where_q = block_positions(data.q_positions, data.start, 0, n_q, data.q)
-    keep = data.mask if plan.causal else data.query_mask
+    keep = data.mask if rule.causal else data.query_mask
     queries = prepare_queries(
-        plan,
+        rule,
         xp.take(data.q, pick, axis=-2),
         None if keep is None else xp.take(keep, pick, axis=-2),
         xp.take(where_q, pick, axis=-1),
@@ -125,14 +125,14 @@ def dense_parts(plan: Plan, data: Data, rows: np.ndarray[Any, Any], view: View) 
     )
     carried, seen = extended(data)
     where_k = block_positions(seen.k_positions, seen.start, 0, seen.k.shape[-2], seen.k)
-    keys = prepare_keys(plan, seen.k, seen.v, seen.mask, seen.log_decay, None, where_k)
+    keys = prepare_keys(rule, seen.k, seen.v, seen.mask, seen.log_decay, None, where_k)
     close = None
-    if not plan.all_far:
-        query_rank, key_rank = ranks(plan, data, view == "ahead")
+    if not rule.all_far:
+        query_rank, key_rank = ranks(rule, data, view == "ahead")
         # Another number of queries than keys: no window, or one that is longer than everything.
         aligned = n_q == data.k.shape[-2]
         query_rank = xp.take(query_rank, pick, axis=-2) if aligned else None
-        close = is_near(plan, query_rank, key_rank)
+        close = is_near(rule, query_rank, key_rank)
     sight = _look(seen, keys, rows, view, carried, close)
     low = xp.zeros_like(sight.entry[..., :1])
     if sight.reference is not None:
@@ -225,7 +225,7 @@ def _look(
     return _Sight(allowed, near, far, exponent, sees_state, entry, reference)
 
 
-def _after(plan: Plan, data: Data, keys: Keys) -> Carry:
+def _after(rule: Rule, data: Data, keys: Keys) -> Carry:
     """The state after the last token: what a row there sees, summed over the keys."""
     xp = space(data.k)
     carry, last = data.carry, np.array([data.k.shape[-2] - 1])

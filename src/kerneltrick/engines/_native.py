@@ -8,10 +8,7 @@ This file turns a call into addresses and strides and keeps the arrays alive whi
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-import os
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,37 +20,33 @@ from kerneltrick._arrays import (
     as_numpy,
     astype,
     dtype_name,
-    is_concrete,
     library,
     space,
     whole,
 )
-from kerneltrick.engines._problem import Carry, Data, Near, Plan, Result, block_positions
+from kerneltrick.engines._core_call import (
+    NO_TOKEN,
+    CoreCall,
+    NumpyArray,
+    aligned,
+    check_isa,
+    core,
+    layout,
+    missing_core,
+)
+from kerneltrick.engines._engine import Signature
+from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, block_positions, rule_of
+from kerneltrick.maps import Fused
 
-NumpyArray = np.ndarray[Any, Any]
-Call = dict[str, Any]
+Numbers = dict[str, Any]  # fields of a call by name
 Scales = tuple[Any, Any]  # log-scales (..., n, 1) of given queries and keys, or None
 
-TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-LINE = 64  # bytes of a cache line
-NO_TOKEN = -(2**63)  # core.h
-INTERFACE = 0xD596F10F  # core.h: a core that has another means other things by its fields
-
-NAMES = (
-    "given", "elu", "relu", "relu2", "exp", "square", "cosformer", "hedgehog_softmax",
-    "hedgehog_exp", "hedgehog_separate", "t2r", "favor_positive", "favor_hyperbolic", "favor_trig",
-    "quadratic",
-)  # fmt: skip
-KIND = {name: number for number, name in enumerate(NAMES)}  # core.h, enum Map
+CODES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16"}
 
 
-class Fused(NamedTuple):
-    """A map that the core computes: its text, and the weights that the text does not hold."""
-
-    text: str
-    weight: Array | None = None  # (d, p) or (heads, d, p)
-    bias: Array | None = None  # (p,) or (heads, 1, p)
-    key_weight: Array | None = None  # of keys, where they have their own
+def type_number(dtype: str) -> int:
+    """How the core numbers the types that it reads."""
+    return layout().types[CODES[dtype]]
 
 
 class Arguments(NamedTuple):
@@ -70,7 +63,7 @@ class Arguments(NamedTuple):
     k_positions: Array | None
     q_scale: Array | None  # (..., n, 1): log-scales of queries and keys that are given as features
     k_scale: Array | None
-    sums: Array
+    sums: Array | None  # None: nobody sees a state
     log_scale: Array | None
     bad: Array | None
     weight: Array | None
@@ -82,23 +75,9 @@ class Arguments(NamedTuple):
     near_keep: Array | None
     near_count: Array | None
     gain: Array | None
-    feature_map: str
-    scale: float
-    causal: bool
-    normalize: bool
-    zero_fill: float
-    chunk_size: int
-    start: Any
-    window: int
-    sinks: int
-    near_scale: float
-    relative: bool
-    wants_state: bool
+    rule: str  # `Rule.text`
+    start: Any  # absolute position of the first token
     gradient: bool  # whether a gradient may be asked for
-
-    @property
-    def all_far(self) -> bool:
-        return not (self.window or self.sinks)
 
 
 class Made(NamedTuple):
@@ -106,246 +85,122 @@ class Made(NamedTuple):
 
     output: Array
     zero: Array | None
-    sums: Array
+    sums: Array | None
     log_scale: Array | None
-    bad: Array
+    bad: Array | None
     saved: Array | None  # (1, ...): what rows are divided by; beside a window (3, ...), see core.h
     near_after: Array | None  # which tokens are near afterwards, and how many were seen: for `kept`
     seen_after: Array | None
 
 
-@functools.cache
-def core() -> Any:
-    """The compiled module, loaded when first needed; None where there is none for this version."""
-    return _loaded()[0]
+class Prepared(NamedTuple):
+    """How the core runs the calls of a signature."""
+
+    rule: Rule
+    library: str
+    fused: Fused | None  # None: features are made by the map, and given to the core
+    at_once: bool  # features of all tokens at once, as gradients need them
 
 
-def missing_core() -> str:
-    """Why there is no core, and what to do."""
-    return _loaded()[1]
+def supports(signature: Signature) -> bool:
+    """Whether the core runs a call, with every gradient that may be asked for."""
+    if signature.library not in ("numpy", "torch") or signature.dtype not in CODES:
+        return False
+    if core() is None or signature.host == "foreign":
+        return False
+    if _fused(signature) is not None:
+        return True
+    if not signature.rule.all_far:
+        return False
+    return signature.host == "eager" or not signature.has_log_scale
 
 
-@functools.cache
-def _loaded() -> tuple[Any, str]:
-    try:
-        module = importlib.import_module("kerneltrick._core")
-    except ModuleNotFoundError:
-        return None, "no compiler worked at installation"
-    except ImportError as error:
-        return None, f"it cannot be loaded: {error}"
-    found = getattr(module, "INTERFACE", None)
-    if found == INTERFACE:
-        return module, ""
-    was = "none" if found is None else f"{found:#010x}"
-    reason = (
-        f"{module.__file__} was compiled from other sources: its interface is {was}, and this "
-        f"version of kerneltrick needs {INTERFACE:#010x}; compile it again (`make native`, or "
-        f"install kerneltrick again)"
+def prepare(signature: Signature) -> Prepared:
+    fused, recorded = _fused(signature), signature.host == "recorded"
+    return Prepared(signature.rule, signature.library, fused, recorded)
+
+
+def reason(signature: Signature) -> Exception:
+    """Why the core cannot run a call."""
+    if core() is None:
+        return RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
+    return ValueError(
+        "the native engine cannot run this call: it takes NumPy arrays and CPU tensors of "
+        "float16, bfloat16, float32 or float64, and gives gradients for maps without log-scale "
+        f"and those it has fused; here are {signature.library} {signature.dtype} and "
+        f'{signature.rule.feature_map}. Use engine="auto"'
     )
-    warnings.warn(f"the compiled core is not used: {reason}", RuntimeWarning, stacklevel=2)
-    return None, reason
 
 
-def supports(plan: Plan, data: Data) -> Fused | None:
-    """How the core would run this call; None if it cannot."""
-    if library(data.q) not in ("numpy", "torch") or dtype_name(data.q) not in TYPES:
-        return None
-    if core() is None:
-        return None
-    how = _fused(plan, data)
-    if not (how.text or plan.all_far):
-        return None
-    if library(data.q) == "torch":
-        from kerneltrick.engines import _native_torch
-
-        return _native_torch.supports(plan, data, how)
-    return how if all(x is None or is_concrete(x) for x in how[1:]) else None
-
-
-def native(plan: Plan, data: Data, how: Fused | None = None) -> Result:
+def native(prepared: Prepared, data: Data) -> Result:
     """All the work in one call of the core; the memory it takes does not grow with n."""
-    if core() is None:
-        raise RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
-    how = supports(plan, data) if how is None else how
-    if how is None:
-        raise ValueError(
-            "the native engine cannot run this call: it takes NumPy arrays and CPU tensors of "
-            "float16, bfloat16, float32 or float64, and gives gradients for maps without log-scale "
-            "and those it has fused; "
-            f"here are {library(data.q)} {data.q.dtype} and {plan.feature_map}. Use "
-            'engine="auto"'
-        )
     check_isa()
-    if how.text:
-        return run(plan, data, how)
+    rule, _, fused, at_once = prepared
+    if fused is not None:
+        return run(rule, data, fused)
     from kerneltrick.engines._stretches import by_stretches
 
-    return by_stretches(plan, data, at_once=how is AT_ONCE)
+    return by_stretches(rule, data, at_once)
 
 
-def run(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
+def run(rule: Rule, data: Data, fused: Fused, scales: Scales = (None, None)) -> Result:
     if library(data.q) == "torch":
         from kerneltrick.engines import _native_torch
 
-        return _native_torch.attend(plan, data, how, scales)
-    return attend(plan, data, how, scales)
+        return _native_torch.attend(rule, data, fused, scales)
+    return attend(rule, data, fused, scales)
 
 
-def check_isa() -> None:
-    asked = os.environ.get("KERNELTRICK_ISA")
-    if asked and asked not in core().isas():
-        raise ValueError(
-            f"KERNELTRICK_ISA is {asked!r}; this machine and build have {', '.join(core().isas())}"
-        )
-
-
-BY_STRETCHES = Fused("")  # features of a map that the core does not know, never whole
-AT_ONCE = Fused("")  # the same for all tokens, as gradients need them
-_PLAIN = {
-    kind: Fused(kind.name)
-    for kind in (
-        maps.Identity, maps.Elu, maps.Relu, maps.Relu2, maps.Exp, maps.Square, maps.Softmax,
-    )
-}  # fmt: skip
-
-
-def fused(feature_map: maps.FeatureMap) -> Fused:
-    """How the core computes a map, without text if it does not: subclasses may do anything."""
-    kind = type(feature_map)
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if kind in (maps.Cosformer, maps.Favor):
-        return Fused(str(feature_map))
-    if isinstance(feature_map, maps.Poly) and kind is maps.Poly and feature_map.degree == 2:
-        return Fused(str(feature_map))
-    if isinstance(feature_map, maps.Taylor) and kind is maps.Taylor and feature_map.order == 2:
-        return Fused(str(feature_map))
-    if isinstance(feature_map, maps.Hedgehog) and kind is maps.Hedgehog:
-        apart = str(feature_map.separate).lower()
-        text = f"hedgehog:activation={feature_map.activation},separate={apart}"
-        return Fused(text, feature_map.weight, None, feature_map.key_weight)
-    if isinstance(feature_map, maps.T2R) and kind is maps.T2R:
-        text = f"t2r:features={feature_map.features},seed={feature_map.seed}"
-        return Fused(text, feature_map.weight, feature_map.bias)
-    return BY_STRETCHES
-
-
-def _fused(plan: Plan, data: Data) -> Fused:
-    """As `fused`, for this call: a decay per feature leaves no closed form within a block."""
-    by_feature = data.log_decay is not None and data.log_decay.shape[-1] > 1
-    if by_feature and isinstance(plan.feature_map, (maps.Poly, maps.Taylor)):
-        return BY_STRETCHES
-    return fused(plan.feature_map)
+def _fused(signature: Signature) -> Fused | None:
+    """How the core computes the map: a decay per feature leaves no closed form within a block."""
+    rule = signature.rule
+    if signature.decay_width > 1 and not rule.feature_map.forms_features:
+        return None
+    return rule.fused
 
 
 @functools.lru_cache(maxsize=256)
-def recipe(text: str, d: int, width: int) -> tuple[Call, NumpyArray | None]:
+def recipe(text: str, d: int, columns: int) -> tuple[Numbers, NumpyArray | None]:
     """What describes a map to the core, and the weights that its text stands for.
 
-    `width` is that of the weights given, 0 if there are none.
+    `columns` is the number of columns of the weights given, 0 if there are none.
     """
-    chosen, kind = maps.get(text), "given"
-    m, columns, weight, more = chosen.dim(d), 0, None, {}
-    if isinstance(chosen, maps.Favor):
-        kind, columns, weight = f"favor_{chosen.kind}", chosen.draws, chosen.projection(d).T
-    elif isinstance(chosen, maps.Hedgehog):
-        apart = chosen.separate and chosen.activation == "softmax"
-        kind, columns = f"hedgehog_{'separate' if apart else chosen.activation}", width or d
-        m = 2 * columns
-    elif isinstance(chosen, maps.T2R):
-        kind, weight = "t2r", None if width else chosen.weights(d)
-    elif isinstance(chosen, maps.Cosformer):
-        kind, more = "cosformer", {"horizon": float(chosen.horizon)}
-    elif isinstance(chosen, maps.Poly):
-        c = chosen.constant
-        kind, more = "quadratic", {"c0": c * c, "c1": 2 * c, "c2": 1.0}
-    elif isinstance(chosen, maps.Taylor):
-        kind, more = "quadratic", {"c0": 1.0, "c1": 1.0, "c2": 0.5}
-    elif chosen.name in KIND:
-        kind = chosen.name
-    return {"map": KIND[kind], "inputs": d, "count": m, "columns": columns or m, **more}, weight
-
-
-def arrays_of(data: Data) -> list[Array]:
-    found = [x for x in (*data[:9], data.gain) if x is not None]
-    for part in data.carry:
-        found += [x for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
-    return found
-
-
-class Buffers:
-    """The dict a call of the core is, and the arrays that its addresses point into."""
-
-    def __init__(self, **numbers: Any) -> None:
-        self.call: Call = numbers
-        self.alive: list[Any] = []
-
-    def view(self, name: str, x: NumpyArray | None, lead: tuple[int, ...]) -> None:
-        """x (..., n, w), broadcast to the leading indices `lead`, whatever its strides."""
-        if x is None:
-            return
-        if x.shape[:-2] != lead:
-            x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
-        *strides, token, element = x.strides
-        offsets, where = _offsets(lead, tuple(strides))
-        self.alive += [x, offsets]
-        self.call[name] = (_address(x), where, token, element)
-
-    def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
-        """x as one contiguous piece of memory."""
-        if x is not None:
-            x = np.ascontiguousarray(x)
-            self.alive.append(x)
-            self.call[name] = _address(x)
-        return x
-
-
-@functools.lru_cache(maxsize=256)
-def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> tuple[NumpyArray, int]:
-    """Where each of the leading indices begins, in bytes, and the address of that."""
-    found = np.zeros(lead, dtype=np.int64)
-    for axis, (size, stride) in enumerate(zip(lead, strides, strict=True)):
-        shape = [1] * len(lead)
-        shape[axis] = size
-        found += np.arange(size, dtype=np.int64).reshape(shape) * stride
-    return found, _address(found)
-
-
-def _address(x: NumpyArray) -> int:
-    return int(core().address(x))
+    chosen = maps.get(text)
+    made = chosen.core_recipe(d, columns)
+    m = made.features or chosen.dim(d)
+    numbers = {"map": layout().maps[made.kind], "inputs": d, "count": m, **made.numbers}
+    return {**numbers, "columns": made.columns or m}, made.weight
 
 
 def arguments(
-    plan: Plan, data: Data, how: Fused, scales: Scales = (None, None), gradient: bool = False
+    rule: Rule, data: Data, how: Fused, scales: Scales = (None, None), stateless: bool = False
 ) -> Arguments:
+    """The arguments of a call; a `stateless` one neither reads a state nor makes one."""
     carry = data.carry
     near = (None,) * 5 if carry.near is None else carry.near
-    tensors = (
-        *data[:9], *scales, carry.sums.hi, carry.log_scale, carry.bad, *how[1:], *near, data.gain,
-    )  # fmt: skip
-    return Arguments._make(
-        (
-            *tensors, how.text, plan.scale, plan.causal, plan.normalize, plan.zero_fill,
-            plan.chunk_size, whole(data.start), plan.window, plan.sinks, plan.near_scale,
-            plan.relative, plan.wants_state, gradient,
-        )
-    )  # fmt: skip
+    state = (None,) * 3 if stateless else (carry.sums.hi, carry.log_scale, carry.bad)
+    tensors = (*data[:9], *scales, *state, *how[1:], *near, data.gain)
+    return Arguments._make((*tensors, rule.text, whole(data.start), False))
 
 
-def attend(plan: Plan, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
+def attend(rule: Rule, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
     """A call on NumPy arrays."""
-    given, carry = arguments(plan, data, plain(how), scales), data.carry
-    buffers = assemble(given, TYPES[dtype_name(data.q)])
-    total, width = carry.log_decay, buffers.call["decay_width"]
+    given, carry = arguments(rule, data, plain(how), scales, rule.stateless), data.carry
+    call = assemble(given, type_number(dtype_name(data.q)))
+    if rule.stateless:
+        made = compute(given, call)
+        return Result(made.output, made.zero, carry)
+    total, width = carry.log_decay, call["decay_width"]
     if width:
-        added = buffers.array("decay_total", np.zeros((*data.k.shape[:-2], 1, width)))
-    made = compute(given, buffers)
+        added = call.array("decay_total", np.zeros((*data.k.shape[:-2], 1, width)))
+    made = compute(given, call)
     if total is not None and width:
         total = Wide(total.hi + added, None)
     near = None
     if made.near_after is not None:
         near = kept(data, made.near_after, made.seen_after)
-    bad = made.bad if plan.wants_state and made.bad.any() else None
+    assert made.bad is not None
+    bad = made.bad if rule.wants_state and made.bad.any() else None
     after = Carry(Wide(made.sums, None), made.log_scale, total, bad, near)
     return Result(made.output, made.zero, after)
 
@@ -357,55 +212,57 @@ def plain(how: Fused) -> Fused:
     return Fused(how.text, *(None if x is None else as_numpy(x) for x in how[1:]))
 
 
-def compute(given: Arguments, buffers: Buffers) -> Made:
+def compute(given: Arguments, call: CoreCall) -> Made:
     """The forward pass on NumPy arrays; outputs in the type of sums if a gradient may follow."""
-    q, k, v, call = given.q, given.k, given.v, buffers.call
-    kind = call["type"]
-    dtype = q.dtype
+    q, k, v, kind, dtype = given.q, given.k, given.v, call["type"], given.q.dtype
+    rule = rule_of(given.rule)
     if given.gradient:
-        dtype, kind = (np.float64, 1) if kind == TYPES["float64"] else (np.float32, 0)
-    call["output_type"] = kind
+        dtype = np.dtype(np.float64 if kind == type_number("float64") else np.float32)
+        kind = type_number(dtype.name)
+        call["output_type"] = kind
     output = aligned((*q.shape[:-1], v.shape[-1]), dtype)
-    buffers.view("output", output, q.shape[:-2])
+    call.view("output", output, q.shape[:-2])
     zero = None
-    if given.normalize:
-        zero = buffers.array("zero", np.zeros((*q.shape[:-1], 1), dtype=bool))
+    if rule.normalize:
+        zero = call.array("zero", np.zeros((*q.shape[:-1], 1), dtype=bool))
     saved = None
     if given.gradient:
-        saved = np.zeros((1 if given.all_far else 3, *q.shape[:-1]))
-        give_saved(buffers, given, saved)
-    sums = buffers.array("sums", given.sums.astype(np.float64))
-    log_scale = given.log_scale
-    if log_scale is not None:
-        log_scale = buffers.array("log_scale", log_scale.astype(np.float64))
-    bad = np.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=bool)
-    if given.bad is not None:
-        bad |= given.bad
-    buffers.array("bad", bad)
+        saved = np.zeros((1 if rule.all_far else 3, *q.shape[:-1]))
+        give_saved(call, saved)
+    sums = log_scale = bad = None
+    if given.sums is not None:
+        sums = call.array("sums", given.sums.astype(np.float64))
+        if given.log_scale is not None:
+            log_scale = call.array("log_scale", given.log_scale.astype(np.float64))
+        bad = np.zeros((*k.shape[:-2], 1, v.shape[-1] + 1), dtype=bool)
+        if given.bad is not None:
+            bad |= given.bad
+        call.array("bad", bad)
     index = count = None
-    if given.near_k is not None and given.wants_state:
+    if given.near_k is not None and rule.wants_state:
         slots = slots_after(given, min)
         index = np.empty((*k.shape[:-2], slots, 1), np.int64)
         count = np.empty((*k.shape[:-2], 1, 1), np.int64)
         call["near_slots_after"] = slots
-        buffers.array("near_after", index)
-        buffers.array("seen_after", count)
-    core().forward(call)
+        call.array("near_after", index)
+        call.array("seen_after", count)
+    call.forward()
     return Made(output, zero, sums, log_scale, bad, saved, index, count)
 
 
-def give_saved(buffers: Buffers, given: Arguments, saved: NumpyArray) -> None:
+def give_saved(call: CoreCall, saved: NumpyArray) -> None:
     """Where the core writes, and finds again, what the gradient needs of each row."""
     names = ("near_reference", "near_normalizer", "near_top")
-    for name, x in zip(("normalizer",) if given.all_far else names, saved, strict=True):
-        buffers.array(name, x)
+    for name, x in zip(("normalizer",) if len(saved) == 1 else names, saved, strict=True):
+        call.array(name, x)
 
 
 def slots_after(given: Arguments, smaller: Any) -> Any:
     """How many tokens are kept after a call; `smaller` is min, or PyTorch's for unknown sizes."""
     assert given.near_k is not None
-    have = given.near_k.shape[-2] - given.sinks
-    return given.sinks + smaller(max(given.window - 1, 0), have + given.k.shape[-2])
+    rule = rule_of(given.rule)
+    have = given.near_k.shape[-2] - rule.sinks
+    return rule.sinks + smaller(max(rule.window - 1, 0), have + given.k.shape[-2])
 
 
 def kept(data: Data, index: Array, count: Array) -> Near:
@@ -439,35 +296,54 @@ def along(x: Array, index: Array) -> Array:
     return np.take_along_axis(x, index, -2)
 
 
-def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers:
+@functools.lru_cache(maxsize=256)
+def _outline(
+    text: str,
+    columns: int,
+    kind: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    width: int,
+    decay_width: int,
+) -> tuple[CoreCall, NumpyArray | None]:
+    """A call without its arrays, for q and k of these shapes, and the weights of the map's text.
+
+    What does not change from call to call is written once.
+    """
+    rule = rule_of(text)
+    assert rule.fused is not None
+    numbers, drawn = recipe(rule.fused.text, q[-1], columns)
+    outline = CoreCall(
+        **numbers,
+        type=kind,
+        output_type=kind,
+        rows=math.prod(k[:-2]),
+        heads=k[-3],
+        groups=q[-3] // k[-3],
+        keys=k[-2],
+        queries=q[-2],
+        width=width,
+        chunk=0 if rule.chunk_size == 64 else rule.chunk_size,
+        root_scale=math.sqrt(rule.scale),
+        decay_width=decay_width,
+        **rule.numbers(layout().slots),  # what both call by one name
+    )
+    return outline, drawn
+
+
+def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCall:
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
     q, k, v, weight, own = given.q, given.k, given.v, given.weight, given.key_weight
-    heads, d = k.shape[-3], q.shape[-1]
-    compute = np.float64 if kind == TYPES["float64"] else np.float32
+    d, compute = q.shape[-1], np.float64 if kind == type_number("float64") else np.float32
     width = 0
     if given.log_decay is not None:
         width = given.log_decay.shape[-1]
     elif given.restart is not None:
         width = 1
     columns = next((x.shape[-1] for x in (weight, own) if x is not None), 0)
-    numbers, drawn = recipe(given.feature_map, d, columns)
-    buffers = Buffers(
-        **numbers,
-        type=kind,
-        rows=math.prod(k.shape[:-2]),
-        heads=heads,
-        groups=q.shape[-3] // heads,
-        keys=k.shape[-2],
-        queries=q.shape[-2],
-        width=v.shape[-1],
-        causal=given.causal,
-        normalize=given.normalize,
-        zero_fill=given.zero_fill,
-        start=given.start,
-        chunk=0 if given.chunk_size == 64 else given.chunk_size,
-        root_scale=math.sqrt(given.scale),
-        decay_width=width,
-    )
+    rule = rule_of(given.rule)
+    outline, drawn = _outline(given.rule, columns, kind, q.shape, k.shape, v.shape[-1], width)
+    call = CoreCall(outline, start=given.start)
     weight = drawn if weight is None else weight
     if own is not None:
         weight = np.eye(d) if weight is None else weight
@@ -479,70 +355,53 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> Buffers
             bias = given.bias.astype(compute)
             bias = bias.reshape(-1, bias.shape[-1])
             count = max(count, len(bias))  # one weight for all heads, and a bias for each, or so
-            buffers.array("bias", np.broadcast_to(bias, (count, bias.shape[-1])))
+            call.array("bias", np.broadcast_to(bias, (count, bias.shape[-1])))
         weight = np.broadcast_to(weight, (count, *weight.shape[-2:]))
         if own is not None:  # behind those of queries
             own = own.reshape(-1, *own.shape[-2:]).astype(dtype)
             weight = np.concatenate([weight, own])
-            buffers.call["key_weight_heads"] = len(own)
-        buffers.array("weight", weight)
-        buffers.call["weight_heads"] = count
+            call["key_weight_heads"] = len(own)
+        call.array("weight", weight)
+        call["weight_heads"] = count
     lead, lead_q = k.shape[:-2], q.shape[:-2]
-    buffers.view("q", q, lead_q)
-    buffers.view("k", k, lead)
-    buffers.view("v", v, lead)
-    buffers.view("mask", given.mask, lead)
-    buffers.view("query_mask", given.query_mask, lead_q)
-    buffers.view("restart", given.restart, lead)
-    if given.log_decay is not None:
-        buffers.view("log_decay", given.log_decay.astype(compute, copy=False), lead)
-    for name, positions, where in (
-        ("q_positions", given.q_positions, lead_q),
-        ("k_positions", given.k_positions, lead),
+    call.view("q", q, lead_q)
+    call.view("k", k, lead)
+    call.view("v", v, lead)
+    log_decay, q_positions, k_positions = given.log_decay, given.q_positions, given.k_positions
+    if log_decay is not None:
+        log_decay = log_decay.astype(compute, copy=False)
+    if q_positions is not None:
+        q_positions = q_positions.astype(np.float64, copy=False)
+    if k_positions is not None:
+        k_positions = k_positions.astype(np.float64, copy=False)
+    for name, x, where in (
+        ("mask", given.mask, lead),
+        ("query_mask", given.query_mask, lead_q),
+        ("restart", given.restart, lead),
+        ("log_decay", log_decay, lead),
+        ("q_positions", q_positions, lead_q),
+        ("k_positions", k_positions, lead),
+        ("q_scale", given.q_scale, lead_q),
+        ("k_scale", given.k_scale, lead),
     ):
-        if positions is not None:
-            buffers.view(name, positions.astype(np.float64, copy=False), where)
-    buffers.view("q_scale", given.q_scale, lead_q)
-    buffers.view("k_scale", given.k_scale, lead)
-    if not given.all_far:
-        _assemble_near(given, buffers)
-    return buffers
+        if x is not None:
+            call.view(name, x, where)
+    if not rule.all_far:
+        _assemble_near(given, call)
+    return call
 
 
-def _assemble_near(given: Arguments, buffers: Buffers) -> None:
-    near_k, near_positions, lead = given.near_k, given.near_positions, given.k.shape[:-2]
-    buffers.call |= {
-        "window": given.window,
-        "sinks": given.sinks,
-        "relative": given.relative,
-        "near_scale": given.near_scale,
-    }
+def _assemble_near(given: Arguments, call: CoreCall) -> None:
     if given.gain is not None:
-        buffers.array("gain", given.gain.astype(np.float64))
-    if near_k is None or near_positions is None or given.near_count is None:
+        call.array("gain", given.gain.astype(np.float64))
+    if given.near_count is None:
         return
-    buffers.array("seen", given.near_count.astype(np.int64))
-    if near_k.shape[-2]:
-        buffers.call["near_slots"] = near_k.shape[-2]
-        buffers.view("near_k", near_k, lead)
-        buffers.view("near_v", given.near_v, lead)
-        buffers.view("near_keep", given.near_keep, lead)
-        buffers.view("near_positions", near_positions.astype(np.float64), lead)
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
-    """An empty array that begins on a cache line, if large in memory that was in use before."""
-    block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
-    made: NumpyArray = np.frombuffer(block, dtype=np.uint8).view(dtype).reshape(shape)
-    return made
-
-
-def in_lines(x: NumpyArray) -> NumpyArray:
-    """A copy of x (..., w) each of whose rows begins on a cache line, where there is a core."""
-    if core() is None or x.size == 0:
-        return x.copy()
-    line = LINE // x.dtype.itemsize
-    rows = aligned((*x.shape[:-1], -(-x.shape[-1] // line) * line), x.dtype)
-    rows[..., : x.shape[-1]] = x
-    rows[..., x.shape[-1] :] = 0
-    return rows[..., : x.shape[-1]]
+    call.array("seen", given.near_count.astype(np.int64))
+    near: Any = (given.near_k, given.near_v, given.near_positions, given.near_keep)
+    k, v, positions, keep = near  # all of them, or none
+    if k.shape[-2]:
+        call["near_slots"], lead = k.shape[-2], given.k.shape[:-2]
+        call.view("near_k", k, lead)
+        call.view("near_v", v, lead)
+        call.view("near_keep", keep, lead)
+        call.view("near_positions", positions.astype(np.float64), lead)

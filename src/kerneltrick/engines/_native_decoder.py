@@ -6,26 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick.engines._native import (
-    TYPES,
-    Buffers,
-    NumpyArray,
-    _address,
-    arguments,
-    assemble,
-    check_isa,
-    core,
-    fused,
-    plain,
-)
+from kerneltrick.engines._core_call import CoreCall, NumpyArray, address, check_isa, core
+from kerneltrick.engines._native import arguments, assemble, plain, type_number
 from kerneltrick.engines._near import near_ranks
-from kerneltrick.engines._problem import Data, Near, Plan
+from kerneltrick.engines._problem import Data, Near, Rule
 
 LEAST = 64  # slots of a ring that is to grow
 
 
 def decoder(
-    plan: Plan,
+    rule: Rule,
     data: Data,
     dtype: str,
     sums: NumpyArray,
@@ -34,36 +24,34 @@ def decoder(
     bad: NumpyArray,
 ) -> Steps | None:
     """The core's decoder for tokens shaped like `data`, on a state it changes in place, or None."""
-    how = fused(plan.feature_map)
-    if core() is None or not how.text or (sums.size == 0 and plan.all_far):
+    fused = rule.fused
+    if core() is None or fused is None or (sums.size == 0 and rule.all_far):
         return None
     check_isa()
     near = data.carry.near
     data = data._replace(carry=data.carry._replace(near=None))
-    given = arguments(plan, data, plain(how))
-    buffers = assemble(given, TYPES[dtype], wide_weights=log_scale is not None)
-    for name in ("q", "k", "v", "log_decay"):
-        buffers.call.pop(name, None)
-    buffers.call["decay_width"] = total.shape[-1]
-    buffers.alive.append(sums)
-    buffers.call["sums"], buffers.call["sums_stride"] = _address(sums), sums.strides[-2] // 8
-    buffers.array("log_scale", log_scale)
-    buffers.array("decay_total", total)
-    buffers.array("bad", bad)
-    return Steps(buffers, None if near is None else Ring(plan, near))
+    given = arguments(rule, data, plain(fused))
+    call = assemble(given, type_number(dtype), wide_weights=log_scale is not None)
+    call["decay_width"] = total.shape[-1]
+    call.alive.append(sums)
+    call["sums"], call["sums_stride"] = address(sums), sums.strides[-2] // 8
+    call.array("log_scale", log_scale)
+    call.array("decay_total", total)
+    call.array("bad", bad)
+    return Steps(call, None if near is None else Ring(rule, near))
 
 
 class Steps:
     """A decoder of the core, and the arrays whose addresses it holds."""
 
-    def __init__(self, buffers: Buffers, ring: Ring | None) -> None:
-        self.buffers, self.ring = buffers, ring
+    def __init__(self, call: CoreCall, ring: Ring | None) -> None:
+        self.call, self.ring = call, ring
         self._begin()
 
     def _begin(self) -> None:
         if self.ring is not None:
-            self.ring.give(self.buffers)
-        self.core = core().Decoder(self.buffers.call)
+            self.ring.give(self.call)
+        self.core = core().Decoder(self.call.packed())
 
     def step(self, position: int, *arrays: Any) -> bool:
         """The token at `position`; False if a normaliser is exactly 0."""
@@ -87,8 +75,8 @@ class Ring:
     a mod its length: that of the window, or so much of it as the tokens so far need.
     """
 
-    def __init__(self, plan: Plan, near: Near) -> None:
-        self.plan, self.before = plan, near
+    def __init__(self, rule: Rule, near: Near) -> None:
+        self.rule, self.before = rule, near
         self.steps = 0
         self.seen = np.array(near.count[..., 0, 0], dtype=np.int64, order="C")
         self.longest = int(self.seen.max(initial=0))
@@ -100,21 +88,21 @@ class Ring:
             )
         )
         used = np.nonzero(near.keep[..., 0])
-        places = (*used[:-1], self._slots(near_ranks(plan, near)[..., 0])[used])
+        places = (*used[:-1], self._slots(near_ranks(rule, near)[..., 0])[used])
         good = np.isfinite(near.k).all(axis=-1) & np.isfinite(near.v).all(axis=-1)
         self.k[places], self.v[places] = near.k[used], near.v[used]
         self.positions[places] = near.positions[used]
         self.keep[places] = np.where(good, 1, 2)[used][:, None]
 
     def _size(self) -> int:
-        return min(self.plan.window, max(LEAST, 2 * (self.longest + 1)))
+        return min(self.rule.window, max(LEAST, 2 * (self.longest + 1)))
 
     def _room(self, width: int, dtype: Any) -> NumpyArray:
-        return np.zeros((*self.seen.shape, self.plan.sinks + self.size, width), dtype)
+        return np.zeros((*self.seen.shape, self.rule.sinks + self.size, width), dtype)
 
     def _slots(self, rank: NumpyArray) -> NumpyArray:
         """Where tokens of ranks (..., t + r) are: sinks, then those of the window."""
-        t, slot = self.plan.sinks, np.arange(rank.shape[-1])
+        t, slot = self.rule.sinks, np.arange(rank.shape[-1])
         found: NumpyArray = np.where(slot < t, slot, t + rank % max(self.size, 1))
         return found
 
@@ -122,9 +110,9 @@ class Ring:
         """Makes room for one more token; whether that took other arrays."""
         self.steps += 1
         self.longest += 1
-        if self.longest <= self.size or self.size == self.plan.window:
+        if self.longest <= self.size or self.size == self.rule.window:
             return False
-        used, self.size = self.plan.sinks + self.size, self._size()
+        used, self.size = self.rule.sinks + self.size, self._size()
         for name in ("k", "v", "positions", "keep"):
             old = getattr(self, name)
             made = self._room(old.shape[-1], old.dtype)
@@ -132,18 +120,18 @@ class Ring:
             setattr(self, name, made)
         return True
 
-    def give(self, buffers: Buffers) -> None:
-        """Its addresses to a call."""
+    def give(self, call: CoreCall) -> None:
+        """Write the addresses of the ring into a call."""
         lead = self.seen.shape
-        buffers.call["near_slots"] = self.k.shape[-2]
+        call["near_slots"] = self.k.shape[-2]
         for name in ("k", "v", "keep", "positions"):
-            buffers.view(f"near_{name}", getattr(self, name), lead)
-        buffers.array("seen", self.seen)
-        buffers.call["seen_after"] = buffers.call["seen"]
+            call.view(f"near_{name}", getattr(self, name), lead)
+        call.array("seen", self.seen)
+        call["seen_after"] = call["seen"]
 
     def near(self) -> Near:
         """The state's form of it: right-aligned, of the length that a batch would have."""
-        t, room = self.plan.sinks, max(self.plan.window - 1, 0)
+        t, room = self.rule.sinks, max(self.rule.window - 1, 0)
         slots = min(room, self.before.k.shape[-2] - t + self.steps)
         seen = self.seen[..., None]
         ring = np.arange(slots) - slots + seen

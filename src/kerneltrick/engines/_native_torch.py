@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from kerneltrick import maps
 from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
-from kerneltrick.engines._native import Arguments, Fused, Made
-from kerneltrick.engines._problem import Carry, Data, Near, Plan, Result
+from kerneltrick.engines._core_call import aligned, core
+from kerneltrick.engines._native import Arguments, Made
+from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, rule_of
+from kerneltrick.engines._torch_host import traced
+from kerneltrick.maps import Fused
 
 if TYPE_CHECKING:
     Tensor: TypeAlias = Any  # PyTorch is optional, and so unknown to the type checker
@@ -29,8 +31,8 @@ else:
     Tensor = torch.Tensor
     Function = torch.autograd.Function
 
-if _native.core() is not None:
-    _native.core().share_threads()
+if core() is not None:
+    core().share_threads()
 
 
 class Gradients(NamedTuple):
@@ -49,69 +51,27 @@ class Gradients(NamedTuple):
     gain: Tensor
 
 
-TENSORS = Arguments._fields.index("feature_map")  # so many arguments are tensors
+TENSORS = Arguments._fields.index("rule")  # so many arguments are tensors
 DIFFERENTIABLE = tuple(Arguments._fields.index(name) for name in Gradients._fields)
 
 
-def supports(plan: Plan, data: Data, how: Fused) -> Fused | None:
-    """How the core gives this call, and every gradient that PyTorch will ask it for."""
-    weights = [x for x in how[1:] if torch.is_tensor(x)]
-    if not all(map(_reaches_the_core, (*_native.arrays_of(data), *weights))) or forward_mode():
-        return None
-    if how.text or not (
-        traced(data) or needs_gradient(data, how) or learned(plan.feature_map, data.k)
-    ):
-        return how
-    return _native.AT_ONCE if data.carry.log_scale is None else None
-
-
-def traced(data: Data) -> bool:
-    """Whether values are not at hand, or what happens to them is watched."""
-    return not is_concrete(data.q) or torch._C._are_functorch_transforms_active()
-
-
-def _reaches_the_core(x: Tensor) -> bool:
-    """Whether an operator for CPU tensors takes x: not if a class of others' has its own ideas."""
-    kind = type(x)
-    ours = kind in (torch.Tensor, torch.nn.Parameter) or kind.__module__.startswith(
-        "torch._subclasses."
-    )
-    return ours and x.device.type == "cpu"
-
-
-def needs_gradient(data: Data, how: Fused) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    found = (*_native.arrays_of(data), *how[1:])
-    return any(getattr(x, "requires_grad", False) for x in found)
-
-
-def learned(feature_map: maps.FeatureMap, like: Tensor) -> bool:
-    """Whether features have a gradient of their own: by weights that the map keeps out of sight."""
-    if not torch.is_grad_enabled():
-        return False
-    token = torch.ones((*like.shape[:-2], 1, like.shape[-1]), dtype=_compute(like))
-    return any(x is not None and x.requires_grad for x in feature_map.phi_key(token))
-
-
-def forward_mode() -> bool:
-    """Whether tensors may carry tangents, which the core would drop."""
-    return bool(torch.autograd.forward_ad._current_level >= 0)
-
-
-def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result:
+def attend(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result:
     def tensor(x: Any) -> Tensor | None:
         return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
 
     how = Fused(how.text, *map(tensor, how[1:]))
-    given = _native.arguments(plan, data, how, scales)
+    given = _native.arguments(rule, data, how, scales)
     recorded = _recorded(given)
-    if recorded or (torch.is_grad_enabled() and traced(data)):
+    if recorded or (torch.is_grad_enabled() and traced(data.q)):
         given = given._replace(gradient=True)
+    elif rule.stateless and not traced(data.q):
+        given = given._replace(sums=None, log_scale=None, bad=None)
     made = Made._make(_apply(_Attend, given, recorded))
-    log_scale = None if data.carry.log_scale is None else made.log_scale
-    after = Carry(Wide(made.sums, None), log_scale, data.carry.log_decay, made.bad)
-    if plan.wants_state:
+    after = data.carry
+    if given.sums is not None:
+        log_scale = None if after.log_scale is None else made.log_scale
+        after = Carry(Wide(made.sums, None), log_scale, after.log_decay, made.bad)
+    if rule.wants_state:
         near = None
         if data.carry.near is not None:
             near = _native.kept(data, made.near_after, made.seen_after)
@@ -119,7 +79,7 @@ def attend(plan: Plan, data: Data, how: Fused, scales: _native.Scales) -> Result
         bad = None if good else made.bad
         after = after._replace(log_decay=_decay_after(data), bad=bad, near=near)
     output = made.output if made.output.dtype == data.v.dtype else made.output.to(data.v.dtype)
-    return Result(output, made.zero if plan.normalize else None, after)
+    return Result(output, made.zero if rule.normalize else None, after)
 
 
 def _decay_after(data: Data) -> Wide | None:
@@ -142,8 +102,12 @@ def _compute(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def to_numpy(x: Tensor) -> Any:
-    """The memory of a tensor; bfloat16, which NumPy lacks, as the bits it is."""
+def bits(x: Tensor) -> Any:
+    """The memory of a tensor as NumPy sees it: bfloat16, which NumPy lacks, as int16.
+
+    Only for what the core reads or writes in the type that the call declares (`AS_GIVEN`). The
+    values of any other tensor come from `as_numpy`, which turns bfloat16 into float32.
+    """
     if x.requires_grad:
         x = x.detach()
     if x.is_neg():
@@ -157,24 +121,31 @@ def to_torch(x: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """As torch.empty, in memory that `_native.aligned` gives."""
+    """As torch.empty, in memory that `aligned` gives."""
     name = "int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
-    return to_torch(_native.aligned(tuple(shape), name), dtype)
+    return to_torch(aligned(tuple(shape), name), dtype)
 
 
 def _none(dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype)
 
 
+# The core reads these in the type of q, as they lie; it gets all others as values of NumPy's.
+AS_GIVEN = frozenset({"q", "k", "v", "near_k", "near_v"})
+
+
 def _plain(given: tuple[Any, ...]) -> Arguments:
-    """The same arguments as NumPy arrays that share the tensors' memory."""
-    arrays = [None if x is None else to_numpy(x) for x in given[:TENSORS]]
+    """The same arguments as NumPy arrays, which share the tensors' memory where they can."""
+    tensors = zip(Arguments._fields, given[:TENSORS], strict=False)
+    arrays = (
+        None if x is None else bits(x) if name in AS_GIVEN else as_numpy(x) for name, x in tensors
+    )
     return Arguments._make((*arrays, *given[TENSORS:]))
 
 
 def _attend(*arguments: Any) -> tuple[Tensor, ...]:
     given, q = _plain(arguments), arguments[0]
-    made = _native.compute(given, _native.assemble(given, _native.TYPES[dtype_name(q)]))
+    made = _native.compute(given, _native.assemble(given, _native.type_number(dtype_name(q))))
     rest = zip(made[1:], (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64,
                           *(torch.int64,) * 2), strict=True)  # fmt: skip
     output = to_torch(made.output, None if given.gradient else q.dtype)
@@ -185,10 +156,11 @@ def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     given = Arguments._make(arguments)
     q, k, v = given.q, given.k, given.v
     rows, lead = q.shape[:-1], k.shape[:-2]
-    saved = (1 if given.all_far else 3, *rows) if given.gradient else (0,)
+    rule = rule_of(given.rule)
+    saved = (1 if rule.all_far else 3, *rows) if given.gradient else (0,)
     index: tuple[Any, ...] = (0,)
     count: tuple[Any, ...] = (0,)
-    if given.near_k is not None and given.wants_state:
+    if given.near_k is not None and rule.wants_state:
         index, count = (*lead, _native.slots_after(given, torch.sym_min), 1), (*lead, 1, 1)
 
     def made(shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
@@ -196,10 +168,10 @@ def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
 
     return Made(
         made((*rows, v.shape[-1]), _compute(q) if given.gradient else q.dtype),
-        made((*rows, 1) if given.normalize else (0,), torch.bool),
-        made(given.sums.shape, torch.float64),
+        made((*rows, 1) if rule.normalize else (0,), torch.bool),
+        made((0,) if given.sums is None else given.sums.shape, torch.float64),
         made((0,) if given.log_scale is None else given.log_scale.shape, torch.float64),
-        made((*lead, 1, v.shape[-1] + 1), torch.bool),
+        made((0,) if given.sums is None else (*lead, 1, v.shape[-1] + 1), torch.bool),
         made(saved, torch.float64),
         made(index, torch.int64),
         made(count, torch.int64),
@@ -210,44 +182,46 @@ def _attend_backward(
     d_output: Tensor, d_sums: Tensor | None, output: Tensor, saved: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
     given, asked = _plain(arguments), Arguments._make(arguments)
-    buffers = _native.assemble(given, _native.TYPES[dtype_name(asked.q)])
-    call, lead, lead_q = buffers.call, given.k.shape[:-2], given.q.shape[:-2]
-    call["output_type"] = _native.TYPES[dtype_name(output)]
-    buffers.view("output", to_numpy(output), lead_q)
-    buffers.view("d_output", to_numpy(d_output), lead_q)
-    _native.give_saved(buffers, given, to_numpy(saved))
-    buffers.array("sums", given.sums)
-    buffers.array("log_scale", given.log_scale)
+    call = _native.assemble(given, _native.type_number(dtype_name(asked.q)))
+    lead, lead_q = given.k.shape[:-2], given.q.shape[:-2]
+    call["output_type"] = _native.type_number(dtype_name(output))
+    call.view("output", bits(output), lead_q)
+    call.view("d_output", bits(d_output), lead_q)
+    _native.give_saved(call, bits(saved))
+    call.array("sums", given.sums)
+    call.array("log_scale", given.log_scale)
     made = [_empty(x.shape, x.dtype) for x in asked[:3]]
     for name, x, where in zip(("d_q", "d_k", "d_v"), made, (lead_q, lead, lead), strict=True):
-        buffers.view(name, to_numpy(x), where)
+        call.view(name, bits(x), where)
 
     def zeros(name: str, shape: tuple[int, ...]) -> Tensor:
         x = torch.zeros(shape, dtype=torch.float64)
-        buffers.array(name, x.numpy())
+        call.array(name, x.numpy())
         return x
 
+    assert asked.sums is not None  # calls with a gradient have a state, if an empty one
     d_state = torch.zeros(asked.sums.shape, dtype=torch.float64)
     if d_sums is not None:
         d_state.copy_(d_sums)
-    buffers.array("d_sums", d_state.numpy())
+    call.array("d_sums", d_state.numpy())
     d_decay, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain = map(_none, (torch.float64,) * 7)
     if given.near_k is not None and given.near_v is not None:
         d_near_k, d_near_v = (torch.zeros_like(x) for x in (asked.near_k, asked.near_v))
-        buffers.view("d_near_k", to_numpy(d_near_k), lead)
-        buffers.view("d_near_v", to_numpy(d_near_v), lead)
-    if not given.all_far:
+        call.view("d_near_k", bits(d_near_k), lead)
+        call.view("d_near_v", bits(d_near_v), lead)
+    all_far = rule_of(given.rule).all_far
+    if not all_far:
         d_gain = zeros("d_gain", lead_q)
     if asked.log_decay is not None:
         d_decay = zeros("d_log_decay", asked.log_decay.shape)
     weight, bias, own = asked.weight, asked.bias, asked.key_weight
-    heads, more = call.get("weight_heads", 1), call.get("key_weight_heads", 0)
+    heads, more = call["weight_heads"], call["key_weight_heads"]
     if not (weight is None and bias is None and own is None):
         d_weight = zeros("d_weight", (heads + more, call["inputs"], call["columns"]))
         d_weight, d_own = d_weight[:heads], d_weight[heads:]
     if bias is not None:
         d_bias = zeros("d_bias", (heads, call["columns"]))
-    _native.core().backward(call)
+    call.backward()
     if weight is not None:
         d_weight = d_weight.sum_to_size(1, *weight.shape[-2:]) if weight.ndim == 2 else d_weight
         d_weight = d_weight.reshape(weight.shape).to(weight.dtype)
@@ -263,7 +237,7 @@ def _attend_backward(
         d_bias = d_bias.reshape(bias.shape).to(bias.dtype)
     if asked.log_decay is not None:
         d_decay = d_decay.to(asked.log_decay.dtype)
-    if asked.gain is not None and not given.all_far:
+    if asked.gain is not None and not all_far:
         gain = asked.gain
         d_gain = d_gain.reshape(-1, gain.shape[0]).sum(0).reshape(gain.shape).to(gain.dtype)
     return (*made, d_decay, d_state, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain)
@@ -380,17 +354,15 @@ def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
 
 def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
     """Output and sums by the chunked engine, which the host library differentiates."""
-    chosen = maps.get(given.feature_map)
+    rule = rule_of(given.rule)
     names = ("weight", "bias", "key_weight")
     parts = {name: getattr(given, name) for name in names}
     if any(x is not None for x in parts.values()):
+        chosen = rule.feature_map
         fields = {field.name for field in dataclasses.fields(chosen)}
         chosen = dataclasses.replace(chosen, **{k: x for k, x in parts.items() if k in fields})
-    plan = Plan(
-        chosen, given.scale, given.causal, given.normalize, given.zero_fill, given.chunk_size,
-        given.start, given.window, given.sinks, given.near_scale, given.relative,
-        given.wants_state,
-    )  # fmt: skip
+        rule = dataclasses.replace(rule, feature_map=chosen)
+    rule = dataclasses.replace(rule, offset=given.start)
     near = None
     if given.near_k is not None:
         near = Near(
@@ -398,7 +370,7 @@ def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
         )
     q, k, v = (x.to(_compute(x)) for x in (given.q, given.k, given.v))
     carry = Carry(Wide(given.sums, None), given.log_scale, None, given.bad, near)
-    result = chunked(plan, Data(q, k, v, *given[3:9], given.start, carry, given.gain))
+    result = chunked(rule, Data(q, k, v, *given[3:9], given.start, carry, given.gain))
     return result.output, result.carry.sums.hi
 
 
@@ -479,13 +451,12 @@ def _register(name: str, function: Any, inputs: str, outputs: int, run: Any, sha
 
 
 LIBRARY = torch.library.Library("kerneltrick", "FRAGMENT")
-_NUMBERS = {"feature_map": "str", "scale": "float", "zero_fill": "float", "near_scale": "float",
-            "chunk_size": "int", "start": "SymInt", "window": "int", "sinks": "int"}  # fmt: skip
+_NUMBERS = {"rule": "str", "start": "SymInt", "gradient": "bool"}
+_NEEDED = ("q", "k", "v")
 _INPUTS = ", ".join(
-    f"Tensor{'' if name in ('q', 'k', 'v', 'sums') else '?'} {name}"
-    if at < TENSORS else f"{_NUMBERS.get(name, 'bool')} {name}"
-    for at, name in enumerate(Arguments._fields)
-)  # fmt: skip
+    f"{_NUMBERS.get(name, 'Tensor' if name in _NEEDED else 'Tensor?')} {name}"
+    for name in Arguments._fields
+)
 OPERATORS: dict[Any, Callable[..., Any]] = {
     _Attend: _register("attend", _Attend, _INPUTS, len(Made._fields), _attend, _attend_shapes),
     _AttendBackward: _register(

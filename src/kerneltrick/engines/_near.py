@@ -30,7 +30,7 @@ from kerneltrick.engines._problem import (
     Carry,
     Data,
     Near,
-    Plan,
+    Rule,
     block_positions,
     either,
     prepare_keys,
@@ -78,7 +78,7 @@ def extended(data: Data) -> tuple[int, Data]:
     return near.k.shape[-2], made
 
 
-def ranks(plan: Plan, data: Data, ahead: bool = False) -> tuple[Array, Array]:
+def ranks(rule: Rule, data: Data, ahead: bool = False) -> tuple[Array, Array]:
     """Ranks (..., H, n, 1) of a call's tokens, as queries and, the state's in front, as keys.
 
     A token that is masked has the rank that it would have.
@@ -102,16 +102,16 @@ def ranks(plan: Plan, data: Data, ahead: bool = False) -> tuple[Array, Array]:
         own = count - own - (1 if keep is None else keep)
     else:
         own = own + count
-    return own, xp.concat([near_ranks(plan, near, ahead), own], axis=-2)
+    return own, xp.concat([near_ranks(rule, near, ahead), own], axis=-2)
 
 
-def near_ranks(plan: Plan, near: Near, ahead: bool = False) -> Array:
+def near_ranks(rule: Rule, near: Near, ahead: bool = False) -> Array:
     """The ranks (..., H, t + r, 1) of the tokens that a state still holds."""
     xp, whole, count = space(near.k), near.count.dtype, near.count
-    slots = np.arange(near.k.shape[-2] - plan.sinks)[:, None]
+    slots = np.arange(near.k.shape[-2] - rule.sinks)[:, None]
     behind = len(slots) - 1 - slots if ahead else slots - len(slots)
     ring = constant(behind, near.k, whole) + count
-    sinks = constant(np.arange(plan.sinks)[:, None], near.k, whole) + xp.zeros_like(count)
+    sinks = constant(np.arange(rule.sinks)[:, None], near.k, whole) + xp.zeros_like(count)
     return xp.concat([sinks, ring], axis=-2)
 
 
@@ -125,26 +125,26 @@ def running_max(x: Array, xp: Any) -> Array:
     return x
 
 
-def is_near(plan: Plan, query: Array | None, key: Array) -> Array:
+def is_near(rule: Rule, query: Array | None, key: Array) -> Array:
     """Whether keys of rank (..., n, 1) are near queries of rank (..., r, 1): (..., r or 1, n) bool.
 
     Queries without ranks are within the window of every key, if there is one.
     """
     xp = space(key)
-    if plan.window == UNBOUNDED or (plan.window and query is None):
+    if rule.window == UNBOUNDED or (rule.window and query is None):
         return xp.ones_like(key.mT, dtype=xp.bool)
-    close = key.mT < plan.sinks
-    if plan.window and query is not None:
-        close = close | (xp.abs(query - key.mT) < plan.window)
+    close = key.mT < rule.sinks
+    if rule.window and query is not None:
+        close = close | (xp.abs(query - key.mT) < rule.window)
     return close
 
 
-def after(plan: Plan, data: Data, ahead: bool = False) -> Carry:
+def after(rule: Rule, data: Data, ahead: bool = False) -> Carry:
     """The state after the tokens of a call: what is near now, and sums that hold all the rest."""
     near = data.carry.near
     assert near is not None
     xp, whole = space(data.k), near.count.dtype
-    own, rank = own_tokens(data), ranks(plan, data, ahead)[1]
+    own, rank = own_tokens(data), ranks(rule, data, ahead)[1]
     count, restarted = near.count, None
     held, kept = near.keep, own.keep
     if data.restart is not None:
@@ -158,9 +158,9 @@ def after(plan: Plan, data: Data, ahead: bool = False) -> Carry:
     tokens = joined(Tokens(*near[:3], held), own._replace(keep=kept))
     mixed = data.mask is not None or data.restart is not None
     # Ahead of a query whose own key is masked there is one token more in the window.
-    room = plan.window if ahead else plan.window - 1
-    near, leaving = settle(plan, tokens, rank, count, max(room, 0), mixed)
-    return fold(plan, data.carry, leaving, restarted)._replace(near=near)
+    room = rule.window if ahead else rule.window - 1
+    near, leaving = settle(rule, tokens, rank, count, max(room, 0), mixed)
+    return fold(rule, data.carry, leaving, restarted)._replace(near=near)
 
 
 def joined(first: Tokens, second: Tokens) -> Tokens:
@@ -171,13 +171,13 @@ def joined(first: Tokens, second: Tokens) -> Tokens:
 
 
 def settle(
-    plan: Plan, tokens: Tokens, rank: Array, count: Array, room: int, mixed: bool
+    rule: Rule, tokens: Tokens, rank: Array, count: Array, room: int, mixed: bool
 ) -> tuple[Near, Tokens]:
     """The last `room` of the tokens and the sinks, as Near, and what is left for the sums.
 
     `mixed`: tokens that are not kept may stand among those that are.
     """
-    xp, whole, t = space(rank), rank.dtype, plan.sinks
+    xp, whole, t = space(rank), rank.dtype, rule.sinks
     if mixed:  # those that are kept behind those that are not, each in order
         order = xp.argsort(astype(tokens.keep, whole), axis=-2, stable=True)
         order = astype(order, whole)
@@ -208,9 +208,9 @@ def gather(x: Array, index: Array) -> Array:
     return xp.reshape(xp.take(xp.reshape(x, (rows * n, e)), flat, axis=0), (*index.shape[:-1], e))
 
 
-def resized(plan: Plan, near: Near, slots: int) -> Near:
+def resized(rule: Rule, near: Near, slots: int) -> Near:
     """Near with so many slots for the window: unused ones come and go in front."""
-    xp, t = space(near.k), plan.sinks
+    xp, t = space(near.k), rule.sinks
     have = near.k.shape[-2] - t
     parts: list[Array] = []
     for x in near[:4]:
@@ -220,7 +220,7 @@ def resized(plan: Plan, near: Near, slots: int) -> Near:
     return Near._make([*parts, near.count])
 
 
-def fold(plan: Plan, carry: Carry, tokens: Tokens, restarted: Array | None = None) -> Carry:
+def fold(rule: Rule, carry: Carry, tokens: Tokens, restarted: Array | None = None) -> Carry:
     """The sums with tokens added that are no longer near, in the arithmetic of the sums."""
     xp = space(carry.sums.hi)
     sums, log_scale, log_decay, bad, near = carry
@@ -234,7 +234,7 @@ def fold(plan: Plan, carry: Carry, tokens: Tokens, restarted: Array | None = Non
             gone = xp.full_like(log_decay.hi, -math.inf)
             log_decay = Wide(xp.where(restarted, gone, log_decay.hi), log_decay.lo)
     if tokens.k.shape[-2] and sums.hi.shape[-2]:
-        keys = prepare_keys(plan, *tokens[:2], tokens.keep, None, None, tokens.positions[..., 0])
+        keys = prepare_keys(rule, *tokens[:2], tokens.keep, None, None, tokens.positions[..., 0])
         features, values = (astype(x, sums.hi.dtype) for x in (keys.features, keys.values))
         if keys.log_scale is not None:
             assert log_scale is not None
@@ -261,7 +261,7 @@ class Units(NamedTuple):
 
 
 def units(
-    plan: Plan,
+    rule: Rule,
     gain: Array,
     top: Array,
     far_scale: Array | None,
@@ -282,7 +282,7 @@ def units(
     if far_scale is not None:
         shift = shift + safe(far_scale, xp)
     top_wide = wide(top).hi
-    if plan.relative:
+    if rule.relative:
         shift = shift + safe(top_wide, xp)
     top_wide = stop_gradient(top_wide)
     far_sum = stop_gradient(far_sum)

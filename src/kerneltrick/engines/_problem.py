@@ -8,7 +8,10 @@ that the sum U of φ(k)vᵀ and the normaliser's sum Z of φ(k) are the columns 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 from kerneltrick._arrays import (
@@ -29,14 +32,14 @@ from kerneltrick._arrays import (
     wide_zeros,
     zeros,
 )
-from kerneltrick.maps import FeatureMap, feature_shape
+from kerneltrick.maps import FeatureMap, Fused, feature_shape, fused, get
 
 UNBOUNDED = 2**31 - 1  # a window that no token leaves
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """The part of a call that is not arrays: hashable, so that JAX compiles once per plan."""
+class Rule:
+    """Which attention: all of a call but its arrays. JAX compiles once for each rule."""
 
     feature_map: FeatureMap
     scale: float
@@ -49,12 +52,59 @@ class Plan:
     sinks: int = 0  # so are the first tokens of a segment, from anywhere
     near_scale: float = 1.0  # the weight of a near key is exp(near_scale · q·k)
     relative: bool = False  # far weights in units of the largest near one, not of 1
-    wants_state: bool = True  # whether the tokens that are near after the call are asked for
+    wants_state: bool = True  # whether the state after the call is asked for
+    starts_empty: bool = False  # whether the state before the call is known to be empty
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+    @functools.cached_property
     def all_far(self) -> bool:
         """Whether every weight is the map's: linear attention."""
         return not (self.window or self.sinks)
+
+    @functools.cached_property
+    def stateless(self) -> bool:
+        """Whether nobody sees a state: there is none before the call, and none is asked for."""
+        return self.starts_empty and not self.wants_state
+
+    @functools.cached_property
+    def weighted(self) -> bool:
+        """Whether the map holds arrays or code, which can change behind our back."""
+        return self.feature_map.weighted
+
+    @functools.cached_property
+    def fused(self) -> Fused | None:
+        """How to ask the compiled core for the map; None if the core does not know it."""
+        return fused(self.feature_map)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The rule of a fused map as text, which `rule_of` reads; learned weights are not in it."""
+        assert self.fused is not None
+        return json.dumps([self.fused.text, *(getattr(self, name) for name in _settings())])
+
+    def numbers(self, names: Container[str]) -> dict[str, Any]:
+        """The settings that are among these names."""
+        return {name: getattr(self, name) for name in _settings() if name in names}
+
+
+@functools.cache
+def _settings() -> tuple[str, ...]:
+    """The fields of a rule that are numbers; where chunks begin is told apart from them."""
+    names = (field.name for field in dataclasses.fields(Rule))
+    return tuple(name for name in names if name not in ("feature_map", "offset"))
+
+
+@functools.lru_cache(maxsize=256)
+def rule_of(text: str) -> Rule:
+    """The rule that `Rule.text` wrote."""
+    feature_map, *values = json.loads(text)
+    return Rule(get(feature_map), offset=0, **dict(zip(_settings(), values, strict=True)))
 
 
 class Near(NamedTuple):
@@ -125,7 +175,7 @@ class Queries(NamedTuple):
 
 
 def prepare_keys(
-    plan: Plan,
+    rule: Rule,
     k: Array,
     v: Array,
     keep: Array | None,
@@ -145,8 +195,8 @@ def prepare_keys(
         bad_v = xp.zeros_like(v, dtype=xp.bool) if bad_v is None else bad_v
         token = xp.any(bad_k, axis=-1, keepdims=True)
         bad = xp.concat([bad_v | token, token], axis=-1)
-    x = _scaled(k, plan.scale, dtype)
-    features, log_scale = plan.feature_map.phi_key(x, positions)
+    x = _scaled(k, rule.scale, dtype)
+    features, log_scale = rule.feature_map.phi_key(x, positions)
     features = blank(features, keep, xp)
     if log_scale is not None:
         log_scale = wide(log_scale).hi[..., None]
@@ -160,12 +210,12 @@ def prepare_keys(
         zero = xp.zeros_like(x[..., :1])
         log_decay = zero if log_decay is None else log_decay
         log_decay = xp.where(restart, xp.full_like(log_decay, -math.inf), log_decay)
-    exact = None if plan.all_far else _scaled(k, plan.near_scale, dtype)
+    exact = None if rule.all_far else _scaled(k, rule.near_scale, dtype)
     return Keys(contiguous(features), values, log_scale, log_decay, bad, exact)
 
 
 def prepare_queries(
-    plan: Plan, q: Array, keep: Array | None, positions: Array | None, heads: int
+    rule: Rule, q: Array, keep: Array | None, positions: Array | None, heads: int
 ) -> Queries:
     """Clean, scale and map queries, and sort query heads under the key head they share."""
     xp = space(q)
@@ -182,13 +232,13 @@ def prepare_queries(
         q = blank(q, flat, xp, 1)
     q, bad = finite(q, xp, 1)
     dtype = compute_dtype(q)
-    features, log_scale = plan.feature_map.phi_query(_scaled(q, plan.scale, dtype), positions)
+    features, log_scale = rule.feature_map.phi_query(_scaled(q, rule.scale, dtype), positions)
     return Queries(
         grouped(contiguous(features)),
         None if log_scale is None else grouped(log_scale[..., None]),
         keep,
         None if bad is None else grouped(xp.any(bad, axis=-1, keepdims=True)),
-        None if plan.all_far else grouped(_scaled(q, plan.near_scale, dtype)),
+        None if rule.all_far else grouped(_scaled(q, rule.near_scale, dtype)),
     )
 
 
@@ -227,11 +277,11 @@ def _scaled(x: Array, scale: float, dtype: Any) -> Array:
 
 
 def empty_carry(
-    plan: Plan, k: Array, v: Array, decay_width: int = 0, window_slots: int = 0
+    rule: Rule, k: Array, v: Array, decay_width: int = 0, window_slots: int = 0
 ) -> Carry:
     """The state before the first token, shaped for keys k and values v; decay_width 0, 1 or m."""
     xp = space(k)
-    m, has_scale = feature_shape(plan.feature_map, k)
+    m, has_scale = feature_shape(rule.feature_map, k)
     lead = k.shape[:-2]
     sums = wide_zeros((*lead, m, v.shape[-1] + 1), k, xp)
     log_scale = xp.full_like(sums.hi[..., :1, :1], -math.inf) if has_scale else None
@@ -242,8 +292,8 @@ def empty_carry(
     if not clean_blocks_only(k):
         bad = zeros((*lead, 1, v.shape[-1] + 1), k, xp.bool)
     near = None
-    if not plan.all_far:
-        slots, count = plan.sinks + window_slots, index_dtype(k)
+    if not rule.all_far:
+        slots, count = rule.sinks + window_slots, index_dtype(k)
         near = Near(
             zeros((*lead, slots, k.shape[-1]), k, k.dtype),
             zeros((*lead, slots, v.shape[-1]), k, v.dtype),
@@ -278,7 +328,7 @@ def times(x: Array, factor: Array, xp: Namespace) -> Array:
 
 
 def finish(
-    plan: Plan,
+    rule: Rule,
     mixed: Array,
     reference: Array | None,
     queries: Queries,
@@ -291,7 +341,7 @@ def finish(
     """
     xp = space(mixed)
     output, zero = mixed[..., :-1], None
-    if plan.normalize:
+    if rule.normalize:
         total = mixed[..., -1:]
         zero = empty = total == 0
         if bad is not None:
@@ -303,7 +353,7 @@ def finish(
         # Dividing by 1 where the sum is 0 keeps the gradient of that row exactly 0.
         output = output / xp.where(empty, xp.ones_like(total), total)
         if not clean_blocks_only(total) or bool(xp.any(empty)):
-            output = xp.where(empty, xp.full_like(output, plan.zero_fill), output)
+            output = xp.where(empty, xp.full_like(output, rule.zero_fill), output)
     else:
         # In wide arithmetic: the sum of two large log-scales must not be rounded before exp.
         logs = [x for x in (queries.log_scale, reference) if x is not None]

@@ -10,9 +10,9 @@ from kerneltrick.engines._problem import (
     Carry,
     Data,
     Keys,
-    Plan,
     Queries,
     Result,
+    Rule,
     add_decay,
     block_positions,
     both,
@@ -25,26 +25,26 @@ from kerneltrick.engines._problem import (
 from kerneltrick.engines._sweep import sweep
 
 
-def recurrent(plan: Plan, data: Data) -> Result:
+def recurrent(rule: Rule, data: Data) -> Result:
     """U ← a ⊙ U + φ(k)vᵀ, Z ← a ⊙ Z + φ(k), o = φ(q)ᵀU / φ(q)ᵀZ, one token at a time."""
-    if not plan.all_far:
-        return sweep(plan, data, 1)
+    if not rule.all_far:
+        return sweep(rule, data, 1)
     heads = data.k.shape[-3]
 
     def write(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Carry:
         k, v, mask, log_decay, restart, positions = blocks
         where = block_positions(positions, data.start, first, 1, k)
-        keys = prepare_keys(plan, k, v, both(mask, valid), log_decay, restart, where)
+        keys = prepare_keys(rule, k, v, both(mask, valid), log_decay, restart, where)
         return step(carry, keys)
 
     def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, mask, positions = blocks
         where = block_positions(positions, data.start, first, 1, q)
-        queries = prepare_queries(plan, q, both(mask, valid), where, heads)
-        return finish(plan, *look_up(carry, queries), dtype=data.v.dtype)
+        queries = prepare_queries(rule, q, both(mask, valid), where, heads)
+        return finish(rule, *look_up(carry, queries), dtype=data.v.dtype)
 
     keys_in = (data.k, data.v, data.mask, data.log_decay, data.restart, data.k_positions)
-    if not plan.causal:
+    if not rule.causal:
         queries_in = (data.q, data.query_mask, data.q_positions)
         n, n_q = data.k.shape[-2], data.q.shape[-2]
         carry, _ = scan(lambda *a: (write(*a), ()), data.carry, keys_in, length=n, block=1)

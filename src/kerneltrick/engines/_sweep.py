@@ -27,9 +27,9 @@ from kerneltrick.engines._near import after, resized, units
 from kerneltrick.engines._problem import (
     Carry,
     Data,
-    Plan,
     Queries,
     Result,
+    Rule,
     both,
     either,
     empty_carry,
@@ -48,13 +48,13 @@ class Mixed(NamedTuple):
     bad: Array  # (..., H, 1, n, M + 1) bool
 
 
-def sweep(plan: Plan, data: Data, block: int) -> Result:
+def sweep(rule: Rule, data: Data, block: int) -> Result:
     """Outputs and state, `block` tokens at a time."""
-    return _causal(plan, data, block) if plan.causal else _full(plan, data, block)
+    return _causal(rule, data, block) if rule.causal else _full(rule, data, block)
 
 
-def _causal(plan: Plan, data: Data, block: int) -> Result:
-    carry, slots = _fixed(plan, data)
+def _causal(rule: Rule, data: Data, block: int) -> Result:
+    carry, slots = _fixed(rule, data)
 
     def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, k, v, mask, restart, q_positions, k_positions = blocks
@@ -62,23 +62,23 @@ def _causal(plan: Plan, data: Data, block: int) -> Result:
             q, k, v, both(mask, valid), None, None, restart, q_positions, k_positions,
             data.start + first, carry, data.gain,
         )  # fmt: skip
-        output, zero, carry = dense(plan, part)
-        return _fitted(plan, carry, slots), (output, zero)
+        output, zero, carry = dense(rule, part)
+        return _fitted(rule, carry, slots), (output, zero)
 
     streams = (
         data.q, data.k, data.v, data.mask, data.restart, data.q_positions, data.k_positions,
     )  # fmt: skip
-    length, offset = data.k.shape[-2], plan.offset % block
+    length, offset = data.k.shape[-2], rule.offset % block
     carry, (output, zero) = scan(body, carry, streams, length=length, block=block, offset=offset)
-    return Result(output, zero, _cut(plan, carry, data))
+    return Result(output, zero, _cut(rule, carry, data))
 
 
-def _full(plan: Plan, data: Data, block: int) -> Result:
+def _full(rule: Rule, data: Data, block: int) -> Result:
     xp, gain = space(data.q), data.gain
     assert gain is not None
     n_q = data.q.shape[-2]
     data = _one_length(data)
-    carry, slots = _fixed(plan, data)
+    carry, slots = _fixed(rule, data)
     length = data.k.shape[-2]
 
     def flipped(x: Array | None) -> Array | None:
@@ -92,26 +92,26 @@ def _full(plan: Plan, data: Data, block: int) -> Result:
             q, k, v, both(mask, valid), both(query_mask, valid), None, None, q_positions,
             k_positions, 0, carry, gain,
         )  # fmt: skip
-        parts = dense_parts(plan, part, np.arange(block), view)
+        parts = dense_parts(rule, part, np.arange(block), view)
         return _mixed(parts), parts.queries, part
 
     def backwards(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         mixed, _, part = see(carry, blocks, valid, "ahead")
-        return _fitted(plan, after(plan, part, ahead=True), slots_ahead), mixed
+        return _fitted(rule, after(rule, part, ahead=True), slots_ahead), mixed
 
     def forwards(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         mixed, queries, part = see(carry, blocks[:7], valid, "past")
         mixed = _joined(mixed, Mixed._make(blocks[7:]))
-        unit = units(plan, gain, mixed.top, mixed.far_scale, queries.log_scale, mixed.far)
+        unit = units(rule, gain, mixed.top, mixed.far_scale, queries.log_scale, mixed.far)
         total = mixed.near * unit.near + mixed.far * unit.far
         queries = queries._replace(log_scale=None)
-        made = finish(plan, total, unit.reference, queries, mixed.bad, part.v.dtype)
-        return _fitted(plan, after(plan, part), slots), made
+        made = finish(rule, total, unit.reference, queries, mixed.bad, part.v.dtype)
+        return _fitted(rule, after(rule, part), slots), made
 
     streams = (
         data.q, data.k, data.v, data.mask, data.query_mask, data.q_positions, data.k_positions,
     )  # fmt: skip
-    empty = empty_carry(plan, data.k, data.v)
+    empty = empty_carry(rule, data.k, data.v)
     assert empty.near is not None
     assert carry.near is not None
     kept = length
@@ -122,15 +122,15 @@ def _full(plan: Plan, data: Data, block: int) -> Result:
         positions=astype(empty.near.positions, carry.near.positions.dtype), count=count
     )
     empty = empty._replace(near=held)
-    slots_ahead = None if slots is None else min(plan.window, length)
+    slots_ahead = None if slots is None else min(rule.window, length)
     _, behind = scan(
-        backwards, _fitted(plan, empty, slots_ahead), tuple(flipped(x) for x in streams),
+        backwards, _fitted(rule, empty, slots_ahead), tuple(flipped(x) for x in streams),
         length=length, block=block,
     )  # fmt: skip
     ahead = tuple(flipped(x) for x in behind)
     carry, (output, zero) = scan(forwards, carry, (*streams, *ahead), length=length, block=block)
     output, zero = (None if x is None else x[..., :n_q, :] for x in (output, zero))
-    return Result(output, zero, _cut(plan, carry, data))
+    return Result(output, zero, _cut(rule, carry, data))
 
 
 def _mixed(parts: Parts) -> Mixed:
@@ -198,26 +198,26 @@ def _one_length(data: Data) -> Data:
     )
 
 
-def _fixed(plan: Plan, data: Data) -> tuple[Carry, int | None]:
+def _fixed(rule: Rule, data: Data) -> tuple[Carry, int | None]:
     """The carry, in JAX with room for all that will be near: its loop has arrays of one shape."""
-    slots = _slots(plan, data) if library(data.k) == "jax" else None
-    return _fitted(plan, data.carry, slots), slots
+    slots = _slots(rule, data) if library(data.k) == "jax" else None
+    return _fitted(rule, data.carry, slots), slots
 
 
-def _fitted(plan: Plan, carry: Carry, slots: int | None) -> Carry:
+def _fitted(rule: Rule, carry: Carry, slots: int | None) -> Carry:
     if slots is None:
         return carry
     assert carry.near is not None
-    return carry._replace(near=resized(plan, carry.near, slots))
+    return carry._replace(near=resized(rule, carry.near, slots))
 
 
-def _slots(plan: Plan, data: Data) -> int:
+def _slots(rule: Rule, data: Data) -> int:
     """How many tokens of the window the state after a call holds at most."""
     assert data.carry.near is not None
-    held = int(data.carry.near.k.shape[-2]) - plan.sinks
-    return max(min(plan.window - 1, held + int(data.k.shape[-2])), 0)
+    held = int(data.carry.near.k.shape[-2]) - rule.sinks
+    return max(min(rule.window - 1, held + int(data.k.shape[-2])), 0)
 
 
-def _cut(plan: Plan, carry: Carry, data: Data) -> Carry:
+def _cut(rule: Rule, carry: Carry, data: Data) -> Carry:
     """The carry without the slots that stand for the padding of blocks."""
-    return _fitted(plan, carry, _slots(plan, data))
+    return _fitted(rule, carry, _slots(rule, data))

@@ -1,4 +1,4 @@
-"""Hugging Face models: what their attention sees, and maps in place of softmax (extra `hf`)."""
+"""Hugging Face models: capture their attention, and replace their softmax (extra `hf`)."""
 
 try:
     import transformers as _transformers  # noqa: F401
@@ -7,19 +7,21 @@ except ImportError as error:
         f"kerneltrick.hf needs transformers and torch ({error}): pip install 'kerneltrick[hf]'"
     ) from None
 
-from kerneltrick.hf._attend import register
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
-from kerneltrick.hf._folder import check_folder, read_record
+from kerneltrick.hf._folder import check_folder
 from kerneltrick.hf._generate import Continuation
 from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._names import register, unregister
 from kerneltrick.hf._passkey import Passkey, passkeys
+from kerneltrick.hf._record import read_record
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._speed import Speed
+from kerneltrick.hf._split import OverlapError
 from kerneltrick.hf._texts import decode, windows
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
+    "OverlapError",
     "Passkey",
     "Speed",
     "Tuned",
@@ -43,5 +46,6 @@ __all__ = [
     "passkeys",
     "read_record",
     "register",
+    "unregister",
     "windows",
 ]

@@ -1,4 +1,4 @@
-"""The cache of a model that attends through a feature map: a state for each layer."""
+"""The cache of a model that attends through feature maps: one state per layer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from transformers import cache_utils
 from kerneltrick.attention import Decoder, State
 from kerneltrick.hf._attend import LAYER, Rule, absorb, attend_causal
 from kerneltrick.hf._mask import AttentionError, Tokens
-from kerneltrick.torch._learned_map import exported
+from kerneltrick.torch import exported
 
-PATIENCE = 2  # tokens that come one by one before a decoder is made
-LONG = 1 << 62  # so many, where there is no compiled step
+PATIENCE = 2  # tokens that arrive one by one before a decoder is made
+STEPPED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # what it takes
+NEVER = 1 << 62  # the same, where there is no compiled step
 
 
 class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not followed by mypy
-    """What a model remembers: for each layer the sums of far tokens, the window and the sinks.
+    """A cache of constant size: each layer keeps the sums of far tokens, its window and its sinks.
 
-    For `model.generate(..., past_key_values=kerneltrick.hf.Cache())` and for calls in chunks, with
-    a model whose `attn_implementation` is a name from `register`. Its size does not grow with the
-    context (but for the map `softmax` without a window, which needs every key). Greedy, sampling,
-    beam search and assisted generation work as they do with other caches.
+    Use it with a model whose `attn_implementation` is a name from `register`, in
+    `model.generate(..., past_key_values=kerneltrick.hf.Cache())` or in calls that read a text in
+    chunks. Its size does not grow with the context, except for the map `softmax` without a window,
+    which needs every key. Greedy decoding, sampling, beam search and assisted generation work as
+    they do with other caches.
 
-    `fork()` is a second cache from here on, at the cost of its states. Tokens that come one by one
-    without gradients, on the CPU, change states in place by the compiled step (`Decoder`).
+    `fork()` copies the cache, at the cost of its states. On the CPU and without gradients, tokens
+    that arrive one by one update the states in place with the compiled step (`Decoder`).
 
     >>> import torch, transformers, kerneltrick.hf
     >>> config = transformers.LlamaConfig(
@@ -56,18 +58,18 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states."""
+        """The bytes of all states."""
         return sum(layer.state.nbytes for layer in self.layers if layer.state is not None)
 
     def fork(self) -> Cache:
-        """A cache with the same past and a future of its own."""
+        """Return a cache with the same past, which goes on independently."""
         made = Cache()
         made.layers = [layer.fork() for layer in self.layers]
         made._recording = self._recording
         return made
 
     def activate_past_recording(self) -> None:
-        """Keep the tokens that are read from now on until `crop`, which can take them back."""
+        """Record the tokens that are read from now on, so that `crop` can remove them again."""
         self._recording = True
         super().activate_past_recording()
 
@@ -75,8 +77,8 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
 class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     """One layer of a `Cache`.
 
-    transformers gives keys to the cache first and then what the cache returned to the attention
-    function, which does not see the cache: so the layer goes along with the keys.
+    transformers passes keys to the cache first, and then passes what the cache returned to the
+    attention function, which does not see the cache. So the layer travels with the keys.
     """
 
     is_croppable = True
@@ -85,17 +87,17 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     def __init__(self) -> None:
         super().__init__()
         self.state = None
-        self.seen = 0  # tokens, padding too
+        self.seen = 0  # tokens, including padding
         self.record_past = False
-        self._owed = False  # whether keys went out that no attention function has used
-        self._base: State | None = None  # the state before …
-        self._tail: list[tuple[Any, Any, Tokens]] = []  # … these tokens, while recording
+        self._owed = False  # whether keys were returned that no attention function has used yet
+        self._tail: list[tuple[Any, Any, Tokens]] = []  # the recorded tokens, …
+        self._base: State | None = None  # … and the state before them
         self._rule: Rule | None = None
         self._heads = 0
 
     @property
     def state(self) -> State | None:
-        """What is remembered, as a value."""
+        """The state of the layer, as a value."""
         if isinstance(self._memory, Decoder):
             return self._memory.snapshot().to(torch.empty(0))
         return self._memory
@@ -103,12 +105,12 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     @state.setter
     def state(self, state: State | None) -> None:
         self._memory: State | Decoder | None = state
-        self._used: list[Any] = []  # what the decoder was made of
-        self._single = 0  # tokens that came one by one since
+        self._used: list[Any] = []  # what the decoder was made from
+        self._single = 0  # tokens that arrived one by one since then
 
     def fork(self) -> Layer:
-        """A layer with the same past and a future of its own."""
-        self.state = self.state  # nothing that changes is shared
+        """Return a layer with the same past, which goes on independently."""
+        self.state = self.state  # a decoder, which changes in place, must not be shared
         return copy.copy(self)
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
@@ -116,11 +118,11 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self.is_initialized = True
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """The same keys and values: the past is in the state, not among them."""
+        """Return the same keys and values: the past is in the state, not among them."""
         if self._owed:
             raise AttentionError(
-                "the keys given to kerneltrick.hf.Cache did not come to its attention: load the "
-                "model with attn_implementation=kerneltrick.hf.register(...)"
+                "the keys were cached, but kerneltrick's attention never ran: load the model with "
+                "attn_implementation=kerneltrick.hf.register(...)"
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -131,10 +133,10 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     def attend(
         self, where: str, rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens
     ) -> Any:
-        """The outputs of new tokens, which the state has afterwards."""
+        """Return the outputs of new tokens, and add the tokens to the state."""
         self._owed = False
         if not tokens.causal:
-            raise AttentionError(f"{where} attends to all tokens, so it cannot have a cache")
+            raise AttentionError(f"{where} attends to all tokens, so it cannot use a cache")
         if query.shape[2] != key.shape[2]:
             raise AttentionError(f"{where} has {query.shape[2]} queries for {key.shape[2]} keys")
         self._rule, self._heads = rule, query.shape[1]
@@ -153,24 +155,24 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         if self.record_past:
             if not self._tail:
                 self._base = before
-            self._tail = [*self._tail, (key, value, tokens)]  # a fork has the list before
+            self._tail = [*self._tail, (key, value, tokens)]  # a fork keeps the old list
         return out
 
     def _can_step(self, query: Any, tokens: Tokens) -> bool:
-        """Whether a `Decoder` can take what comes: one token of each stream, without gradients."""
+        """Return whether a `Decoder` can take the call: one token per stream, without gradients."""
         return (
             query.shape[2] == 1
             and query.is_cpu
-            and query.dtype in (torch.float32, torch.float64)
+            and query.dtype in STEPPED
             and not (torch.is_grad_enabled() or self.record_past or self._memory is None)
             and tokens.segment_ids is None
             and (tokens.keep is None or bool(tokens.keep.all()))
         )
 
     def _decoder(self, rule: Rule, query: Any, key: Any, value: Any) -> Decoder | None:
-        """The decoder that goes on from here by this rule, from the third single token on.
+        """Return the decoder that continues from here, from the third single token on.
 
-        Not before: beam search takes streams in another order after every token.
+        Earlier it would not pay off: beam search reorders the streams after every token.
         """
         used = _parts(rule)
         if isinstance(self._memory, Decoder):
@@ -185,23 +187,24 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             dtype=query.dtype, scale=rule.scale, state=self.state,
         )  # fmt: skip
         if not made.compiled:
-            self._single = -LONG
+            self._single = -NEVER
             return None
         self._memory, self._used = made, used
         return made
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last |tokens_to_remove| tokens back: the state before, and those that remain."""
+        """Remove the last |tokens_to_remove| tokens, and read the ones before them again."""
         if tokens_to_remove > 0:
             raise ValueError(
-                f"crop takes minus the number of tokens to take back, not {tokens_to_remove}"
+                f"crop needs minus the number of tokens to remove, not {tokens_to_remove}"
             )
         recorded = sum(key.shape[2] for key, _, _ in self._tail)
         left = recorded + tokens_to_remove
         if left < 0:
             raise RuntimeError(
-                f"crop can take back the {recorded} tokens read since activate_past_recording() or "
-                f"the last crop, not {-tokens_to_remove}; fork() the cache before, or record"
+                f"crop can remove the {recorded} tokens that were read since "
+                f"activate_past_recording() or the last crop, not {-tokens_to_remove}; record "
+                "earlier, or fork() the cache before"
             )
         if tokens_to_remove:
             assert self._rule is not None
@@ -222,14 +225,14 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys and where they begin: only those of the call, since the past is in the state."""
+        """Return the number of keys and where they begin: the past is in the state, not in keys."""
         return query_length, self.seen
 
     def get_max_length(self) -> int:
-        return -1  # there is none
+        return -1  # there is no limit
 
     def reset(self) -> None:
-        self.__init__()  # type: ignore[misc] # as new
+        self.__init__()  # type: ignore[misc] # start again
 
     def reorder_cache(self, beam_idx: Any) -> None:
         self.batch_select_indices(beam_idx)
@@ -240,7 +243,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             self.batch_select_indices(torch.arange(count).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Any) -> None:
-        """Keep these streams of the batch, in this order."""
+        """Keep the streams of the batch with these indices, in this order."""
 
         def pick(x: Any) -> Any:
             return None if x is None else x.index_select(0, indices.to(x.device))
@@ -256,7 +259,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
 
 
 def _parts(rule: Rule) -> list[Any]:
-    """All that a rule is made of, and how often tensors among it have been changed."""
+    """Return the parts of a rule, and how often the tensors among them have been changed."""
     dial, far = rule.dial, rule.dial.far
     learned = dial.feature_map
     values = [getattr(learned, field.name) for field in dataclasses.fields(learned)]
@@ -270,7 +273,7 @@ def _parts(rule: Rule) -> list[Any]:
 
 
 def _same(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether rules are made of the same; tensors and arrays must be the very same."""
+    """Return whether two rules have equal parts; tensors and arrays must be the same objects."""
 
     def equal(a: Any, b: Any) -> bool:
         return a is b or (

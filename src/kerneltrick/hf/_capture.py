@@ -1,4 +1,4 @@
-"""q, k and v of every layer and head of a Hugging Face model on a text."""
+"""Capturing q, k and v of every layer and head of a Hugging Face model on a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis import AttentionData
+from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._recorder import NAME, CaptureError, Recording, recording, register
 
 _TOKENIZER = re.compile(r"^(tokenizer|vocab|merges|spiece)|\.(model|tiktoken)$")
@@ -28,17 +29,19 @@ def capture(
     max_tokens: int | None = None,
     layers: Sequence[int] | None = None,
 ) -> AttentionData:
-    """Run `model` once on `text` and keep q, k and v of its attention, in float32.
+    """Run `model` once on `text` and return q, k and v of its attention, in float32.
 
-    model:      a folder with a model, or its name on the hub.
-    text:       what it reads; `token_ids` instead for a model without a tokenizer.
-    max_tokens: the text is cut there; without it, a text too long for the model is refused.
-    layers:     numbers of the layers to keep; all if not given.
+    Any model that uses transformers' attention interface works. Other models raise `CaptureError`,
+    and so do layers that do not compute softmax(s·QKᵀ)V. Keys are taken after rotary embedding and
+    before heads are repeated. For an encoder–decoder model, the encoder is captured. No code from
+    the model's folder is run, and only safetensors weights are read.
 
-    Any model that routes through transformers' attention interface works; others raise
-    `CaptureError`, as do layers that are not softmax(s·QKᵀ)V, checked on their last rows. k has its
-    own number of heads and is taken after rotary. Of an encoder–decoder, the encoder. No code from
-    the model's folder is run and only safetensors weights are read.
+    model: the folder of the model, or its name on the hub.
+    text: the text to read. For a model without a tokenizer, give `token_ids` instead.
+    token_ids: the token numbers to read.
+    max_tokens: cut the text to this number of tokens. By default, a text that is too long for the
+        model is refused.
+    layers: the numbers of the layers to return. By default, all layers.
 
     >>> data = capture("gpt2", "Call me Ishmael.")  # doctest: +SKIP
     >>> data.q.shape, data.causal  # doctest: +SKIP
@@ -64,14 +67,14 @@ def record(
     layers: Sequence[int] | None = None,
     tokens: tuple[str, ...] | None = None,
 ) -> AttentionData:
-    """What the attention of a network from `load_network` is given for these tokens."""
+    """Return what the attention of a network from `load_network` receives for these tokens."""
     target = Recording(len(ids), None if layers is None else frozenset(layers), mask)
     with recording(target), torch.inference_mode():
         try:
             network(input_ids=torch.tensor([ids]), attention_mask=mask[None].long())
-        except CaptureError as error:
+        except (CaptureError, AttentionError) as error:
             raise CaptureError(f"{where}: {error}") from None
-        except Exception as error:  # whatever the model's own code raises
+        except Exception as error:  # the model's own code may raise anything
             raise CaptureError(f"{where} fails on {len(ids)} tokens: {_line(error)}") from None
     return _data(where, type(network).__name__, target, layers, tokens)
 
@@ -83,16 +86,16 @@ def _check_arguments(
     layers: Sequence[int] | None,
 ) -> None:
     if (text is None) == (token_ids is None):
-        raise ValueError("capture needs a text or token_ids, one of them")
+        raise ValueError("capture needs either a text or token_ids")
     if max_tokens is not None and (isinstance(max_tokens, bool) or max_tokens < 1):
         raise ValueError(f"max_tokens must be a whole number ≥ 1, not {max_tokens!r}")
     if layers is not None and (not layers or len(set(layers)) != len(layers)):
-        raise ValueError(f"layers must be different numbers, at least one, not {list(layers)}")
+        raise ValueError(f"layers must be at least one number, without repeats, not {list(layers)}")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and load reports from transformers, which are about weights not run."""
+    """Silence the progress bars and load reports of transformers."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -105,19 +108,21 @@ def quiet() -> Iterator[None]:
 
 
 def place_of(model: str | os.PathLike[str]) -> str:
+    """Return the folder or hub name of a model, as transformers takes it."""
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise CaptureError(f"{path} holds no config.json, so it is not a model's folder")
+            raise CaptureError(f"{path} has no config.json, so it is not the folder of a model")
         return str(path)
     if not isinstance(model, str) or path.exists() or model.count("/") > 1 or path.is_absolute():
         raise CaptureError(
-            f"{model}: there is no folder of that name, and hub names are owner/name"
+            f"{model}: there is no folder of that name, and hub names have the form owner/name"
         )
     return model
 
 
 def load(where: str, loader: Any, **keywords: Any) -> Any:
+    """Call one of transformers' loaders, and turn its errors into CaptureError."""
     local = Path(where).is_dir()
     try:
         return loader(where, trust_remote_code=False, local_files_only=local, **keywords)
@@ -127,9 +132,9 @@ def load(where: str, loader: Any, **keywords: Any) -> Any:
 
 
 def check_original(where: str, config: Any) -> None:
-    """CaptureError if the model is one whose softmax has been replaced."""
+    """Raise CaptureError if the softmax of the model has been replaced already."""
     if config.model_type == "kerneltrick":
-        raise CaptureError(f"{where} is linearised already; give the model that it was made of")
+        raise CaptureError(f"{where} is linearised already; give the original model")
 
 
 def _line(error: Exception) -> str:
@@ -140,7 +145,7 @@ def _line(error: Exception) -> str:
 def _read(
     where: str, text: str | None, token_ids: Sequence[int] | None, max_tokens: int | None
 ) -> tuple[list[int], tuple[str, ...] | None, Any]:
-    """Token numbers, their texts, and which are real."""
+    """Return the token numbers, their texts, and which of them are real."""
     if token_ids is not None:
         ids = [int(number) for number in token_ids][:max_tokens]
         if not ids:
@@ -157,9 +162,10 @@ def _read(
 
 
 def load_tokenizer(where: str) -> Any:
+    """Return the tokenizer of a model, or raise CaptureError if there is none."""
     if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
         # Some versions of transformers would make one up.
-        raise CaptureError(f"{where} holds no tokenizer; give token_ids instead of a text")
+        raise CaptureError(f"{where} has no tokenizer; give token_ids instead of a text")
     try:
         return load(where, transformers.AutoTokenizer.from_pretrained)
     except CaptureError as error:
@@ -167,7 +173,7 @@ def load_tokenizer(where: str) -> Any:
 
 
 def _text(tokenizer: Any, number: int) -> str:
-    """The token as it reads; as the vocabulary writes it where it is only part of a letter."""
+    """Return the text of a token, or its vocabulary entry if it is only part of a letter."""
     shown: str = tokenizer.decode([number], clean_up_tokenization_spaces=False)
     if shown and "\ufffd" not in shown:
         return shown
@@ -177,6 +183,7 @@ def _text(tokenizer: Any, number: int) -> str:
 def check_length(
     where: str, config: Any, count: int, remedy: str = "give max_tokens (--max-tokens)"
 ) -> None:
+    """Raise CaptureError if the model has fewer positions than there are tokens."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < count:
         raise CaptureError(
@@ -185,26 +192,20 @@ def check_length(
 
 
 def load_network(where: str, config: Any, kind: Any = transformers.AutoModel) -> Any:
-    """The model without its head, unless `kind` has one, ready to run and to be recorded.
+    """Return the model, ready to run and to be recorded.
 
-    Of an encoder–decoder, its encoder.
+    It has a head only if `kind` has one. For an encoder–decoder model, it is the encoder.
     """
     if getattr(config, "use_cache", None):
         config.use_cache = False
-    # The empty model first: a class that does not route is refused before weights are fetched.
+    # First without weights, so that a model that cannot be captured is refused before a download.
     try:
         with torch.device("meta"):
-            empty = kind.from_config(config, attn_implementation=NAME)
-    except KeyError as error:
-        if NAME not in str(error):
-            raise CaptureError(f"{where} cannot be built: {_line(error)}") from None
-        # The model's file looks the name up in a table of its own.
-        raise _not_routed(where, (config.architectures or [config.model_type])[0]) from None
+            kind.from_config(config, attn_implementation=NAME)
+    except AttentionError as error:
+        raise CaptureError(f"{where}: {error}") from None
     except Exception as error:
         raise CaptureError(f"{where} cannot be built: {_line(error)}") from None
-    routed = getattr(empty, "_can_set_attn_implementation", None)
-    if routed is not None and not routed():
-        raise _not_routed(where, type(empty).__name__)
     network, report = load(
         where,
         kind.from_pretrained,
@@ -214,7 +215,7 @@ def load_network(where: str, config: Any, kind: Any = transformers.AutoModel) ->
         use_safetensors=True,
         output_loading_info=True,
     )
-    # A head or pooler may be missing: it is not part of what is run up to the last attention.
+    # A head or pooler may be missing, as it runs after the last attention.
     used = r"\.\d+\.|emb" if kind is transformers.AutoModel else ""
     missing = sorted(key for key in report["missing_keys"] if re.search(used, key))
     if missing:

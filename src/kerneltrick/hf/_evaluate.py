@@ -1,4 +1,4 @@
-"""What a linearised model has kept of its teacher, measured on a text."""
+"""Comparing a linearised model with its teacher, on a text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,34 +20,36 @@ from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
 from kerneltrick.hf._generate import Continuation, continuations
 from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._overlap import overlap_remark
 from kerneltrick.hf._passkey import Passkey
+from kerneltrick.hf._record import FITTED, RECORD, read_json
 from kerneltrick.hf._speed import Speed, speeds
 from kerneltrick.hf._texts import model_kind
+from kerneltrick.hf._verdict import verdict
 from kerneltrick.torch import LearnedMap
 
-EDGES = (0, 64, 256, 1024, 4096)  # positions between which perplexities are told apart
-WORSE = 1.5  # times the teacher's perplexity, from which on a model is not worth having
-ALIKE = 0.9  # mean cosine of embeddings, below which one is not
+EDGES = (0, 64, 256, 1024, 4096)  # perplexity is reported between these positions
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationRow:
-    """The figures of one way to attend, by name."""
+    """The figures of one way to attend."""
 
-    name: str  # teacher, hybrid, window alone, map alone
+    name: str  # teacher, hybrid, window alone or map alone
     figures: dict[str, float]
-    state_bytes: int | None  # of one stream after a window; None for encoders
-    states: dict[str, int]  # the same after each stretch of positions, by the name of its figure
+    state_bytes: int | None  # bytes of one stream after a window; None for encoders
+    states: dict[str, int]  # the same at the end of each range of positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Rows to compare, and what they say.
+    """The figures of a linearised model and of what it is compared with, and a verdict.
 
-    Decoders: perplexity, overall and by position, how often the most likely next token is the
-    teacher's, and how often a number planted at some depth of the text is recalled. Encoders: the
-    mean cosine of embeddings (means over tokens) with the teacher's, the rank correlation of all
-    their similarities, and how often the nearest neighbour is the same.
+    Decoders have perplexity, overall and by position; agreement, which is how often the most likely
+    next token is the teacher's; and recall, which is how often a number planted at some depth of
+    the text is repeated at its end. Encoders have the mean cosine of their embeddings (means over
+    tokens) with the teacher's; pairs, which is the rank correlation of all similarities; and
+    nearest, which is how often the nearest neighbour is the same.
     """
 
     rows: tuple[EvaluationRow, ...]
@@ -67,19 +70,21 @@ def evaluate(
     prompts: Sequence[Sequence[int]] = (),
     progress: ProgressReport | None = None,
 ) -> Evaluation:
-    """Judge a linearised model beside its teacher, its windows alone and its maps alone.
+    """Compare a linearised model with its teacher, with its window alone and with its map alone.
 
-    model:    itself, or its folder.
-    windows:  token numbers that it was not fitted to, all windows of one length.
-    teacher:  a model of the same tokens, or its folder. Not given: the model itself with softmax in
-              all its layers, which is the teacher as long as its weights were not trained; else
-              ValueError.
+    model: the linearised model, or its folder.
+    windows: token numbers that the model was not fitted to, in windows of one length. For a folder
+        that `linearize` wrote, the verdict says so if much of the text was fitted to.
+    teacher: the original model, or its folder. By default, the model itself with softmax in all
+        layers, which is the original as long as its weights were not trained.
     passkeys: texts with a planted number (see `passkeys`), for language models.
-    contexts: numbers of tokens after which model and teacher are timed and their memory counted.
-    prompts:  token numbers that language models go on from.
+    contexts: numbers of tokens after which the speed and memory of model and teacher are measured.
+    prompts: token numbers for language models to continue.
+    progress: called with what is being done, how many steps are done, and how many there are.
     """
     if len({len(ids) for ids in windows}) != 1:
         raise ValueError("evaluate needs windows of tokens, all of one length")
+    folder = None if isinstance(model, Linearized) else model
     model = _judged(model)
     if isinstance(teacher, (str, os.PathLike)):
         teacher = _loaded(teacher)
@@ -87,7 +92,7 @@ def evaluate(
         _check_teacher(model, teacher)
     if teacher is None and model.config.finetune in ("lora", "all"):
         raise ValueError(
-            "the weights of this model were trained, so it is not its own teacher: give the "
+            "the weights of this model were trained, so it cannot be its own teacher: give the "
             "original as teacher (--teacher MODEL)"
         )
     ways = _ways(model, teacher)
@@ -95,7 +100,7 @@ def evaluate(
     tasks = [(ids, run.see) for ids in windows]
     if isinstance(run, _Decoder):
         tasks += [(x.ids, functools.partial(run.recall, x)) for x in passkeys]
-    meter = Progress("judging", len(tasks) * len(ways), progress)
+    meter = Progress("evaluating", len(tasks) * len(ways), progress)
     training = model.training
     model.eval()
     with torch.inference_mode():
@@ -114,15 +119,18 @@ def evaluate(
             name: _states(model, own or exact, windows[0], run.ends) for name, own in ways.items()
         }
     timed = speeds(model, contexts, progress=progress) if contexts else ()
-    said = prompts if model.config.language else ()
-    written = continuations(model, ways, teacher, said, progress) if said else ()
+    asked = prompts if model.config.language else ()
+    written = continuations(model, ways, teacher, asked, progress) if asked else ()
     model.train(training)
     rows = tuple(
         EvaluationRow(name, run.figures(name), next(reversed(held.values()), None), held)
         for name, held in states.items()
     )
-    verdict = run.verdict({row.name: row for row in rows})
-    return Evaluation(rows, len(windows), len(windows[0]), verdict, timed, written)
+    said = verdict({row.name: row.figures for row in rows}, timed)
+    if folder is not None:
+        record = read_json(Path(folder) / RECORD) or {}
+        said += overlap_remark(windows, record.get(FITTED, ()))
+    return Evaluation(rows, len(windows), len(windows[0]), said, timed, written)
 
 
 def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
@@ -131,7 +139,7 @@ def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
         return found
     raise ValueError(
         f"{os.fspath(model)} holds no linearised model, but a {found.config.model_type}; make one "
-        "by kerneltrick linearize"
+        "with kerneltrick linearize"
     )
 
 
@@ -143,21 +151,21 @@ def _loaded(model: str | os.PathLike[str]) -> Any:
 
 
 def _check_teacher(model: Linearized, teacher: Any) -> None:
-    """ValueError if its outputs cannot be compared with the model's, token by token."""
+    """Raise ValueError if the outputs of teacher and model cannot be compared token by token."""
     head = getattr(teacher.config, "language", teacher.get_output_embeddings() is not None)
     kinds = {True: "predicts tokens", False: "gives embeddings"}
     sizes = [x.config.get_text_config().vocab_size for x in (teacher, model)]
     if head != model.config.language:
-        told = f"it {kinds[head]}, and this model {kinds[model.config.language]}"
+        reason = f"it {kinds[head]}, and this model {kinds[model.config.language]}"
     elif sizes[0] != sizes[1]:
-        told = f"it has {sizes[0]:,} tokens, and this model {sizes[1]:,}"
+        reason = f"its vocabulary has {sizes[0]:,} tokens, and that of this model {sizes[1]:,}"
     else:
         return
-    raise ValueError(f"{teacher.config.model_type} cannot be the teacher: {told}")
+    raise ValueError(f"{teacher.config.model_type} cannot be the teacher: {reason}")
 
 
 def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
-    """The ways to attend, by name; None is the teacher that was given."""
+    """Return the settings of each way to attend; None stands for the given teacher."""
     own = model.settings
     dials = [x.dial if isinstance(x, LearnedMap) else x for x in own]
     exact = Dial(maps.Softmax())
@@ -179,7 +187,7 @@ def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
 def _states(
     model: Linearized, settings: Sequence[Any], ids: Sequence[int], ends: dict[str, int]
 ) -> dict[str, int]:
-    """Bytes that one stream holds after so many of these tokens; of softmax keys and values."""
+    """Return the bytes that one stream holds after each number of tokens in `ends`."""
     if not model.config.causal:
         return {}
     cache, held, start = Cache(), {}, 0
@@ -192,7 +200,7 @@ def _states(
 
 
 class _Decoder:
-    """Losses and most likely tokens of language models."""
+    """Collects losses and most likely tokens of language models."""
 
     how: dict[str, Any] = {"use_cache": False}  # noqa: RUF012 (never changed)
 
@@ -201,7 +209,7 @@ class _Decoder:
             (a, b) for a, b in zip(EDGES, (*EDGES[1:], length), strict=True) if a < length
         ]
         self.spans = [(a, min(b, length)) for a, b in self.spans]
-        self.ends = {f"{a}–{b - 1}": b for a, b in self.spans}  # tokens, by the name of a figure
+        self.ends = {f"{a}–{b - 1}": b for a, b in self.spans}  # numbers of tokens, by figure
         if len(self.spans) == 1:
             self.ends = {"perplexity": length}
         self.losses: dict[str, list[Any]] = {}
@@ -214,7 +222,7 @@ class _Decoder:
         loss = torch.nn.functional.cross_entropy(logits, batch[0, 1:], reduction="none")
         self.losses.setdefault(name, []).append(loss.double().cpu().numpy())
         likely = logits.argmax(-1)
-        if name == "teacher":  # the first of the ways
+        if name == "teacher":  # it comes first
             self.likely = likely
         self.same.setdefault(name, []).append(float((likely == self.likely).double().mean()))
 
@@ -228,7 +236,7 @@ class _Decoder:
         losses = np.stack(self.losses[name])
         found = {"perplexity": math.exp(losses.mean())}
         for a, b in self.spans if len(self.spans) > 1 else []:
-            part = losses[:, a:b]  # a loss at place i is of token i + 1
+            part = losses[:, a:b]  # the loss at position i is that of token i + 1
             if part.size:
                 found[f"{a}–{b - 1}"] = math.exp(part.mean())
         found["agreement"] = float(np.mean(self.same[name]))
@@ -236,21 +244,9 @@ class _Decoder:
             found[f"recall at {depth:.0%}"] = float(np.mean(right))
         return found
 
-    @staticmethod
-    def verdict(rows: dict[str, EvaluationRow]) -> str:
-        before, after = (rows[name].figures["perplexity"] for name in ("teacher", "hybrid"))
-        told = f"perplexity {before:.3g} → {after:.3g}"
-        alone = rows["window alone"].figures["perplexity"] if "window alone" in rows else math.inf
-        if not after <= WORSE * before:
-            return f"Keep softmax: {told}."
-        if not after < alone:
-            return f"The map adds nothing to the window: {told}, the window alone {alone:.3g}."
-        beside = "" if math.isinf(alone) else f", the window alone {alone:.3g}"
-        return f"Worth a look: {told}{beside}."
-
 
 class _Encoder:
-    """Embeddings: means of the last hidden states."""
+    """Collects embeddings: means of the last hidden states over tokens."""
 
     how: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
@@ -274,20 +270,9 @@ class _Encoder:
             found["nearest"] = float((a.argmax(-1) == b.argmax(-1)).mean())
         return found
 
-    @staticmethod
-    def verdict(rows: dict[str, EvaluationRow]) -> str:
-        cosine = rows["hybrid"].figures["cosine"]
-        told = f"the mean cosine of embeddings with the teacher's is {cosine:.3f}"
-        alone = rows["window alone"].figures["cosine"] if "window alone" in rows else -math.inf
-        if not cosine >= ALIKE:
-            return f"Keep softmax: {told}."
-        if not cosine > alone:
-            return f"The map adds nothing to the window: {told}, the window alone {alone:.3f}."
-        return f"Worth a look: {told}."
-
 
 def _rank_correlation(a: Any, b: Any) -> float:
-    """Spearman's: that of the ranks. Similarities of floating point have no ties to speak of."""
+    """Return Spearman's rank correlation. Similarities in floating point have hardly any ties."""
     ranks = [np.argsort(np.argsort(x)).astype(np.float64) for x in (a, b)]
     a, b = (x - x.mean() for x in ranks)
     return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))

@@ -1,4 +1,4 @@
-"""Training a linearised model end to end, towards what its teacher gives."""
+"""Training a linearised model end to end towards the outputs of its teacher."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import torch
 
 from kerneltrick._progress import Progress, ProgressReport, paced
 from kerneltrick._version import __version__
-from kerneltrick.analysis._store import run_key
+from kerneltrick.analysis import run_key
 from kerneltrick.hf._linearized import Linearized, attention_blocks
 from kerneltrick.hf._loss import loss, outcome, softmax_everywhere
-from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
+from kerneltrick.torch import load_snapshot, save_snapshot
 
 Trained: TypeAlias = Literal["maps", "lora", "all"]
 
-LOOKS = 8  # at held-out windows, spread over the steps
+LOOKS = 8  # validations, spread over the steps
 WARM_UP = 10  # steps over which the learning rate rises
-PAUSE = 5.0  # seconds between snapshots …
-PACE = 20.0  # … or so many times as long as the last took to write
-BATCH = 8  # windows of a step …
-LEAST = 32  # … fewer, where there would not be so many steps
-MAP_RATE = 3e-3  # learning rates: of maps, …
-GAIN_RATE = 3e-2  # … of gains, which are logarithms, and few, …
-WEIGHT_RATE = {"lora": 1e-3, "all": 1e-4}  # … and of the weights that are trained with them
-RANK = 8  # of the matrices that `lora` adds
-MOST = 1.0  # norm of a gradient, to which larger ones are cut
+PAUSE = 5.0  # seconds between snapshots, …
+PACE = 20.0  # … or this many times as long as the last one took to write
+BATCH = 8  # windows per step, …
+LEAST = 32  # … or fewer, so that there are at least this many steps
+MAP_RATE = 3e-3  # the learning rate of maps
+GAIN_RATE = 3e-2  # the learning rate of gains, which are logarithms, and few
+WEIGHT_RATE = {"lora": 1e-3, "all": 1e-4}  # the learning rate of other weights
+RANK = 8  # the rank of the matrices that `lora` adds
+MOST = 1.0  # gradients are clipped to this norm
 FORMAT = "kerneltrick.Finetune/3"
 
 
 class Tuned(NamedTuple):
-    """What was trained, and the loss on held-out windows as it went: (step, loss)."""
+    """What was trained, and the loss on validation windows over time: (step, loss)."""
 
     trained: Trained
     history: tuple[tuple[int, float], ...]
@@ -44,11 +44,12 @@ class Tuned(NamedTuple):
 
     @property
     def before(self) -> float:
+        """The loss before the first step."""
         return self.history[0][1]
 
     @property
     def after(self) -> float:
-        """The loss of the weights that were kept: the least of all."""
+        """The loss of the weights that were kept, which is the smallest of all."""
         return min(loss for _, loss in self.history)
 
 
@@ -63,17 +64,21 @@ def finetune(
     progress: ProgressReport | None = None,
     resume: Path | None = None,
 ) -> Tuned:
-    """Train the model so that the whole of it gives what its teacher gives.
+    """Train the whole model to give the outputs of its teacher.
 
-    The teacher is the model as it comes, with softmax in every layer; `_loss` says what is made
-    small. Eight windows are one step of Adam, of a short text fewer. The weights that were best on
-    held-out windows are kept, before the first step too.
+    The teacher is the model before training, with softmax in every layer. `_loss` defines the loss.
+    One step of Adam has eight windows, or fewer for a short text. The weights with the smallest
+    loss on the validation windows are kept; they may be those before the first step.
 
-    trained:       "maps": maps and gains, nothing else. "all": the weights of attention too.
-                   "lora": matrices of rank 8 beside these weights (peft), which they take in at the
-                   end.
-    learning_rate: of maps, or of the weights if they are trained.
-    resume:        a file where the run is kept: a run that was stopped goes on to the same result.
+    windows: the token numbers to train on.
+    held_out: the validation windows.
+    trained: what to train. "maps" trains maps and gains alone. "all" trains the attention weights
+        too. "lora" trains matrices of rank 8 beside them (with peft), which are merged at the end.
+    learning_rate: the learning rate of the attention weights, or of the maps if they are trained
+        alone. The default depends on `trained`.
+    seed: the seed of the matrices that "lora" starts from.
+    progress: called with what is being done, how many steps are done, and how many there are.
+    resume: the file that keeps an unfinished run. The same call continues it to the same result.
     """
     wanted = {name: x.requires_grad for name, x in model.named_parameters()}
     training = model.training
@@ -98,7 +103,7 @@ def finetune(
 
 @contextmanager
 def _trainable(model: Linearized, trained: Trained, seed: int) -> Iterator[dict[str, Any]]:
-    """The weights beside maps that are trained, by name, as long as they are."""
+    """Make the maps trainable, and yield the other weights to train, by name."""
     model.requires_grad_(False)
     model.maps.requires_grad_(True)
     if trained == "lora":
@@ -112,7 +117,7 @@ def _trainable(model: Linearized, trained: Trained, seed: int) -> Iterator[dict[
 
 @contextmanager
 def _adapted(model: Linearized, seed: int) -> Iterator[None]:
-    """Matrices of low rank beside the weights of attention; at the end they are added to them."""
+    """Add low-rank matrices to the attention weights, and merge them at the end."""
     peft = peft_package()
     places = {id(x) for block in attention_blocks(model.model) for x in block.modules()}
     names = [
@@ -134,18 +139,18 @@ def _adapted(model: Linearized, seed: int) -> Iterator[None]:
 
 
 def peft_package() -> Any:
-    """peft, or ImportError that says how to get it."""
+    """Return the package peft, or raise ImportError that says how to install it."""
     try:
         import peft
     except ImportError:
         raise ImportError(
-            "training by LoRA needs peft: pip install 'kerneltrick[linearize]'"
+            "training with LoRA needs peft: pip install 'kerneltrick[linearize]'"
         ) from None
     return peft
 
 
 class _Run:
-    """Steps, looks at held-out windows, and the file that keeps them."""
+    """The steps of a training, its validations, and the file that keeps them."""
 
     def __init__(
         self,
@@ -163,7 +168,7 @@ class _Run:
         own = {f"maps.{name}": x for name, x in model.maps.named_parameters()}
         self.parameters: dict[str, Any] = {**own, **weights}
         if not self.parameters:
-            raise ValueError("finetune needs a map with weights or gains; this model has none")
+            raise ValueError("finetune needs a map with weights or gains, and this model has none")
         for x in weights.values():
             x.requires_grad_(True)
         gains = [x for name, x in own.items() if name.endswith("gain")]
@@ -174,7 +179,7 @@ class _Run:
         groups = [{"params": x} for x in (matrices, gains, list(weights.values()))]
         self.optimizer = torch.optim.Adam([x for x in groups if x["params"]], betas=(0.9, 0.99))
         self.rates = [r for r, x in zip(rates, groups, strict=True) if x["params"]]
-        # What the teacher has in place of weights that change: LoRA's begin at nothing.
+        # The teacher keeps the weights from before training. LoRA's start at zero.
         self.teacher = {name: x.detach().clone() for name, x in weights.items()}
         self.softmax = softmax_everywhere(model)
         self.step = 0
@@ -213,7 +218,7 @@ class _Run:
             (self._loss(ids) / len(batch)).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), MOST)
         if not bool(torch.isfinite(norm)):
-            for x in self.parameters.values():  # run away: what was best is kept, and is finite
+            for x in self.parameters.values():  # diverged; the best weights are finite, and kept
                 x.grad.zero_()
         warm = min(1.0, (self.step + 1) / WARM_UP)
         cosine = (1 + math.cos(math.pi * self.step / self.steps)) / 2
@@ -243,7 +248,7 @@ class _Run:
         save_snapshot(path, about, self.optimizer, self.parameters, self.best, history)
 
     def restore(self, path: Path, key: str) -> None:
-        """Go on where the run in that file was, if it was this one."""
+        """Continue the run in a file, if it is this run."""
         about = {"format": FORMAT, "key": key}
         found = load_snapshot(path, about, self.optimizer, self.parameters, self.best)
         if found is None:

@@ -1,4 +1,4 @@
-"""What a linearised model writes, beside its teacher, its windows alone and its maps alone."""
+"""How a linearised model continues a text, beside its teacher, its window and its map alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.hf._linearized import Linearized
 
-TOKENS = 40  # that a prompt is continued by
+TOKENS = 40  # the length of a continuation
 
 
 class Continuation(NamedTuple):
-    """A prompt, and the tokens by which each way to attend goes on."""
+    """A prompt, and the tokens with which each way to attend continues it."""
 
     prompt: list[int]
     written: dict[str, list[int]]
@@ -27,9 +27,9 @@ def continuations(
     prompts: Sequence[Sequence[int]],
     progress: ProgressReport | None,
 ) -> tuple[Continuation, ...]:
-    """The most likely tokens after some prompts, one by one; a way that is None is the teacher."""
+    """Continue prompts greedily. `ways` are settings of the model; None stands for the teacher."""
     how = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
-    meter, found = Progress("writing", len(prompts), progress), []
+    meter, found = Progress("continuing prompts", len(prompts), progress), []
     for number, ids in enumerate(prompts):
         meter(number)
         given = torch.tensor([list(ids)], device=model.device)

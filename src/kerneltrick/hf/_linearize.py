@@ -1,7 +1,8 @@
-"""Attention transfer: maps that imitate the layers of a model, in one pass over a text."""
+"""Linearising a pretrained model: fit maps to its layers, train, evaluate, and write a folder."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ import torch
 from kerneltrick import maps
 from kerneltrick._progress import ProgressReport, paced
 from kerneltrick.analysis import AttentionData
-from kerneltrick.analysis._fitted import STRETCH
 from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import check_original, load_network, place_of, quiet, record
 from kerneltrick.hf._choose import (
@@ -24,57 +24,94 @@ from kerneltrick.hf._choose import (
     state_bytes,
     with_features,
 )
-from kerneltrick.hf._evaluate import Evaluation
+from kerneltrick.hf._companions import check_companions
+from kerneltrick.hf._evaluate import Evaluation, evaluate
 from kerneltrick.hf._finetune import Tuned, peft_package
 from kerneltrick.hf._finetune import finetune as tune
-from kerneltrick.hf._folder import save_folder
+from kerneltrick.hf._folder import check_folder, save_folder
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules
 from kerneltrick.hf._loss import layer_losses
+from kerneltrick.hf._overlap import overlap_remark, sketch
+from kerneltrick.hf._passkey import passkeys
+from kerneltrick.hf._record import FITTED
+from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._recorder import register as register_recorder
+from kerneltrick.hf._split import Split, Windows, hold_out, split
 from kerneltrick.hf._texts import model_kind
-from kerneltrick.maps._base import one_of
+from kerneltrick.maps import one_of
 from kerneltrick.torch import Fit, fit
 
-APART = 8  # windows to stop by, at most; a sixteenth of a short text
-CHOOSING = 2  # of these, by which layers that keep softmax are chosen
+CHOOSING = 2  # validation windows that choose the layers which keep softmax
+PLANTED = 4  # windows in which a number is planted, for language models
+FINETUNE = ("none", "maps", "lora", "all")
 
 
 @dataclasses.dataclass(frozen=True)
 class Linearization:
-    """A linearised model, the fit of its maps, and what was chosen for it, and why."""
+    """A linearised model, how it was made, and how good it is."""
 
     model: Linearized
-    fit: Fit | None  # None: there was nothing to fit
-    kept: dict[int, str]  # layers that keep softmax
-    teacher: str  # the folder or name that it was made of
-    tuned: Tuned | None = None  # what training end to end brought
-    window: str | None = None  # why it was chosen, if it was
+    fit: Fit | None  # the fit of the maps; None if there was nothing to fit
+    kept: dict[int, str]  # the layers that keep softmax, with the reason
+    teacher: str  # the folder or name of the original
+    tuned: Tuned | None = None  # the training end to end, if there was one
+    window: str | None = None  # why the window was chosen, if it was
+    dropped: int = 0  # windows that were not fitted to, as they repeat text of validation windows
+    judged: Evaluation | None = None  # the figures on held-out windows, if there were any
+    sketch: tuple[str, ...] = ()  # a sketch of the text, by which `evaluate` knows it again
 
     @property
     def changed(self) -> bool:
         """Whether the weights of the original were trained too."""
         return self.tuned is not None and self.tuned.trained != "maps"
 
-    def save(self, folder: Path, judged: Evaluation, *, force: bool = False) -> None:
-        """Write model, tokenizer and a card with the figures, whole or not at all.
-
-        A folder that exists stays, unless `force` replaces it.
-        """
-        errors: dict[int, float] = {} if self.fit is None else _means(self.fit)
-        told = [] if self.window is None else [f"Window: {self.window}."]
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about how the model was made."""
+        found = []
+        if self.dropped:
+            found.append(
+                f"Windows that were skipped: {self.dropped}, because they repeat text of the "
+                "validation windows."
+            )
+        if self.window is not None:
+            found.append(f"Window: {self.window}.")
         if self.tuned is not None:
-            told.append(
+            found.append(
                 f"Trained end to end (`{self.tuned.trained}`, {self.tuned.tokens:,} tokens): "
                 f"held-out loss {self.tuned.before:.3g} → {self.tuned.after:.3g}."
             )
+        return found
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        judged: Evaluation | None = None,
+        *,
+        force: bool = False,
+    ) -> None:
+        """Write the model, its tokenizer and a card with the figures, as a whole or not at all.
+
+        folder: the folder to write. An existing folder is an error.
+        judged: the figures for the card. By default, those of this linearisation.
+        force: replace the folder if it holds a linearised model. Files that you added to it stay,
+            and a file that was changed since it was written is an error.
+        """
+        judged = judged or self.judged
+        if judged is None:
+            raise ValueError(
+                "save needs figures for the model card: pass what kerneltrick.hf.evaluate returns, "
+                "or give linearize held_out windows"
+            )
+        errors: dict[int, float] = {} if self.fit is None else _means(self.fit)
         save_folder(
-            folder, self.model, self.teacher, judged, errors, self.kept, told, self.record(),
-            force=force,
+            Path(folder), self.model, self.teacher, judged, errors, self.kept, self.remarks,
+            {**self.record(), FITTED: self.sketch}, force=force,
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """Losses, errors of heads and what was chosen, as plain values; a report draws them."""
-        found: dict[str, Any] = {"kept": self.kept, "window": self.window}
+        """Return the losses, the errors of heads and the choices as plain values, for reports."""
+        found: dict[str, Any] = {"kept": self.kept, "window": self.window, "dropped": self.dropped}
         if self.fit is not None:
             names = ("before", "after", "history", "steps", "stopped")
             found["fit"] = {name: getattr(self.fit, name) for name in names}
@@ -83,9 +120,24 @@ class Linearization:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Wishes:
+    """What the caller asked for; see `linearize`."""
+
+    setting: maps.MapLike | Dial
+    window: int | Literal["auto"] | None
+    features: int | None
+    key_weight: bool
+    keep: Sequence[int] | Literal["auto"]
+    share: float
+    budget: int | None
+    finetune: Literal["none", "maps", "lora", "all"]
+    seed: int
+
+
 def linearize(
     model: str | os.PathLike[str],
-    windows: Sequence[Sequence[int]],
+    windows: Windows,
     setting: maps.MapLike | Dial = "hedgehog@window=64,sinks=4",
     *,
     window: int | Literal["auto"] | None = None,
@@ -95,41 +147,132 @@ def linearize(
     share: float = 0.25,
     budget: int | None = None,
     finetune: Literal["none", "maps", "lora", "all"] = "none",
+    held_out: Windows | Literal["end"] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
 ) -> Linearization:
-    """Fit a map to every layer of a pretrained model, and put the maps in place of its softmax.
+    """Fit a feature map to every layer of a pretrained model, and replace its softmax by the maps.
 
-    model:    a folder, or a name on the hub.
-    windows:  token numbers, all windows of one length. Each is run through the model once, its
-              queries, keys and values serve one step of all layers, and are let go.
-    setting:  what is fitted; see `kerneltrick.torch.fit`, also for features and key_weight. The map
-              `softmax` beside a window has nothing to fit: the window alone, to compare with.
-    window:   another than that of `setting`. "auto": the shortest that gives half of the output by
-              itself, measured on a few windows.
-    keep:     numbers of layers that keep softmax. "auto": those that change the model most if each
-              is linearised alone, as long as it is more than on average, at most `share` of all
-              layers; or as many as `budget` allows.
-    budget:   bytes that a stream may hold after one window, for what is chosen.
-    finetune: train end to end afterwards, in a second pass over the windows, so that the whole
-              model gives what the original gives. "maps": the maps; weights of the original stay.
-              "all": the weights of attention too. "lora": matrices of low rank beside them (peft).
-    resume:   a file where the fit is kept, and beside it (`.tuning`) what comes after: a run that
-              was stopped goes on from there.
+    With `out`, this function does all that the command `kerneltrick linearize` does: it evaluates
+    the model on held-out windows, writes its folder, continues an unfinished run, and removes the
+    files of that run at the end.
+
+    model: the folder of the model, or its name on the hub.
+    windows: token numbers, in windows of one length (see `windows`). Each window runs through the
+        model once. Its queries, keys and values make one step for all layers and are then freed.
+    setting: the map to fit, with its window; see `kerneltrick.torch.fit`. The map `softmax` with a
+        window has nothing to fit: it keeps the window alone, as a baseline.
+    window: replaces the window of `setting`. "auto" chooses the shortest window that gives half of
+        the output by itself, measured on the validation windows.
+    features, key_weight: passed to `kerneltrick.torch.fit`.
+    keep: the numbers of the layers that keep softmax. "auto" chooses the layers that change the
+        model most when each is linearised alone, if they change it more than the average layer.
+    share: the largest share of layers that `keep="auto"` may keep.
+    budget: the bytes that one stream may hold after one window. It limits what is chosen by "auto"
+        and replaces `share`.
+    finetune: what to train end to end afterwards, in a second pass over the windows, so that the
+        whole model gives what the original gives. "maps" trains the maps and leaves the weights of
+        the original as they are. "all" trains the attention weights too. "lora" trains low-rank
+        matrices beside them (needs peft).
+    held_out: the windows to evaluate on. "end" holds back the last eighth of `windows`, which is
+        the default if `out` is given. Otherwise nothing is evaluated by default.
+    out: the folder to write. By default none is written; see `Linearization.save`.
+    force: replace `out` if it holds a linearised model; see `Linearization.save`.
+    seed: the seed of all random numbers.
+    progress: called with what is being done, how many steps are done, and how many there are.
+    resume: the file that keeps an unfinished run, so that the same call continues it. The training
+        end to end is kept beside it (`.tuning`). If `out` is given, the default is a hidden file
+        beside it, which is removed at the end.
     """
-    one_of("linearize", "finetune", finetune, ("none", "maps", "lora", "all"))
+    one_of("linearize", "finetune", finetune, FINETUNE)
     if budget is not None and "auto" not in (keep, window):
         raise ValueError(
-            "budget is for what is chosen by it: give keep or window as auto too (--keep auto, "
-            "--window auto)"
+            "budget limits what is chosen automatically: set keep or window to auto as well "
+            "(--keep auto, --window auto)"
         )
     if finetune == "lora":
-        peft_package()  # missing: said now, not after the fit
+        peft_package()  # if it is missing, say so before the fit
     where = place_of(model)
     if len({len(ids) for ids in windows}) != 1 or len(windows) < 2:
         raise ValueError("linearize needs at least two windows of tokens, all of one length")
-    fitted, apart = _split(windows)
+    target, unfinished = None, resume
+    if out is not None:
+        target = Path(os.path.abspath(out))
+        check_folder(target, force)
+        check_companions(where)
+        held_out = "end" if held_out is None else held_out
+        unfinished = resume or target.with_name(f".{target.name}.unfinished")
+    used, judged = hold_out(windows, held_out)
+    wishes = _Wishes(setting, window, features, key_weight, keep, share, budget, finetune, seed)
+    with _enough_memory(len(windows[0])):
+        found = _fit_and_train(where, split(used), wishes, progress, unfinished)
+        found = dataclasses.replace(found, sketch=tuple(sketch(used)))
+        if judged:
+            found = dataclasses.replace(found, judged=_judge(found, judged, progress))
+    if target is not None:
+        found.save(target, force=force)
+        if resume is None and unfinished is not None:
+            for path in (unfinished, _tuning(unfinished)):
+                path.unlink(missing_ok=True)
+    return found
+
+
+def _fit_and_train(
+    where: str,
+    windows: Split,
+    wishes: _Wishes,
+    progress: ProgressReport | None,
+    resume: Path | None,
+) -> Linearization:
+    network = _load(where, wishes.keep)
+    layers, body = len(attention_modules(network)), network.base_model
+
+    def captured(ids: Sequence[int]) -> AttentionData:
+        return record(where, body, ids, torch.ones(len(ids), dtype=torch.bool))
+
+    validation = [captured(ids) for ids in windows.validation]
+    dial, why = Dial.get(wishes.setting), None
+    window = wishes.window
+    if window == "auto":
+        wide = with_features(dial, wishes.features, validation[0])
+        window, why = choose_window(wide, validation, wishes.budget)
+    if window is not None:
+        dial = dataclasses.replace(dial, window=window)
+    most = _most_kept(layers, dial, validation[0], wishes)  # a budget that is too small raises
+    found, dials = None, dict.fromkeys(range(layers), dial)
+    if not is_softmax(dial):
+        found = fit(
+            map(captured, windows.fitted), dial, features=wishes.features,
+            key_weight=wishes.key_weight, held_out=validation, steps=len(windows.fitted),
+            seed=wishes.seed, progress=paced(progress, len(windows.fitted[0])), resume=resume,
+        )  # fmt: skip
+        dials = dict(found.maps.dials)
+    elif not (dial.window or dial.sinks):
+        raise ValueError(
+            "linearize needs a map, or a window beside softmax; softmax alone is the model itself"
+        )
+    causal = bool(validation[0].causal)
+    if wishes.keep == "auto":
+        every = assemble(network, dials, causal=causal)
+        kept = keep_layers(layer_losses(every, windows.validation[:CHOOSING], progress), most)
+    else:
+        kept = dict.fromkeys(sorted(wishes.keep), "as requested")
+    dials = {layer: own for layer, own in dials.items() if layer not in kept}
+    made, tuned = assemble(network, dials, causal=causal), None
+    if wishes.finetune != "none":
+        tuned = tune(
+            made, windows.fitted, windows.validation, trained=wishes.finetune, seed=wishes.seed,
+            progress=progress, resume=None if resume is None else _tuning(resume),
+        )  # fmt: skip
+    made.config.finetune = wishes.finetune
+    return Linearization(made, found, kept, where, tuned, why, windows.dropped)
+
+
+def _load(where: str, keep: Sequence[int] | Literal["auto"]) -> Any:
+    """Return the original, ready to be recorded, if there is something to linearise in it."""
     register_recorder()
     with quiet():
         config, kind = model_kind(where)
@@ -138,80 +281,51 @@ def linearize(
     layers = len(attention_modules(network))
     strange = [] if keep == "auto" else sorted(set(keep) - set(range(layers)))
     if strange:
-        raise ValueError(f"{where} has {layers} layers of attention, no {strange[0]} to keep")
+        raise ValueError(f"{where} has {layers} layers of attention, but no layer {strange[0]}")
     if keep != "auto" and len(set(keep)) == layers:
         raise ValueError(f"all {layers} layers would keep softmax: there is nothing to linearise")
-    body = network.base_model
-
-    def captured(ids: Sequence[int]) -> AttentionData:
-        return record(where, body, ids, torch.ones(len(ids), dtype=torch.bool))
-
-    def stream() -> Iterator[AttentionData]:
-        for ids in fitted:
-            yield captured(ids)
-
-    held_out = [captured(ids) for ids in apart]
-    dial, why = Dial.get(setting), None
-    if window == "auto":
-        window, why = choose_window(with_features(dial, features, held_out[0]), held_out, budget)
-    if window is not None:
-        dial = dataclasses.replace(dial, window=window)
-    most = 0
-    if keep == "auto":  # a budget that is too small is said before the fit
-        each = (with_features(dial, features, held_out[0]), Dial(maps.Softmax()))
-        small, large = (state_bytes(x, held_out[0]) for x in each)
-        most = most_kept(layers, share, budget, (small, large))
-    found, dials = None, dict.fromkeys(range(layers), dial)
-    if not is_softmax(dial):
-        found = fit(
-            stream(), dial, features=features, key_weight=key_weight, held_out=held_out,
-            steps=len(fitted), seed=seed, progress=paced(progress, len(windows[0])),
-            resume=resume,
-        )  # fmt: skip
-        dials = dict(found.maps.dials)
-    elif not (dial.window or dial.sinks):
-        raise ValueError("linearize needs a map, or a window beside softmax; this is the model")
-    causal = bool(held_out[0].causal)
-    if keep == "auto":
-        every = assemble(network, dials, causal=causal)
-        kept = keep_layers(layer_losses(every, apart[:CHOOSING], progress), most)
-    else:
-        kept = dict.fromkeys(sorted(keep), "as asked")
-    dials = {layer: own for layer, own in dials.items() if layer not in kept}
-    made, tuned = assemble(network, dials, causal=causal), None
-    if finetune != "none":
-        beside = None if resume is None else resume.with_name(f"{resume.name}.tuning")
-        tuned = tune(
-            made, fitted, apart, trained=finetune, seed=seed,
-            progress=progress, resume=beside,
-        )  # fmt: skip
-    made.config.finetune = finetune
-    return Linearization(made, found, kept, where, tuned, why)
+    return network
 
 
-def _split(windows: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-    """Windows to fit to, and windows to stop by, spread over the text: a chapter is not a book.
-
-    Texts repeat themselves (licences, headings): a window that shares a stretch with one to stop by
-    is not fitted to.
-    """
-    count = max(1, min(APART, len(windows) // 16))
-    apart = [windows[(2 * at + 1) * len(windows) // (2 * count)] for at in range(count)]
-    known = set().union(*map(_stretches, apart))
-    fitted = [ids for ids in windows if known.isdisjoint(_stretches(ids))]
-    if not fitted:
-        raise ValueError(
-            f"all {len(windows)} windows repeat what the {count} to stop by say; give a text that "
-            "goes on"
-        )
-    return fitted, apart
+def _most_kept(layers: int, dial: Dial, data: AttentionData, wishes: _Wishes) -> int:
+    """Return how many layers may keep softmax."""
+    if wishes.keep != "auto":
+        return 0
+    each = (with_features(dial, wishes.features, data), Dial(maps.Softmax()))
+    small, large = (state_bytes(x, data) for x in each)
+    return most_kept(layers, wishes.share, wishes.budget, (small, large))
 
 
-def _stretches(ids: Sequence[int]) -> set[tuple[int, ...]]:
-    size = min(STRETCH, len(ids))
-    return {tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)}
+def _judge(found: Linearization, windows: Windows, progress: ProgressReport | None) -> Evaluation:
+    """Evaluate the model; a language model with a tokenizer also has to recall planted numbers."""
+    planted = []
+    if found.model.config.language:
+        with contextlib.suppress(CaptureError):  # there is no tokenizer
+            planted = passkeys(found.teacher, windows[:PLANTED])
+    teacher = found.teacher if found.changed else None
+    result = evaluate(found.model, windows, teacher=teacher, passkeys=planted, progress=progress)
+    remark = overlap_remark(windows, found.sketch)
+    return dataclasses.replace(result, verdict=result.verdict + remark)
+
+
+@contextlib.contextmanager
+def _enough_memory(length: int) -> Iterator[None]:
+    """Turn PyTorch's errors about memory, which have no type of their own, into MemoryError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise MemoryError(
+            f"not enough memory for windows of {length} tokens; use shorter windows (--length)"
+        ) from error
+
+
+def _tuning(resume: Path) -> Path:
+    """Return the file that keeps the training end to end, beside that of the fit."""
+    return resume.with_name(f"{resume.name}.tuning")
 
 
 def _means(found: Fit) -> dict[int, float]:
-    """The error of each layer after the fit, mean over heads."""
+    """Return the error of each layer after the fit, averaged over heads."""
     return {layer: sum(each) / len(each) for layer, each in found.after.items()}

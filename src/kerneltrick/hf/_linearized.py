@@ -1,7 +1,7 @@
-"""A linearised model as a model of its own: the original, and a map for each of its layers.
+"""A linearised model as a model type of its own: the original, and a map for each layer.
 
-Its folder has a `model_type` of its own, so that nothing can load it as the softmax model that it
-was. `import kerneltrick.hf` makes `AutoModel` and `AutoModelForCausalLM` know it.
+Its folder has the model type "kerneltrick", so nothing can load it as the original softmax model by
+mistake. Importing `kerneltrick.hf` registers the type with `AutoModel` and `AutoModelForCausalLM`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ import transformers
 from kerneltrick import maps
 from kerneltrick._arrays import is_array
 from kerneltrick.attention import Dial, Far
-from kerneltrick.hf._attend import register_choice
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._names import FAMILY, register_choice
 from kerneltrick.torch import LearnedMap
 
-NAME = "kerneltrick"  # of the model type, and of the attention that finds its map in the layer
+NAME = FAMILY  # the model type, and the attention function that finds its map in the layer
 FORMAT = 1
-_SETTING = "_kerneltrick_setting"  # on an attention module: the Dial or LearnedMap it attends by
+_SETTING = "_kerneltrick_setting"  # the attribute of attention modules with their setting
 
 
 class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # not followed by mypy
-    """The configuration of a linearised model: that of the original, and the dials of its layers.
+    """The configuration of a linearised model.
 
-    text_config: of the original. layers: for each layer the text of its dial and what else a
-    `LearnedMap` takes. language: whether there is a head that predicts tokens. finetune: what was
-    trained end to end; after "lora" and "all" the weights are no longer those of the original.
+    text_config: the configuration of the original.
+    layers: for each layer, the text of its dial and the other arguments of its `LearnedMap`.
+    causal: whether the model is a decoder.
+    language: whether the model has a head that predicts tokens.
+    finetune: what was trained end to end. After "lora" and "all", the weights are no longer those
+        of the original.
+    format: the version of this format.
     """
 
     model_type = NAME
@@ -49,10 +53,15 @@ class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # n
     ) -> None:
         if format != FORMAT:
             raise ValueError(
-                f"this linearised model has format {format}, of another version of kerneltrick; "
-                f"this one reads format {FORMAT}"
+                f"this linearised model has format {format}, from another version of kerneltrick; "
+                f"this version reads format {FORMAT}"
             )
         if isinstance(text_config, dict):
+            if "model_type" not in text_config:
+                raise ValueError(
+                    "the configuration of this linearised model does not name the original's type "
+                    "(model_type in text_config)"
+                )
             text_config = transformers.AutoConfig.for_model(**text_config)
         self.text_config = text_config
         self.layers = [dict(layer) for layer in layers]
@@ -62,7 +71,7 @@ class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # n
 
 
 class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
-    """A pretrained model whose layers attend by maps and windows instead of softmax."""
+    """A pretrained model whose layers use feature maps and windows instead of softmax."""
 
     config_class = LinearizedConfig
     base_model_prefix = "model"
@@ -71,10 +80,19 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
 
     def __init__(self, config: LinearizedConfig, original: Any = None) -> None:
         super().__init__(config)
+        if config.text_config is None:
+            raise ValueError(
+                "the configuration of this linearised model does not describe the original "
+                "(text_config)"
+            )
         if original is None:
             kind = transformers.AutoModelForCausalLM if self._language else transformers.AutoModel
-            original = kind.from_config(config.text_config, attn_implementation=NAME)
+            # `from_pretrained` hands its dtype down as PyTorch's default; without it, `from_config`
+            # would use the dtype in which the original was saved.
+            dtype = torch.get_default_dtype()
+            original = kind.from_config(config.text_config, attn_implementation=NAME, dtype=dtype)
         else:
+            dtype = original.dtype
             original.set_attn_implementation(NAME)
         self.model = original
         self.maps = torch.nn.ModuleDict()
@@ -82,20 +100,28 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
             made = _setting(layer)
             if isinstance(made, LearnedMap):
                 self.maps[str(number)] = made
+        self.maps.to(dtype)
         self.post_init()
         self._attach()
 
     def _attach(self) -> None:
-        """Tell each attention module what it attends by."""
-        for number, module in enumerate(attention_modules(self.model)):
+        """Give each attention module its setting."""
+        modules = attention_modules(self.model)
+        if len(modules) != len(self.config.layers):
+            raise ValueError(
+                f"the configuration of this linearised model describes {len(self.config.layers)} "
+                f"layers, but the model has {len(modules)}; config.json was changed, or is not "
+                "the one that linearize wrote"
+            )
+        for number, module in enumerate(modules):
             layer = self.config.layers[number]
             learned = str(number) in self.maps
-            # Not as a submodule: its weights belong to self.maps alone.
+            # Not as a submodule, because the weights belong to self.maps alone.
             module.__dict__[_SETTING] = self.maps[str(number)] if learned else _setting(layer)
 
     @classmethod
     def from_pretrained(cls, where: Any, *arguments: Any, **keywords: Any) -> Any:
-        """As of any model; a folder whose maps are not whole is refused."""
+        """Load a model as usual, and refuse a folder that lacks some of the weights or maps."""
         config = keywords.get("config")
         if config is None:
             config = transformers.AutoConfig.from_pretrained(where)
@@ -103,7 +129,7 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
         if not isinstance(config, LinearizedConfig):
             raise ValueError(f"{where} holds no linearised model, but a {config.model_type}")
         if cls._language and not config.language:
-            raise ValueError(f"{where} predicts no tokens: it was made of a model without a head")
+            raise ValueError(f"{where} predicts no tokens: it was made from a model without a head")
         asked = keywords.pop("output_loading_info", False)
         owner: Any = LinearizedForCausalLM if config.language else LinearizedModel
         load = super(Linearized, owner).from_pretrained
@@ -119,7 +145,7 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
 
     def set_attn_implementation(self, *_: Any, **__: Any) -> None:
         raise AttentionError(
-            "a linearised model attends by its maps; load the original for another attention"
+            "a linearised model attends with its maps; load the original for another attention"
         )
 
     def get_input_embeddings(self) -> Any:
@@ -130,12 +156,12 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
 
     @property
     def settings(self) -> list[Dial | LearnedMap]:
-        """What each layer attends by."""
+        """The setting of each layer: a dial, or a module that learns one."""
         return [module.__dict__[_SETTING] for module in attention_modules(self.model)]
 
     @contextmanager
     def attending_by(self, settings: Sequence[Dial | LearnedMap]) -> Iterator[None]:
-        """Attend by others for a while: to tell what windows, and what maps, do alone."""
+        """Use other settings for a while, to measure what windows and maps do alone."""
         modules, own = attention_modules(self.model), self.settings
         try:
             for module, setting in zip(modules, settings, strict=True):
@@ -146,7 +172,7 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
                 module.__dict__[_SETTING] = setting
 
     def _run(self, given: Any, wanted: bool | None, keywords: dict[str, Any]) -> Any:
-        """Call the original; where it would have made a cache, it gets one of ours."""
+        """Call the original; if it would make a cache, give it one of constant size."""
         if self.config.causal:
             if wanted is None:
                 wanted = getattr(self.config.text_config, "use_cache", False) and not self.training
@@ -156,9 +182,9 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
 
 
 class LinearizedModel(Linearized):
-    """What `AutoModel.from_pretrained` makes of a linearised model's folder.
+    """The model that `AutoModel.from_pretrained` loads from the folder of a linearised model.
 
-    It is called as the original is, without its head.
+    It is called like the original without its head.
     """
 
     def forward(
@@ -168,9 +194,9 @@ class LinearizedModel(Linearized):
 
 
 class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: ignore[misc]
-    """What `AutoModelForCausalLM.from_pretrained` makes of a linearised model's folder.
+    """The model that `AutoModelForCausalLM.from_pretrained` loads from such a folder.
 
-    It is called as the original is, and generates with a state of constant size.
+    It is called like the original, and generates with a state of constant size.
     """
 
     _language = True
@@ -187,7 +213,7 @@ class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: 
         logits_to_keep: Any = 0,
         **more: Any,
     ) -> Any:
-        # generate looks at the names here, to know what it may give
+        # `generate` reads the signature of this method, so the names must stand here.
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask, "labels": labels,
             "position_ids": position_ids, "inputs_embeds": inputs_embeds,
@@ -201,7 +227,7 @@ class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> Any:
-        """What `generate` asks for a cache: ours, unless it was told which."""
+        """Give `generate` a cache of constant size, unless it was asked for another."""
         asked = generation_config.cache_implementation
         if generation_config.use_cache is not False and asked is None:
             model_kwargs.setdefault("past_key_values", Cache())
@@ -209,15 +235,16 @@ class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: 
 
 
 def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Linearized:
-    """`model` with a dial for each of its layers by number; layers that have none keep softmax.
+    """Return a linearised model made of `model` itself, with a dial for each layer in `dials`.
 
-    The model itself becomes part of what is made: its weights are those of the original.
+    Layers without a dial keep softmax. The weights are shared with `model`, not copied.
     """
     modules = attention_modules(model)
     strange = sorted(set(dials) - set(range(len(modules))))
     if strange:
         raise ValueError(
-            f"{type(model).__name__} has {len(modules)} layers of attention, no {strange[0]}"
+            f"{type(model).__name__} has {len(modules)} layers of attention, but no layer "
+            f"{strange[0]}"
         )
     heads, width = _sizes(model.config)
     every = [dials.get(number, Dial(maps.Softmax())) for number in range(len(modules))]
@@ -227,7 +254,7 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
     made: Linearized = (LinearizedForCausalLM if language else LinearizedModel)(config, model)
     for number, dial in enumerate(every):
         if str(number) in made.maps:
-            made.maps[str(number)] = LearnedMap(dial, **layers[number]["sizes"])
+            made.maps[str(number)] = LearnedMap(dial, **layers[number]["sizes"]).to(model.dtype)
     made._attach()
     if language:
         made.generation_config = model.generation_config
@@ -236,7 +263,7 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
 
 
 def attention_modules(model: Any) -> list[Any]:
-    """The modules that attend, one for each layer, in order."""
+    """Return the attention modules, one for each layer, in order."""
     found = [
         module
         for module in model.modules()
@@ -245,16 +272,16 @@ def attention_modules(model: Any) -> list[Any]:
     layers = model.config.get_text_config().num_hidden_layers
     if len(found) != layers:
         raise AttentionError(
-            f"{type(model).__name__} has {layers} layers but {len(found)} modules that attend, so "
-            "it is not known which belongs to which"
+            f"{type(model).__name__} has {layers} layers but {len(found)} attention modules, so it "
+            "is not clear which belongs to which"
         )
     return found
 
 
 def attention_blocks(model: Any) -> list[Any]:
-    """The modules that attend with all around them that has the name: their projections too."""
+    """Return the outermost attention modules, which include their projections."""
     found: list[Any] = []
-    for module in model.modules():  # each before what it holds
+    for module in model.modules():  # parents come first
         if _is_attention(module) and not any(module in _below(block) for block in found):
             found.append(module)
     return found
@@ -269,6 +296,7 @@ def _below(module: Any) -> list[Any]:
 
 
 def _sizes(config: Any) -> tuple[dict[str, int], int]:
+    """Return the numbers of heads, and the width of a head."""
     text = config.get_text_config()
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -276,7 +304,7 @@ def _sizes(config: Any) -> tuple[dict[str, int], int]:
 
 
 def _description(dial: Dial, heads: dict[str, int], width: int) -> dict[str, Any]:
-    """A dial without its weights, as `config.json` holds it, and what a `LearnedMap` needs."""
+    """Return the text of a dial without weights, and what a `LearnedMap` needs, for config.json."""
     feature_map = dial.feature_map
     arrays = {
         field.name: x
@@ -297,15 +325,21 @@ def _description(dial: Dial, heads: dict[str, int], width: int) -> dict[str, Any
 
 
 def _setting(layer: Mapping[str, Any]) -> Dial | LearnedMap:
-    if "sizes" not in layer:
-        return Dial.get(layer["dial"])
-    return LearnedMap(layer["dial"], **layer["sizes"])
+    try:
+        if "sizes" not in layer:
+            return Dial.get(layer["dial"])
+        return LearnedMap(layer["dial"], **layer["sizes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"the configuration of this linearised model has a layer {dict(layer)!r}, which is not "
+            f"what linearize writes ({error})"
+        ) from None
 
 
 def _choose(where: str, module: Any) -> Dial:
     setting = module.__dict__.get(_SETTING)
     if setting is None:
-        raise AttentionError(f"{where} has no map: it is not part of a linearised model")
+        raise AttentionError(f"{where} has no map, because it is not part of a linearised model")
     return setting.dial if isinstance(setting, LearnedMap) else setting
 
 

@@ -1,4 +1,4 @@
-"""How far a linearised model is from its teacher, on one window of tokens."""
+"""The distance of a linearised model from its teacher, on one window of tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from kerneltrick.hf._linearized import Linearized
 
 
 def softmax_everywhere(model: Linearized) -> list[Dial]:
-    """The teacher's way to attend, a setting for each layer."""
+    """Return the teacher's settings: softmax in each layer."""
     return [Dial(maps.Softmax())] * len(model.settings)
 
 
 def outcome(model: Linearized, ids: Sequence[int], weights: Mapping[str, Any]) -> Any:
-    """Logits (n, V) of a language model, else the hidden states (n, F) of every layer.
+    """Return the logits (n, V) of a language model, or the hidden states (n, F) of all layers.
 
-    weights: what to use in place of some of the model's own.
+    ids: the token numbers of the window.
+    weights: parameters to use instead of the model's own, by name.
     """
     batch = torch.tensor([list(ids)], device=model.device)
     how = {"use_cache": False} if model.config.language else {"output_hidden_states": True}
@@ -33,16 +34,17 @@ def outcome(model: Linearized, ids: Sequence[int], weights: Mapping[str, Any]) -
 
 
 def loss(model: Linearized, found: Any, wanted: Any) -> Any:
-    """How far an outcome is from the teacher's.
+    """Return the distance of an outcome from the teacher's.
 
-    Language models: the Kullback–Leibler divergence of the teacher's next tokens from the model's,
-    mean over tokens. Others: ‖h − h_teacher‖² / ‖h_teacher‖² of hidden states, mean over layers,
-    and the same of their mean over tokens, which embeddings are made of.
+    For language models, it is the Kullback–Leibler divergence KL(teacher ‖ model) of the next
+    token, averaged over tokens. For others, it is ‖h − h_teacher‖² / ‖h_teacher‖² of the hidden
+    states, averaged over layers, plus the same for the mean of the last hidden states over tokens,
+    which is the embedding of the text.
     """
     if model.config.language:
         logs = (x.log_softmax(-1) for x in (found, wanted))
         return torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean")
-    # The first hidden states are embeddings, which are the teacher's own.
+    # The first hidden states are token embeddings, which equal the teacher's.
     every = [_distance(a, b) for a, b in zip(found[1:], wanted[1:], strict=True)]
     return sum(every) / len(every) + _distance(found[-1].mean(0), wanted[-1].mean(0))
 
@@ -50,10 +52,10 @@ def loss(model: Linearized, found: Any, wanted: Any) -> Any:
 def layer_losses(
     model: Linearized, windows: Sequence[Sequence[int]], progress: ProgressReport | None = None
 ) -> dict[int, float]:
-    """The loss of the model in which one layer alone is linearised, by its number."""
+    """Return, for each layer, the loss of the model in which that layer alone is linearised."""
     exact, own = softmax_everywhere(model), model.settings
     losses = dict.fromkeys(range(len(own)), 0.0)
-    meter = Progress("choosing layers that keep softmax", len(windows) * len(own), progress)
+    meter = Progress("choosing the layers that keep softmax", len(windows) * len(own), progress)
     with torch.no_grad():
         for place, ids in enumerate(windows):
             with model.attending_by(exact):

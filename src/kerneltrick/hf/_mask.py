@@ -1,9 +1,9 @@
-"""Masks of transformers, and which tokens they keep: causal or full attention, and padding.
+"""Masks of transformers, and the tokens that they keep: causal or full attention, and padding.
 
-A mask function is registered under the name of the attention: without one transformers passes no
-mask at all. It hands over n numbers where a pattern is known, not n² of them: int8 for causal
-attention, bool for full. Masks made elsewhere, (batch, 1 or heads, n_q, n_k), are read for the same
-three things; what is neither is refused.
+Every name of an attention function has a mask function, because without one transformers passes no
+mask at all. Ours passes n numbers instead of n² where the pattern is known: int8 for causal
+attention, bool for full. Masks that were made elsewhere, (batch, 1 or heads, n_q, n_k), are read
+for the same pattern. Masks that are neither causal nor full are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers import masking_utils
 
 
@@ -23,11 +22,11 @@ class Tokens(NamedTuple):
     """What a mask says about the tokens of a call."""
 
     causal: bool
-    keep: Any = None  # (batch, n_k) bool; None: all
-    segment_ids: Any = None  # (batch, n_k); None: one sequence in each row
+    keep: Any = None  # (batch, n_k) bool; None keeps all tokens
+    segment_ids: Any = None  # (batch, n_k); None means one sequence in each row
 
     def stretch(self, at: slice) -> Tokens:
-        """The same of some of the tokens."""
+        """Return the same for some of the tokens."""
         keep, ids = (None if x is None else x[:, at] for x in (self.keep, self.segment_ids))
         return Tokens(self.causal, keep, ids)
 
@@ -43,12 +42,11 @@ def make_mask(
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """The mask function of every name: keys to keep, (batch, n_k), or the pattern as it is."""
-    _check_routed(keywords.get("config"))
+    """Return the keys to keep, (batch, n_k), or the whole pattern where it is not a known one."""
     if kv_offset + kv_length != int(q_offset) + q_length or kv_offset not in (0, int(q_offset)):
         raise AttentionError(
-            f"the cache hands over tokens {kv_offset}:{kv_offset + kv_length} for queries "
-            f"{int(q_offset)}:{int(q_offset) + q_length}; take kerneltrick.hf.Cache()"
+            f"the cache returns tokens {kv_offset}:{kv_offset + kv_length} for queries "
+            f"{int(q_offset)}:{int(q_offset) + q_length}; use kerneltrick.hf.Cache()"
         )
     known = {
         masking_utils.causal_mask_function: torch.int8,
@@ -78,7 +76,7 @@ def _other_mask(
     config: Any = None,
     **keywords: Any,
 ) -> Any:
-    """The mask (batch, 1, n_q, n_k) of a pattern that only its values tell: packed sequences, …"""
+    """Return the mask (batch, 1, n_q, n_k) of another pattern, such as packed sequences."""
     name = getattr(config, "model_type", "the model")
     if local_size is not None:
         raise AttentionError(f"{name} has a sliding window of its own ({local_size} tokens)")
@@ -89,27 +87,18 @@ def _other_mask(
     )  # fmt: skip
     past, mask = whole[..., :kv_offset], whole[..., kv_offset:]
     seen = True if attention_mask is None else attention_mask[:, None, None, :kv_offset]
-    if bool((past != seen).any()):  # a state cannot leave out what it has
-        raise AttentionError(f"{name} hides earlier tokens from later ones, which no state can")
+    if bool((past != seen).any()):
+        raise AttentionError(
+            f"{name} masks earlier tokens, which a recurrent state cannot represent"
+        )
     return mask
 
 
-def _check_routed(config: Any) -> None:
-    """Refuse a model that makes masks by this name and then attends by itself."""
-    try:
-        kind = transformers.AutoModel._model_mapping[type(config)]
-    except KeyError:  # a model of somebody else's
-        return
-    for cls in kind if isinstance(kind, (list, tuple)) else [kind]:
-        if not cls._can_set_attn_implementation():
-            raise AttentionError(
-                f"{cls.__name__} does not route its attention through transformers' attention "
-                "interface, so nothing can take its place"
-            )
-
-
 def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> Tokens:
-    """What `mask` says; `causal` is what the model says where there is none."""
+    """Return what `mask` says. `causal` is what the model says, for when the mask leaves it open.
+
+    where: the name of the layer, for messages.
+    """
     if mask is None:
         return Tokens(causal)
     if mask.ndim == 2 and mask.shape[1] == n_k and mask.dtype in (torch.int8, torch.bool):
@@ -120,25 +109,25 @@ def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> Tokens
             f"{where} has a mask {tuple(mask.shape)} for {n_q} queries and {n_k} keys; expected "
             f"(batch, 1, {n_q}, {n_k})"
         )
-    return _read_pattern(where, _allowed(where, mask).expand(-1, n_q, -1))
+    return _read_pattern(where, _allowed(where, mask).expand(-1, n_q, -1), causal)
 
 
 def _allowed(where: str, mask: Any) -> Any:
-    """(batch, n_q, n_k) bool from a mask that may be a term of the scores, for each head."""
+    """Return (batch, n_q, n_k) bool for a mask that may be per head and added to the scores."""
     allowed = mask
     if mask.dtype != torch.bool:
         allowed = mask > torch.finfo(mask.dtype).min / 2
         if bool((mask[allowed] != 0).any()):
             raise AttentionError(
-                f"{where} adds a bias to its scores (in its mask), not held by q, k and v"
+                f"{where} adds a bias to its scores (in its mask), which q, k and v do not contain"
             )
     if bool((allowed != allowed[:, :1]).any()):
-        raise AttentionError(f"{where} masks its heads differently")
+        raise AttentionError(f"{where} has different masks for its heads")
     return allowed[:, 0]
 
 
-def _read_pattern(where: str, allowed: Any) -> Tokens:
-    """Full, causal or packed, as the rows of real tokens show; those of padding do not matter."""
+def _read_pattern(where: str, allowed: Any, causal: bool) -> Tokens:
+    """Find out whether a pattern is full, causal or packed. Rows of padding do not count."""
     n_q, n_k = allowed.shape[1:]
     keep = allowed.any(dim=1)
     real = torch.ones_like(keep[:, :n_q]) if n_q > n_k else keep[:, n_k - n_q :]
@@ -149,13 +138,14 @@ def _read_pattern(where: str, allowed: Any) -> Tokens:
 
     index = torch.arange(n_k, device=allowed.device)
     past = index <= index[n_k - n_q :, None] if n_q <= n_k else None
-    if past is not None and fits(past):
-        return Tokens(True, kept)
-    if fits(torch.ones_like(allowed)):
-        return Tokens(False, kept)
+    # A single token fits both patterns, so the model's own word comes first.
+    patterns = {True: past, False: torch.ones_like(allowed)}
+    for kind in (causal, not causal):
+        if patterns[kind] is not None and fits(patterns[kind]):
+            return Tokens(kind, kept)
     if n_q == n_k:
         first = torch.where(keep, allowed.to(torch.int8).argmax(dim=-1), 0)
-        segment = first.cummax(dim=-1).values  # padding goes with what stands before it
+        segment = first.cummax(dim=-1).values  # padding belongs to the sequence before it
         if fits(past & (segment[..., None] == segment[:, None])):
             return Tokens(True, kept, segment)
     raise AttentionError(

@@ -1,4 +1,4 @@
-"""Recall of a fact far back: a number planted in a text, and asked for at its end."""
+"""Recall of a distant fact: a number is planted in a text, and the end of the text asks for it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kerneltrick.hf._capture import load_tokenizer, place_of, quiet
-from kerneltrick.maps._base import seeded
+from kerneltrick.maps import seeded
 
-DEPTHS = (0.1, 0.5, 0.9)  # where the fact stands, as a share of the text before the question
+DEPTHS = (0.1, 0.5, 0.9)  # positions of the fact, as shares of the text before the question
 FACT = " The pass key is {key}. Remember it: {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 
 
 class Passkey(NamedTuple):
-    """Tokens that end with an answer, and where in the text the answer stands."""
+    """A text that ends with the answer, and where in the text the answer was planted."""
 
     depth: float
     ids: list[int]
-    answer: int  # so many tokens at the end are the answer
+    answer: int  # the number of tokens at the end that are the answer
 
 
 def passkeys(
@@ -29,9 +29,14 @@ def passkeys(
     depths: Sequence[float] = DEPTHS,
     seed: int = 0,
 ) -> list[Passkey]:
-    """Each of the windows with a number planted at each of the depths, as long as it was.
+    """Plant a number in each window at each depth, without changing the length of the window.
 
-    None, if windows are so short that half of them would not be text.
+    The result is empty if the windows are so short that more than half of each would be replaced.
+
+    model: the folder of the model, or its name on the hub.
+    windows: the token numbers of the texts.
+    depths: where to plant the number, as shares of the text.
+    seed: the seed of the numbers.
     """
     with quiet():
         tokenizer = load_tokenizer(place_of(model))

@@ -1,4 +1,4 @@
-"""Tokens a second and bytes held, of a linearised model and of the softmax that it was."""
+"""Tokens per second and memory of a linearised model, and of the same model with softmax."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import check_length
 from kerneltrick.hf._linearized import NAME, Linearized
 
-STEPS = 8  # tokens decoded after each context …
-BEFORE = 4  # … and before them, until all that is made once is there
-CHUNK = 1024  # tokens of the prompt that are read at once
+STEPS = 8  # tokens that are decoded and timed after each context
+WARM_UP = 4  # tokens that are decoded before, without timing
+CHUNK = 1024  # tokens of the prompt that are read in one call
 
 
 class Speed(NamedTuple):
-    """What one way to attend does after a context of so many tokens, for one stream."""
+    """The speed and memory of one way to attend after a context, for one stream."""
 
-    name: str  # teacher, hybrid
-    context: int
-    prefill: float  # tokens a second; of encoders, which read all at once, that
-    decoding: float | None  # tokens a second; None for encoders
+    name: str  # teacher or hybrid
+    context: int  # tokens
+    prefill: float  # tokens per second; for encoders, of the whole text at once
+    decoding: float | None  # tokens per second; None for encoders
     state_bytes: int | None
 
 
 def speeds(
     model: Linearized, contexts: Sequence[int], *, progress: ProgressReport | None = None
 ) -> tuple[Speed, ...]:
-    """Time the model and its teacher, which is the same weights with transformers' own attention.
+    """Time the model and its teacher: the same weights with transformers' own attention.
 
-    A prompt of noise is read in chunks, then `STEPS` tokens are decoded one by one.
+    A prompt of noise is read in chunks, and then a few tokens are decoded one by one.
     """
-    limit, more = model.config.text_config, BEFORE + STEPS if model.config.causal else 0
+    limit, more = model.config.text_config, WARM_UP + STEPS if model.config.causal else 0
     for context in contexts:
-        check_length("the model", limit, context + more, "give shorter contexts (--contexts)")
+        check_length("the model", limit, context + more, "use shorter contexts (--contexts)")
     meter = Progress("timing", 2 * len(contexts), progress)
     found = []
     for place, context in enumerate(contexts):
@@ -73,7 +73,7 @@ def _time(
     ids = torch.arange(context, device=model.device)[None] * 7 % vocabulary
     with torch.inference_mode():
         if not model.config.causal:
-            network(input_ids=ids)  # what is prepared once is not timed
+            network(input_ids=ids)  # preparations are not timed
             start = time.perf_counter()
             network(input_ids=ids)
             return Speed(name, context, context / (time.perf_counter() - start), None, None)
@@ -86,7 +86,7 @@ def _time(
         for at in range(0, context, CHUNK):
             network(input_ids=ids[:, at : at + CHUNK], **how)
         read = time.perf_counter() - start
-        for _ in range(BEFORE):
+        for _ in range(WARM_UP):
             network(input_ids=ids[:, :1], **how)
         start = time.perf_counter()
         for _ in range(STEPS):

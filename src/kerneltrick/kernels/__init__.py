@@ -1,7 +1,7 @@
-"""Kernel methods without attention: Gram matrices, function spaces, regression, networks' kernels.
+"""Kernel methods without attention: Gram matrices, RKHS functions, regression, network kernels.
 
-Everything that works with the n×n Gram matrix ("dual") works with m explicit features ("primal")
-too, in O(n·m²). NumPy only, in float64.
+Every method works with the n×n Gram matrix ("dual") and, in O(n·m²), with m explicit features
+("primal"). All computations use NumPy in float64.
 """
 
 from kerneltrick.kernels._base import Kernel, Normalized, Product, Scaled, Sum

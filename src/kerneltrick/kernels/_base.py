@@ -1,4 +1,4 @@
-"""What every kernel has: a Gram matrix, its diagonal, a feature map where there is one, algebra."""
+"""The base class of kernels, and kernels that are built from other kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kerneltrick.kernels._check import Floats, points, positive, same_width, who
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Kernel:
-    """A similarity k(x, y) of points; called with (n_x, d) and (n_y, d) it gives (n_x, n_y).
+    """A similarity k(x, y) of points. Called with (n_x, d) and (n_y, d), it returns (n_x, n_y).
 
-    Kernels add, multiply and scale: `k1 + k2`, `k1 * k2`, `3 * k1` are kernels, with the feature
-    maps [φ₁, φ₂], φ₁⊗φ₂ and √3·φ₁. All numbers are float64.
+    Kernels can be added, multiplied and scaled: `k1 + k2`, `k1 * k2` and `3 * k1` are kernels with
+    the feature maps [φ₁, φ₂], φ₁⊗φ₂ and √3·φ₁. All numbers are float64.
 
     >>> import numpy as np
     >>> from kerneltrick import kernels
@@ -32,10 +32,10 @@ class Kernel:
     """
 
     name: ClassVar[str] = ""
-    positive_semidefinite: ClassVar[bool | None] = True  # None: not known
+    positive_semidefinite: ClassVar[bool | None] = True  # None: unknown
 
     def __call__(self, x: Any, y: Any = None) -> Floats:
-        """The similarities of the rows of x and of y (of x and x if y is not given)."""
+        """The similarities between the rows of x and y, or between the rows of x if y is None."""
         first = points(str(self), "x", x)
         second = first if y is None or y is x else points(str(self), "y", y)
         same_width(str(self), first, second)
@@ -43,18 +43,18 @@ class Kernel:
             return self._checked(self._gram(first, second))
 
     def diagonal(self, x: Any) -> Floats:
-        """k(xᵢ, xᵢ) as (n,), without the n×n matrix."""
+        """k(xᵢ, xᵢ) as (n,), without computing the n×n matrix."""
         checked = points(str(self), "x", x)
         with np.errstate(over="ignore", invalid="ignore"):
             return self._checked(self._diagonal(checked))
 
     @property
     def feature_map(self) -> maps.FeatureMap | None:
-        """A finite φ with k(x, y) = φ(x)·φ(y), None where there is none."""
+        """A finite map φ with k(x, y) = φ(x)·φ(y), or None."""
         return None
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """A map of m random features whose kernel is this one on average, drawn from `seed`."""
+        """A map with m random features, drawn from `seed`, whose mean kernel is this one."""
         raise ValueError(f"{self} has no random features")
 
     def _gram(self, x: Floats, y: Floats) -> Floats:
@@ -70,7 +70,7 @@ class Kernel:
         i, j = place if len(place) == 2 else place * 2
         raise ValueError(
             f"{self} is {values[place]} between point {i} and point {j}: "
-            f"use smaller points or a smaller scale"
+            f"scale the points down or use a smaller scale"
         )
 
     def __add__(self, other: Any) -> Kernel:
@@ -103,7 +103,7 @@ class _Pair(Kernel):
         return True if parts == (True, True) else None
 
     def _random(self, m: int, seed: int) -> tuple[maps.FeatureMap, maps.FeatureMap]:
-        """Exact maps where there are some; random ones with draws of their own."""
+        """The exact map of each kernel if it has one, or else a random one with its own draws."""
         left = self.left.feature_map or self.left.random_features(m, 2 * seed)
         return left, self.right.feature_map or self.right.random_features(m, 2 * seed + 1)
 
@@ -124,7 +124,7 @@ class Sum(_Pair):
         return None if left is None or right is None else features.Joined(left, right)
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """[φ₁, φ₂], each exact or with m random features."""
+        """[φ₁, φ₂], where each map is exact or has m random features."""
         return features.Joined(*self._random(m, seed))
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ class Product(_Pair):
         return None if left is None or right is None else features.Crossed(left, right)
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """φ₁⊗φ₂, each exact or with m random features of its own draws."""
+        """φ₁⊗φ₂, where each map is exact or has m random features with its own draws."""
         return features.Crossed(*self._random(m, seed))
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ class Product(_Pair):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Scaled(Kernel):
-    """c · k(x, y) for c > 0, with √c·φ."""
+    """c · k(x, y) for c > 0, with the map √c·φ."""
 
     base: Kernel
     factor: float
@@ -189,9 +189,10 @@ class Scaled(Kernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Normalized(Kernel):
-    """k(x, y)/√(k(x, x) k(y, y)), with φ/‖φ‖; that of e^{x·y} is the RBF kernel of length 1.
+    """k(x, y)/√(k(x, x) k(y, y)), with the map φ/‖φ‖.
 
-    Undefined, and refused, where k(x, x) ≤ 0: there is no direction to compare.
+    The normalized e^{x·y} is the RBF kernel of length 1. Points with k(x, x) ≤ 0 are refused,
+    because the kernel is not defined there.
     """
 
     base: Kernel
@@ -214,8 +215,8 @@ class Normalized(Kernel):
         if not (squares > 0).all():
             row = int(np.argmin(squares > 0))
             raise ValueError(
-                f"{self} is 0/0 at point {row}, where {self.base} of the point with itself is "
-                f"{squares[row]:g}; leave such points out"
+                f"{self} is not defined at point {row}, where k(x, x) of {self.base} is "
+                f"{squares[row]:g}; remove such points"
             )
         return np.sqrt(squares)
 
@@ -225,7 +226,7 @@ class Normalized(Kernel):
         return None if base is None else features.Unit(base)
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """Features of the base kernel, each point's scaled to length 1."""
+        """The features of the base kernel, scaled to length 1 for each point."""
         return features.Unit(self.base.random_features(whole(str(self), "m", m), seed))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What may come in: points, targets, labels and penalties, or an error that says what to do."""
+"""Check points, targets, labels and penalties, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Solver = Literal["auto", "dual", "primal"]
 
 
 def points(who: str, name: str, x: Any, least: int = 0) -> Floats:
-    """x as (n, d) in float64; ValueError unless it is finite with n ≥ least and d ≥ 1."""
+    """x as (n, d) in float64. Raises ValueError unless x is finite, n ≥ least and d ≥ 1."""
     array = _real(who, name, x)
     if array.ndim != 2:
         hint = f"; a single column is {name}[:, None]" if array.ndim == 1 else ""
@@ -31,13 +31,13 @@ def points(who: str, name: str, x: Any, least: int = 0) -> Floats:
 def same_width(who: str, x: Floats, y: Floats) -> None:
     if x.shape[1] != y.shape[1]:
         raise ValueError(
-            f"{who} needs points of one width, but x has {x.shape[1]} coordinates and y "
+            f"{who} needs points of the same width, but x has {x.shape[1]} coordinates and y has "
             f"{y.shape[1]} (x: {x.shape}, y: {y.shape})"
         )
 
 
 def targets(who: str, y: Any, n: int, *, columns: bool = True) -> Floats:
-    """y as (n,), or (n, t) where several columns are allowed, in float64 and finite."""
+    """y as (n,), or (n, t) if several columns are allowed, in float64 and finite."""
     array = _real(who, "y", y)
     if array.ndim not in ((1, 2) if columns else (1,)) or len(array) != n or array.size == 0:
         several = f" or ({n}, targets)" if columns else ""
@@ -51,7 +51,7 @@ def signs(who: str, y: Any, n: int) -> Floats:
     if not np.isin(array, (-1.0, 1.0)).all():
         found = ", ".join(f"{v:g}" for v in np.unique(array)[:4])
         hint = "; write 2 * y - 1" if np.isin(array, (0.0, 1.0)).all() else ""
-        raise ValueError(f"{who} needs labels −1 and 1, but y holds {found}{hint}")
+        raise ValueError(f"{who} needs labels −1 and 1, but y contains {found}{hint}")
     return array
 
 
@@ -94,7 +94,7 @@ def _real(who: str, name: str, x: Any) -> np.ndarray[Any, Any]:
     array = as_numpy(x) if is_array(x) else np.asarray(x)
     if array.dtype.kind not in "fiu":
         kind = "text" if array.dtype.kind in "US" else str(array.dtype)
-        raise TypeError(f"{who} needs {name} to hold real numbers, not {kind}")
+        raise TypeError(f"{who} needs {name} to contain real numbers, not {kind}")
     return array.astype(np.float64, copy=False)
 
 
@@ -102,5 +102,5 @@ def _finite(who: str, name: str, array: Floats) -> Floats:
     bad = ~np.isfinite(array)
     if bad.any():
         row = int(np.argwhere(bad)[0][0])
-        raise ValueError(f"{who} needs finite numbers, but {name} holds NaN or inf in row {row}")
+        raise ValueError(f"{who} needs finite numbers, but {name} contains NaN or inf in row {row}")
     return array

@@ -32,20 +32,20 @@ _WHO = "rkhs_descent"
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Descent:
-    """Where a descent went: all fields but `function` have one entry per recorded step."""
+    """The path of a descent. Arrays have one entry for each recorded step."""
 
     function: RKHSFunction  # the last f
     steps: tuple[int, ...]
-    coefficients: Floats  # (records, n): the representer coefficients α of each f
+    coefficients: Floats  # (records, n): the coefficients α of each f
     norms: Floats  # ‖f‖
     losses: Floats  # (1/N)Σℓ(f(xᵢ), yᵢ)
-    objectives: Floats  # the same + λ‖f‖²
-    gaps: Floats  # objective − minimum is at most this, and λ‖f − f*‖² too
+    objectives: Floats  # the loss + λ‖f‖²
+    gaps: Floats  # upper bounds on objective − minimum and on λ‖f − f*‖²
     solver: Solver
     stopped: str  # "steps", "tolerance" or "interrupted"
 
     def at(self, record: int) -> RKHSFunction:
-        """The function of one record."""
+        """The function at one recorded step."""
         f = self.function
         return RKHSFunction(f.kernel, f.points, self.coefficients[record])
 
@@ -70,18 +70,19 @@ def rkhs_descent(
     solver: Solver = "auto",
     progress: ProgressReport | None = None,
 ) -> Descent:
-    """Functional gradient descent on J(f) = (1/N)Σℓ(f(xᵢ), yᵢ) + λ‖f‖², from f = 0.
+    """Minimise J(f) = (1/N)Σℓ(f(xᵢ), yᵢ) + λ‖f‖² by functional gradient descent from f = 0.
 
     ∇J(f) = (1/N)Σℓ′(f(xᵢ), yᵢ)k(xᵢ, ·) + 2λf, so f never leaves the span of the k(xᵢ, ·):
-    α ← (1 − 2ηλ)α − (η/N)ℓ′. λ is `mean_penalty`. `loss`: "squared" (f − y)², "logistic"
-    log(1 + e^{−yf}) or "hinge" max(0, 1 − yf), the latter two with labels −1 and 1.
+    α ← (1 − 2ηλ)α − (η/N)ℓ′. λ is `mean_penalty`. `loss` is "squared", (f − y)², "logistic",
+    log(1 + e^{−yf}), or "hinge", max(0, 1 − yf); the latter two need labels −1 and 1.
 
-    The step η is 1/L, L bounding the curvature of J, unless `step_size` is given; for the hinge,
-    which has none, η_t = 1/(λ(t + 2)). (Then the step is Frank–Wolfe's in the dual of the SVM
-    (Bach 2015), and α is feasible there, so the gap is a duality gap; for smooth losses it is
-    ‖∇J‖²/4λ.) Stops after `steps`, at gap ≤ `tolerance`, or on Ctrl-C, with what it has.
+    The step η is `step_size`. By default it is 1/L, where L bounds the curvature of J. The hinge
+    loss has no such bound and uses η_t = 1/(λ(t + 2)), which is the step of Frank–Wolfe in the dual
+    of the SVM (Bach 2015). There α is feasible, so the gap is a duality gap; for smooth losses the
+    gap is ‖∇J‖²/4λ. The descent stops after `steps` steps, when the gap is ≤ `tolerance`, or on
+    Ctrl-C, and returns what it has. Every `record_every`-th step is recorded.
 
-    A step costs O(n²) with the Gram matrix ("dual"), O(n·m) with features ("primal").
+    A step costs O(n²) with the Gram matrix (`solver` "dual") and O(n·m) with features ("primal").
 
     >>> import numpy as np
     >>> x = np.array([[-1.0], [0.0], [1.0]])
@@ -121,7 +122,7 @@ def rkhs_descent(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Space:
-    """K as something to multiply by: itself, or ΦΦᵀ."""
+    """Products with K, computed from K itself or from ΦΦᵀ."""
 
     kernel: Kernel
     points: Floats
@@ -145,7 +146,7 @@ class _Space:
         return values, not_negative(self.kernel, float(alpha @ values), alpha, self.matrix)
 
     def largest_eigenvalue(self) -> float:
-        """Of K by power iteration: never above it, and hardly below."""
+        """The largest eigenvalue of K by power iteration, which slightly underestimates it."""
         vector = np.random.default_rng(0).standard_normal(len(self.points))
         found = 0.0
         for _ in range(100):
@@ -161,7 +162,7 @@ def _step_size(space: _Space, loss: Loss, penalty: float, given: float | None) -
     if loss.curvature is None:
         if given is not None:
             raise ValueError(
-                f"{_WHO} has steps of its own for the hinge loss, which has a kink: leave out "
+                f"{_WHO} chooses its own steps for the hinge loss, which has a kink; do not give "
                 f"step_size"
             )
         return None
@@ -175,7 +176,7 @@ def _step_size(space: _Space, loss: Loss, penalty: float, given: float | None) -
 
 
 class _Run:
-    """The iterate and what has been recorded of it."""
+    """The current iterate and the records of earlier ones."""
 
     def __init__(
         self, space: _Space, y: Floats, loss: Loss, penalty: float, record_every: int
@@ -189,7 +190,7 @@ class _Run:
         self.records: list[tuple[int, Floats, tuple[float, float, float]]] = []
 
     def look(self) -> float:
-        """The gap at the iterate; its gradient is kept."""
+        """Compute the gap and the gradient at the iterate; return the gap."""
         values, square = self.space.image(self.alpha)
         slopes = self.loss.derivative(values, self.y) / len(self.y)
         mean_loss = float(np.mean(self.loss.value(values, self.y)))

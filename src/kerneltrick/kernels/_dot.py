@@ -1,4 +1,4 @@
-"""Kernels that are functions of x·y: most similarities that attention has been tried with."""
+"""Kernels that are functions of x·y, as most similarities of attention are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DotKernel(Kernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Linear(DotKernel):
-    """x·y. Positive semi-definite, with values of every sign.
+    """x·y. It is positive semi-definite and takes values of both signs.
 
     >>> Linear()([[1, 2]], [[3, -4]])
     array([[-5.]])
@@ -50,7 +50,7 @@ class Linear(DotKernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cosine(Kernel):
-    """x·y/(‖x‖‖y‖), with φ(x) = x/‖x‖; undefined, and refused, for the zero vector.
+    """x·y/(‖x‖‖y‖), with φ(x) = x/‖x‖. The zero vector is refused.
 
     >>> Cosine()([[3, 4]], [[4, 3]])
     array([[0.96]])
@@ -71,8 +71,8 @@ class Cosine(Kernel):
         units, lengths = unit_rows(x)
         if not lengths.all():
             raise ValueError(
-                f"cosine is 0/0 for the zero vector, and point {int(np.argmin(lengths))} is one; "
-                f"leave such points out"
+                f"cosine is not defined for zero vectors, and point "
+                f"{int(np.argmin(lengths))} is one; remove such points"
             )
         return units
 
@@ -83,7 +83,7 @@ class Cosine(Kernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ReluDot(DotKernel):
-    """max(0, x·y). Not positive semi-definite for d ≥ 2, so it has no feature map.
+    """max(0, x·y). It is not positive semi-definite for d ≥ 2, so it has no feature map.
 
     >>> ReluDot()([[1, 2]], [[3, -4], [1, 1]])
     array([[0., 3.]])
@@ -98,7 +98,7 @@ class ReluDot(DotKernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class EluDot(DotKernel):
-    """elu(x·y) + 1: 1 + t for t = x·y > 0, else eᵗ. Positive, but not positive semi-definite.
+    """elu(x·y) + 1: 1 + t for t = x·y > 0, else eᵗ. It is positive, but not positive semi-definite.
 
     >>> from kerneltrick import kernels
     >>> result = kernels.is_positive_semidefinite(EluDot(), [[-2], [-1], [1], [2]])
@@ -115,7 +115,7 @@ class EluDot(DotKernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Polynomial(DotKernel):
-    """(x·y + c)ᵖ with c ≥ 0; φ is `maps.Poly`, m = C(d+p, p), or C(d+p−1, p) for c = 0.
+    """(x·y + c)ᵖ with c ≥ 0. φ is `maps.Poly` with m = C(d+p, p), or C(d+p−1, p) for c = 0.
 
     >>> Polynomial(degree=2)([[1, 2]], [[3, 4]])
     array([[144.]])
@@ -156,9 +156,9 @@ class _ScaledDot(DotKernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(_ScaledDot):
-    """e^{s·x·y}, the kernel of softmax attention; s = `scale`, 1/√d if it is not given.
+    """e^{s·x·y}, the kernel of softmax attention. s is `scale`, which defaults to 1/√d.
 
-    Its feature space is infinite: all monomials. `random_features` are FAVOR+'s.
+    Its feature space is infinite: it contains all monomials. `random_features` are those of FAVOR+.
 
     >>> Exponential(scale=1)([[1, 0]], [[1, 5]]).round(4)
     array([[2.7183]])
@@ -170,15 +170,15 @@ class Exponential(_ScaledDot):
         return np.exp(self.scale_for(d) * t)
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """FAVOR+ with its m positive features."""
+        """FAVOR+ with m positive features."""
         return self._stretched(maps.Favor(features=whole(self.name, "m", m), seed=seed))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Taylor(_ScaledDot):
-    """Σ_{r≤p} tʳ/r! with t = s·x·y, the start of the series of softmax's kernel; m = C(d+p, p).
+    """Σ_{r≤p} tʳ/r! with t = s·x·y, the first terms of the softmax kernel; m = C(d+p, p).
 
-    s = `scale`, 1/√d if it is not given. Arora et al. 2024 ("Based") use order p = 2.
+    s is `scale`, which defaults to 1/√d. Arora et al. 2024 ("Based") use order p = 2.
 
     >>> Taylor(order=2, scale=1)([[1, 1]], [[1, 1]])
     array([[5.]])

@@ -1,4 +1,4 @@
-"""The same regression by the Gram matrix and by features: that they agree, and which wins where."""
+"""Compare regression by the Gram matrix and by features: accuracy and speed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SOLVERS: tuple[Solver, Solver] = ("dual", "primal")
 
 @dataclasses.dataclass(frozen=True)
 class SolverTime:
-    """Both solvers on one problem of n points and m features."""
+    """The times of both solvers for n points and m features."""
 
     n: int
     d: int
     m: int
     dual_ms: float
     primal_ms: float
-    difference: float  # of means, variances and log likelihood, relative to their size
+    difference: float  # largest relative difference of means, variances and log likelihood
 
     @property
     def winner(self) -> str:
@@ -37,7 +37,7 @@ class SolverTime:
 
 @dataclasses.dataclass(frozen=True)
 class SolverComparison:
-    """`table` is the same in Markdown."""
+    """The times of both solvers for several n. `table` is a Markdown table."""
 
     kernel: str
     rows: tuple[SolverTime, ...]
@@ -67,10 +67,10 @@ def compare_solvers(
     seed: int = 0,
     milliseconds: Callable[[Callable[[], Any]], float] | None = None,
 ) -> SolverComparison:
-    """Gaussian process regression by K in O(n³) and by Φ in O(n·m²) on the same seeded data.
+    """Compare Gaussian process regression by K in O(n³) and by Φ in O(n·m²) on the same data.
 
-    Each time is that of the fit, its likelihood, and mean and variance at 64 new points, the best
-    of several runs, or what `milliseconds(run)` says.
+    The time includes the fit, its likelihood, and mean and variance at 64 new points. It is the
+    best of several runs, or the result of `milliseconds(run)` if that is given.
 
     >>> result = compare_solvers(lengths=(20, 40), d=3)
     >>> [(row.n, row.m, row.difference < 1e-9) for row in result.rows]
@@ -81,8 +81,7 @@ def compare_solvers(
     feature_map = chosen.feature_map
     if feature_map is None:
         raise ValueError(
-            f"{chosen} has no finite feature map to compare with; try "
-            f"MapKernel(kernel.random_features(256))"
+            f"{chosen} has no finite feature map; try MapKernel(kernel.random_features(256))"
         )
     dual, primal = (
         GaussianProcess(chosen, noise_variance=noise_variance, solver=solver) for solver in _SOLVERS
@@ -111,7 +110,7 @@ def _data(n: int, d: int, seed: int) -> tuple[Floats, Floats, Floats]:
 
 
 def _difference(a: Floats, b: Floats) -> float:
-    """The largest of the relative differences of the 64 means, 64 variances and the likelihood."""
+    """The largest relative difference of the 64 means, the 64 variances and the likelihood."""
     parts = (slice(0, 64), slice(64, 128), slice(128, None))
     return max(float(np.abs(a[p] - b[p]).max() / np.abs(a[p]).max()) for p in parts)
 

@@ -1,4 +1,4 @@
-"""Feature maps made of others, and random ones of the arc-cosine kernels; any array library."""
+"""Feature maps built from other maps, and random features of arc-cosine kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kerneltrick.maps import FeatureMap, draw_projection
 
 
 class _Made(FeatureMap):
-    """A map made of others, written like a call."""
+    """A map built from other maps, written like a function call."""
 
     def __str__(self) -> str:
         given = (getattr(self, field.name) for field in dataclasses.fields(self))
@@ -21,7 +21,7 @@ class _Made(FeatureMap):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Stretched(_Made):
-    """φ(c·x): the map of k(c·x, c·y); without c, d^{−1/4}, which puts 1/√d before x·y."""
+    """φ(c·x), the map of k(c·x, c·y). c defaults to d^{−1/4}, which multiplies x·y by 1/√d."""
 
     base: FeatureMap
     factor: float | None = None
@@ -42,7 +42,7 @@ class Stretched(_Made):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Weighted(_Made):
-    """c·φ(x): the map of c²·k(x, y)."""
+    """c·φ(x), the map of c²·k(x, y)."""
 
     base: FeatureMap
     factor: float
@@ -57,7 +57,7 @@ class Weighted(_Made):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Joined(_Made):
-    """[φ₁(x), φ₂(x)]: the map of k₁ + k₂; m = m₁ + m₂."""
+    """[φ₁(x), φ₂(x)], the map of k₁ + k₂, with m = m₁ + m₂ features."""
 
     left: FeatureMap
     right: FeatureMap
@@ -73,7 +73,7 @@ class Joined(_Made):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Crossed(_Made):
-    """φ₁(x)⊗φ₂(x), all products of a feature of each: the map of k₁·k₂; m = m₁·m₂."""
+    """φ₁(x)⊗φ₂(x), the map of k₁·k₂, with m = m₁·m₂ features."""
 
     left: FeatureMap
     right: FeatureMap
@@ -90,9 +90,9 @@ class Crossed(_Made):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Unit(_Made):
-    """φ(x)/‖φ(x)‖: the map of the normalised kernel. The log-scale of φ drops out.
+    """φ(x)/‖φ(x)‖, the map of the normalised kernel. The log-scale of φ cancels.
 
-    Of FAVOR's trigonometric features, whose length is exactly e^{‖x‖²/2}, it makes the random
+    Trigonometric FAVOR features have the exact length e^{‖x‖²/2}; normalised, they are the random
     Fourier features of Rahimi & Recht 2007.
     """
 
@@ -111,9 +111,10 @@ class Unit(_Made):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ReluPower(FeatureMap):
-    """step, ReLU or ReLU² (degree 0, 1, 2) of ω·x, over √m: random features of ArcCosine.
+    """The step, ReLU or ReLU² (degree 0, 1, 2) of ω·x, divided by √m: features of ArcCosine.
 
-    Cho & Saul 2009, Eq. 1. ω ~ N(0, I) from `seed`, orthogonal in blocks; the step is ½ at 0.
+    See Cho & Saul 2009, Eq. 1. The draws ω ~ N(0, I) come from `seed` and are orthogonal in blocks.
+    The step is ½ at 0.
     """
 
     degree: int

@@ -16,11 +16,12 @@ from kerneltrick.kernels._system import System
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class GaussianProcess:
-    """y = f(x) + noise of variance σ², with f ~ GP(0, k); Rasmussen & Williams 2006, Alg. 2.1.
+    """Gaussian process regression: y = f(x) + noise of variance σ², with f ~ GP(0, k).
 
-    mean(x) = k(x, X)(K + σ²I)⁻¹y, var(x) = k(x, x) − k(x, X)(K + σ²I)⁻¹k(X, x). With m features
-    all of it costs O(n·m²): mean(x) = φ(x)·w, var(x) = σ²φ(x)ᵀA⁻¹φ(x), A = ΦᵀΦ + σ²I_m, and
-    log|K + σ²I_n| = log|A| + (n − m) log σ². The mean is `KernelRidge` with sum_penalty = σ².
+    mean(x) = k(x, X)(K + σ²I)⁻¹y and var(x) = k(x, x) − k(x, X)(K + σ²I)⁻¹k(X, x) (Rasmussen &
+    Williams 2006, Alg. 2.1). With m features everything costs O(n·m²): mean(x) = φ(x)·w,
+    var(x) = σ²φ(x)ᵀA⁻¹φ(x) with A = ΦᵀΦ + σ²I_m, and log|K + σ²I_n| = log|A| + (n − m) log σ². The
+    mean equals that of `KernelRidge` with sum_penalty = σ².
 
     >>> import numpy as np
     >>> x = np.linspace(-3, 3, 20)[:, None]
@@ -43,7 +44,7 @@ class GaussianProcess:
         object.__setattr__(self, "solver", solver)
 
     def fit(self, x: Any, y: Any) -> ProcessFit:
-        """The posterior given points x (n, d) and targets y (n,)."""
+        """Condition on points x (n, d) and targets y (n,)."""
         where = points("GaussianProcess", "x", x, least=1)
         wanted = targets("GaussianProcess", y, len(where), columns=False)
         system = System.of("GaussianProcess", self.kernel, where, self.noise_variance, self.solver)
@@ -52,7 +53,7 @@ class GaussianProcess:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ProcessFit:
-    """A Gaussian process given its data."""
+    """A Gaussian process conditioned on data."""
 
     system: System
     targets: Floats
@@ -61,11 +62,11 @@ class ProcessFit:
 
     @property
     def solver(self) -> Solver:
-        """How it was solved: "dual" or "primal"."""
+        """The solver that was used: "dual" or "primal"."""
         return self.system.solver
 
     def predict(self, x: Any) -> tuple[Floats, Floats]:
-        """Mean and variance of f (without the noise) at points (n, d), each (n,)."""
+        """The mean and the variance of f, without noise, at points (n, d); each has shape (n,)."""
         where = points("predict", "x", x)
         mean = self.system.predict(where, self.coefficients, self.weights)
         return mean, self.system.variance(where)
@@ -80,7 +81,7 @@ class ProcessFit:
         """yᵀ(K + σ²I)⁻¹y."""
         if self.weights is None:
             return float(self.targets @ self.coefficients)
-        # With r = y − Φw = σ²α it is ‖r‖²/σ² + ‖w‖²: a sum of squares, where yᵀα would cancel.
+        # With r = y − Φw = σ²α it is ‖r‖²/σ² + ‖w‖², a sum of squares. yᵀα would cancel.
         noise = self.system.shift
         squares = noise * np.sum(self.coefficients**2) + np.sum(self.weights**2)
         return float(squares)

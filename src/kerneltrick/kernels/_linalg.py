@@ -1,4 +1,4 @@
-"""The linear algebra of kernel methods: distances and angles without cancellation, Cholesky."""
+"""Linear algebra for kernels: distances and angles without cancellation, and Cholesky."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from kerneltrick.kernels._check import Floats
 
 _EPS = float(np.finfo(np.float64).eps)
-_BLOCK = 64  # rows solved at once by substitution; the rest of the work is matrix products
-_PAIRS = 1 << 20  # numbers gathered at once
+_BLOCK = 64  # rows solved at once by substitution; the rest is matrix products
+_PAIRS = 1 << 20  # numbers processed at once
 
 
 def squares(x: Floats) -> Floats:
@@ -22,8 +22,8 @@ def squares(x: Floats) -> Floats:
 def squared_distances(x: Floats, y: Floats) -> Floats:
     """‖xᵢ − yⱼ‖² as (n_x, n_y), with a relative error of at most about 10⁻¹².
 
-    ‖x‖² + ‖y‖² − 2x·y cancels for points that lie close together and far out; those pairs, few in
-    most data, are computed again from their differences.
+    ‖x‖² + ‖y‖² − 2x·y cancels for points that are close to each other and far from the origin.
+    Most data has few such pairs; they are computed again from their differences.
     """
     same = x is y
     centre = x.mean(axis=0) if len(x) else 0.0
@@ -43,17 +43,17 @@ def squared_distances(x: Floats, y: Floats) -> Floats:
 
 
 def unit_rows(x: Floats) -> tuple[Floats, Floats]:
-    """Rows of length 1 and their lengths; a row of zeros stays zero."""
-    largest = np.max(np.abs(x), axis=1, keepdims=True)  # so that no square overflows
+    """The rows scaled to length 1, and their lengths. A row of zeros stays zero."""
+    largest = np.max(np.abs(x), axis=1, keepdims=True)  # avoids overflow of the squares
     scaled = x / np.where(largest > 0, largest, 1.0)
     lengths = np.sqrt(np.sum(scaled * scaled, axis=1, keepdims=True))
     return scaled / np.where(largest > 0, lengths, 1.0), (largest * lengths)[:, 0]
 
 
 def angles(u: Floats, v: Floats) -> Floats:
-    """The angle between unit vectors, to an absolute error near 10⁻¹⁵; π/2 for a zero vector.
+    """The angles between unit vectors, with an absolute error near 10⁻¹⁵; π/2 for a zero vector.
 
-    θ = 2 atan2(‖u − v‖, ‖u + v‖) (Kahan): the arccos of u·v loses half of the digits where u ≈ ±v.
+    θ = 2 atan2(‖u − v‖, ‖u + v‖) (Kahan). The arccos of u·v loses half of the digits if u ≈ ±v.
     """
     apart = squared_distances(u, v)
     together = squared_distances(u, -v)
@@ -70,14 +70,14 @@ class Cholesky:
 
     @staticmethod
     def of(matrix: Floats) -> Cholesky | None:
-        """The factor, or None where A is not positive definite to working precision."""
+        """The factorisation, or None if A is not positive definite to working precision."""
         try:
             lower = np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError:
             return None
         pivots = np.diagonal(lower) ** 2
         if pivots.min() <= len(matrix) * _EPS * pivots.max():
-            return None  # what is left of the smallest pivot is rounding
+            return None  # the smallest pivot is only rounding error
         return Cholesky(np.asarray(lower, dtype=np.float64))
 
     def half_solve(self, b: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""The losses of `rkhs_descent`: value, derivative in f, and the curvature bound."""
+"""The losses of `rkhs_descent`: value, derivative and curvature bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LossName = Literal["squared", "logistic", "hinge"]
 
 
 class Loss(NamedTuple):
-    """ℓ(f, y); `curvature` bounds ℓ″, None where ℓ has a kink; `labels` if y must be ±1."""
+    """A loss ℓ(f, y). `curvature` bounds ℓ″ (None for a kink); `labels` says that y must be ±1."""
 
     value: Callable[[Floats, Floats], Floats]
     derivative: Callable[[Floats, Floats], Floats]
@@ -27,7 +27,7 @@ def _logistic(f: Floats, y: Floats) -> Floats:
 
 def _logistic_derivative(f: Floats, y: Floats) -> Floats:
     t = y * f
-    small = np.exp(-np.abs(t))  # no exponential of a large number
+    small = np.exp(-np.abs(t))  # avoids the exponential of a large number
     return np.asarray(-y * np.where(t > 0, small / (1 + small), 1 / (1 + small)))
 
 

@@ -1,4 +1,4 @@
-"""Kernels of infinitely wide ReLU networks: arc-cosine and neural tangent."""
+"""Kernels of infinitely wide ReLU networks: arc-cosine and neural tangent kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kerneltrick.kernels._linalg import angles, squares, unit_rows
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ArcCosine(Kernel):
-    """E[f(ω·x) f(ω·y)] over ω ~ N(0, I), f the step, ReLU or ReLU² (degree 0, 1, 2).
+    """E[f(ω·x) f(ω·y)] for ω ~ N(0, I), where f is the step, ReLU or ReLU² (degree 0, 1, 2).
 
-    With θ the angle between x and y (Cho & Saul 2009, Eq. 3–6; theirs is twice ours):
+    θ is the angle between x and y (Cho & Saul 2009, Eq. 3–6; their kernel is twice ours):
     degree 0: (π−θ)/2π
     degree 1: ‖x‖‖y‖(sin θ + (π−θ)cos θ)/2π
     degree 2: ‖x‖²‖y‖²(3 sin θ cos θ + (π−θ)(1 + 2cos²θ))/2π
-    The step is ½ at 0, so a zero vector counts as orthogonal to everything.
+    The step is ½ at 0, so a zero vector counts as orthogonal to every vector.
 
     >>> ArcCosine(degree=0)([[1, 0]], [[1, 0], [0, 1], [-1, 0]])
     array([[0.5 , 0.25, 0.  ]])
@@ -50,7 +50,7 @@ class ArcCosine(Kernel):
         return lengths / 2 if self.degree == 1 else 1.5 * lengths**2
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """f(ω·x)/√m with m orthogonal draws."""
+        """The features f(ω·x)/√m with m orthogonal draws."""
         return features.ReluPower(self.degree, whole(self.name, "m", m), seed)
 
 
@@ -58,11 +58,11 @@ class ArcCosine(Kernel):
 class NTK(Kernel):
     """The neural tangent kernel of an infinitely wide ReLU network with L hidden layers.
 
-    E⟨∂f(x)/∂w, ∂f(y)/∂w⟩ for f = w_{L+1}·h_L, h_l = √(c/width)·ReLU(W_l h_{l−1}), h₀ = x, all
-    weights N(0, 1) and trained (Jacot et al. 2018; Arora et al. 2019, Eq. 4–9):
+    It is E⟨∂f(x)/∂w, ∂f(y)/∂w⟩ for f = w_{L+1}·h_L, h_l = √(c/width)·ReLU(W_l h_{l−1}), h₀ = x,
+    where all weights are N(0, 1) and trained (Jacot et al. 2018; Arora et al. 2019, Eq. 4–9):
     Σ₀ = Θ₀ = x·y,  Σ_l = c·E[ReLU·ReLU],  Θ_l = Σ_l + Θ_{l−1}·c·E[step·step],  k = Θ_L.
-    c = `variance` is 2 with He scaling. L = 1: c·(κ₁ + (x·y)κ₀), the two-layer network, κ the
-    arc-cosine kernels.
+    c is `variance`; it is 2 with He scaling. L = 1 is the two-layer network, with the kernel
+    c·(κ₁ + (x·y)κ₀), where κ₀ and κ₁ are the arc-cosine kernels.
 
     >>> NTK(hidden_layers=1)([[1, 0]], [[1, 0], [-1, 0]]).round(4)
     array([[2., 0.]])
@@ -81,8 +81,8 @@ class NTK(Kernel):
         u, a = unit_rows(x)
         v, b = (u, a) if x is y else unit_rows(y)
         theta = angles(u, v)
-        # Both kernels are ‖x‖‖y‖ times a function of θ, and halve in size with every layer but
-        # for the factor c: sigma and tangent are those functions.
+        # Both kernels are ‖x‖‖y‖ times a function of θ; sigma and tangent are these functions.
+        # Apart from the factor c, their size halves with every layer.
         tangent = np.cos(theta)
         half = self.variance / 2
         for layer in range(self.hidden_layers):
@@ -96,9 +96,9 @@ class NTK(Kernel):
         return factor * squares(x)
 
     def random_features(self, m: int, seed: int = 0) -> maps.FeatureMap:
-        """[ReLU(ω·x), step(ω·x)⊗x]·√(c/m), the gradient of m hidden units: m·(d+1) features."""
+        """The m·(d+1) features [ReLU(ω·x), step(ω·x)⊗x]·√(c/m), the gradient of m hidden units."""
         if self.hidden_layers > 1:
-            raise ValueError(f"{self} has random features for one hidden layer only")
+            raise ValueError(f"{self} has random features only for one hidden layer")
         relu, step = (ArcCosine(degree).random_features(m, seed) for degree in (1, 0))
         gradient = features.Joined(relu, features.Crossed(step, maps.Identity()))
         return features.Weighted(gradient, math.sqrt(self.variance))
@@ -121,10 +121,10 @@ _ANGULAR = (_step, _relu, _relu2)
 
 
 def _next_angle(theta: Floats) -> Floats:
-    """The angle after a ReLU layer, cos θ′ = (sin θ + (π−θ)cos θ)/π, from 1 − cos θ′.
+    """The angle after a ReLU layer, cos θ′ = (sin θ + (π−θ)cos θ)/π, computed from 1 − cos θ′.
 
-    1 − cos θ = 2 sin²(θ/2) does not cancel at small angles, where arccos would lose half the
-    digits and make the Gram matrix of near points indefinite.
+    1 − cos θ = 2 sin²(θ/2) does not cancel at small angles. There arccos would lose half of the
+    digits and make the Gram matrix of close points indefinite.
     """
     gap = 2 * np.sin(theta / 2) ** 2 + (theta * np.cos(theta) - np.sin(theta)) / math.pi
     return 2 * np.arcsin(np.sqrt(np.clip(gap, 0.0, 2.0) / 2))

@@ -1,4 +1,4 @@
-"""Kernels from what is not one yet: a feature map, or a function of two arrays."""
+"""Kernels from feature maps, and from functions of two arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = 64
 class MapKernel(Kernel):
     """φ(x)·φ(y) for a feature map: a name such as "elu", a map, or a function x → φ(x).
 
-    For random maps the kernel of the draws at hand, not the one they estimate.
+    For a random map this is the kernel of its actual draws, not the kernel that they estimate.
 
     >>> MapKernel("elu")([[0, 1]], [[0, 1]])
     array([[5.]])
@@ -34,13 +34,13 @@ class MapKernel(Kernel):
         found = maps.get(self.map)
         if isinstance(found, maps.Cosformer):
             raise ValueError(
-                f"{found} weighs tokens by their positions, so it is no kernel of points alone; "
-                f"use relu, which it reweighs"
+                f"{found} depends on positions, so it is not a kernel of points alone; use relu, "
+                f"which it reweights"
             )
         if getattr(found, "key_weight", None) is not None:
             raise ValueError(
-                f"{found} maps queries and keys by weights of their own: it is no kernel, which is "
-                f"symmetric"
+                f"{found} has separate weights for queries and keys, so it is not symmetric "
+                f"and not a kernel"
             )
         object.__setattr__(self, "map", found)
 
@@ -51,7 +51,7 @@ class MapKernel(Kernel):
     def _gram(self, x: Floats, y: Floats) -> Floats:
         phi = self.feature_map
         closed = type(phi).kernel is not maps.FeatureMap.kernel and not phi.weighted
-        if phi.exact and closed:  # cheaper than features
+        if phi.exact and closed:  # cheaper than computing features
             return np.asarray(phi.kernel(x, y), dtype=np.float64)
         a = explicit(phi, x)
         b = a if x is y else explicit(phi, y)
@@ -66,7 +66,7 @@ class MapKernel(Kernel):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Custom(Kernel):
-    """Any function of (n_x, d) and (n_y, d) that returns (n_x, n_y).
+    """A kernel from any function of (n_x, d) and (n_y, d) that returns (n_x, n_y).
 
     >>> Custom(lambda x, y: (x @ y.T - 1) ** 2)([[1, 2]], [[3, 4]])
     array([[100.]])
@@ -88,7 +88,7 @@ class Custom(Kernel):
         array = as_numpy(values) if is_array(values) else np.asarray(values)
         if array.shape != (len(x), len(y)) or array.dtype.kind not in "fiu":
             raise ValueError(
-                f"the kernel {self} must turn x {x.shape} and y {y.shape} into real similarities "
+                f"the kernel {self} must map x {x.shape} and y {y.shape} to real similarities "
                 f"{(len(x), len(y))}, not {array.dtype} {array.shape}"
             )
         return array.astype(np.float64, copy=False)
@@ -102,19 +102,19 @@ class Custom(Kernel):
 
 
 def explicit(feature_map: maps.FeatureMap, x: Floats) -> Floats:
-    """φ(x) as (n, m) in float64; ValueError where it is not that, or not finite."""
+    """φ(x) as (n, m) in float64. Raises ValueError for other shapes and numbers not finite."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         phi = np.asarray(feature_map.phi(x))
     if phi.ndim != 2:
         raise ValueError(
-            f"{feature_map} turns points {x.shape} into {phi.shape}; a kernel needs features (n, m)"
+            f"{feature_map} maps points {x.shape} to {phi.shape}; a kernel needs features (n, m)"
         )
     if phi.shape[1] == 0:
-        raise ValueError(f"{feature_map} has no features; e^(x·y) is the kernel 'exponential'")
+        raise ValueError(f"{feature_map} has no features; use the kernel 'exponential' for e^(x·y)")
     if not np.isfinite(phi).all():
         row = int(np.argwhere(~np.isfinite(phi))[0][0])
         raise ValueError(
             f"{feature_map} overflows or divides 0 by 0 at point {row}: scale the points down, or "
-            f"leave out those without features"
+            f"remove points whose features are all 0"
         )
     return phi.astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""Gram matrices, and whether they are positive semi-definite."""
+"""Compute Gram matrices and check whether they are positive semi-definite."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kerneltrick.kernels._check import Floats, points, square, whole
 from kerneltrick.kernels._registry import KernelLike, get
 
 _EPS = float(np.finfo(np.float64).eps)
-_ASYMMETRY = 1e-12  # of the largest entry: what rounding may make of a symmetric kernel
-_ROUNDING = 16  # times n·ε·max|λ|: what rounding of the entries and of the eigenvalues may do
+_ASYMMETRY = 1e-12  # relative to the largest entry: asymmetry that rounding can cause
+_ROUNDING = 16  # times n·ε·max|λ|: error of eigenvalues that rounding can cause
 
 
 def gram(kernel: KernelLike, x: Any, y: Any = None) -> Floats:
-    """K_ij = k(xᵢ, yⱼ), (n_x, n_y); without y the symmetric matrix of x with itself.
+    """The matrix K_ij = k(xᵢ, yⱼ) of shape (n_x, n_y). Without y, it is the Gram matrix of x.
 
     >>> gram("linear", [[1, 2], [3, 4]])
     array([[ 5., 11.],
@@ -38,16 +38,16 @@ def gram(kernel: KernelLike, x: Any, y: Any = None) -> Floats:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PSDResult:
-    """Whether a Gram matrix is positive semi-definite; true or false as a condition.
+    """Whether a Gram matrix is positive semi-definite. The result works as a bool.
 
-    `eigenvalue` is the smallest, `eigenvector` (n,) its unit vector: vᵀKv = Σ vᵢvⱼk(xᵢ, xⱼ) = λ.
-    `points` (n, d) are those the kernel was asked about, if it was a kernel.
+    `eigenvalue` is the smallest eigenvalue λ and `eigenvector` (n,) its unit vector v, so that
+    vᵀKv = Σ vᵢvⱼk(xᵢ, xⱼ) = λ. `points` (n, d) are the points of a kernel, and None for a matrix.
     """
 
     holds: bool
     eigenvalue: float
     eigenvector: Floats
-    tolerance: float  # how far below 0 rounding alone may bring the eigenvalue
+    tolerance: float  # how far below 0 rounding can move the eigenvalue
     points: Floats | None
     reason: str
 
@@ -61,10 +61,11 @@ class PSDResult:
 def is_positive_semidefinite(
     kernel: Any, x: Any = None, *, tolerance: float | None = None
 ) -> PSDResult:
-    """Whether the Gram matrix of a kernel on points x, or a matrix given alone, has no λ < 0.
+    """Check whether the Gram matrix of a kernel on points x, or a given matrix, has no λ < 0.
 
-    An eigenvalue counts as negative below −`tolerance`, by default what rounding can do. One set
-    of points refutes a kernel and never proves it: `find_indefinite` searches for one.
+    An eigenvalue below −`tolerance` counts as negative. The default tolerance is the effect that
+    rounding can have. One set of points can refute a kernel, but never prove it; `find_indefinite`
+    searches for such a set.
 
     >>> print(is_positive_semidefinite([[1.0, 2.0], [2.0, 1.0]]))
     not positive semi-definite: eigenvalue -1 with eigenvector (-0.7071, 0.7071)
@@ -83,10 +84,10 @@ def is_positive_semidefinite(
 def find_indefinite(
     kernel: KernelLike, d: int | None = None, *, seed: int = 0, tries: int = 40
 ) -> PSDResult:
-    """Search for points that show a kernel not to be positive semi-definite, as few as possible.
+    """Search for points, as few as possible, that refute that a kernel is positive semi-definite.
 
-    Small whole numbers, grids on spheres and Gaussian points of many sizes, in d dimensions (1, 2
-    and 3 if not given). A true result means only that none of them refutes the kernel.
+    The search tries small whole numbers, points on circles and Gaussian points of many sizes, in d
+    dimensions (by default 1, 2 and 3). A true result only means that no such points were found.
 
     >>> result = find_indefinite("elu_dot", 1)
     >>> bool(result), result.points.tolist()
@@ -102,7 +103,7 @@ def find_indefinite(
         for candidate in _candidates(width, seed, tries):
             try:
                 matrix = chosen(candidate)
-            except ValueError as error:  # outside its domain, such as the cosine of zero
+            except ValueError as error:  # outside the domain, such as the cosine of a zero vector
                 problem = error
                 continue
             tried += 1
@@ -112,15 +113,15 @@ def find_indefinite(
             if best is None or result.eigenvalue < best.eigenvalue:
                 best = result
     if best is None:
-        raise ValueError(f"{chosen} is defined on none of the points tried: {problem}")
-    reason = f"no counterexample to {chosen} among {tried} sets of points; that is not a proof"
+        raise ValueError(f"{chosen} is not defined on any of the points tried: {problem}")
+    reason = f"no counterexample to {chosen} in {tried} sets of points, which is not a proof"
     return dataclasses.replace(best, reason=reason)
 
 
 def nearest_psd(matrix: Any) -> Floats:
-    """The positive semi-definite matrix nearest to a square one in the Frobenius norm.
+    """The positive semi-definite matrix that is closest to a square matrix (Frobenius norm).
 
-    Higham 1988, Theorem 2.1: the symmetric part with its negative eigenvalues set to 0.
+    It is the symmetric part with negative eigenvalues set to 0 (Higham 1988, Theorem 2.1).
 
     >>> nearest_psd([[1.0, 2.0], [2.0, 1.0]])
     array([[1.5, 1.5],
@@ -158,7 +159,7 @@ def _judge(matrix: Floats, where: Floats | None, tolerance: float | None) -> PSD
 
 
 def _asymmetry(matrix: Floats) -> tuple[int, int] | None:
-    """Where the matrix is not symmetric, if it is not."""
+    """The place of the largest asymmetry, or None for a symmetric matrix."""
     difference = np.abs(matrix - matrix.T)
     if difference.size == 0 or difference.max() <= _ASYMMETRY * np.abs(matrix).max():
         return None
@@ -179,14 +180,14 @@ def _candidates(d: int, seed: int, tries: int) -> list[Floats]:
 
 
 def _fewest(kernel: Any, result: PSDResult) -> PSDResult:
-    """Leave out points, the least important first, as long as the refutation stands."""
+    """Remove points, the least important first, as long as the refutation holds."""
     again = True
     while again and result.points is not None and len(result.points) > 2:
         again = False
         for i in np.argsort(np.abs(result.eigenvector), kind="stable"):
             fewer = np.delete(result.points, i, axis=0)
             shorter = _judge(kernel(fewer), fewer, None)
-            # Not down to the edge of rounding: a counterexample should convince.
+            # A counterexample should convince, so it keeps a distance from rounding.
             if not shorter and shorter.eigenvalue < result.eigenvalue / 10:
                 result, again = shorter, True
                 break

@@ -1,4 +1,4 @@
-"""Kernels by name: `get("rbf:length=2")`."""
+"""Look up kernels by name: `get("rbf:length=2")`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 
 def get(kernel: KernelLike) -> Kernel:
-    """The kernel for a text `name:key=value`, a kernel (itself), a feature map, or a function.
+    """The kernel for a text `name:key=value`, a feature map or a function. A kernel is returned.
 
     A function takes points (n_x, d) and (n_y, d) and returns (n_x, n_y).
 
@@ -55,7 +55,7 @@ def get(kernel: KernelLike) -> Kernel:
     if isinstance(kernel, str):
         return _parse(kernel)
     if isinstance(kernel, type) and issubclass(kernel, Kernel):
-        raise TypeError(f"{kernel.__name__} is a class; make a kernel of it first, with its ()")
+        raise TypeError(f"{kernel.__name__} is a class; create a kernel with {kernel.__name__}()")
     if callable(kernel):
         return Custom(kernel)
     raise TypeError(
@@ -69,7 +69,7 @@ def _parse(text: str) -> Kernel:
     if name not in _REGISTRY:
         known = _text.nearest(name, _REGISTRY)
         if name in maps.names():
-            known = f"it is a feature map, whose kernel is MapKernel({text!r}); {known}"
+            known = f"this is a feature map, and its kernel is MapKernel({text!r}); {known}"
         raise ValueError(f"unknown kernel {name!r}; {known}")
     cls = _REGISTRY[name]
     hints = typing.get_type_hints(cls)

@@ -14,15 +14,16 @@ from kerneltrick.kernels._system import System
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class KernelRidge:
-    """Ridge regression in the space of a kernel; give the penalty of the mean loss or of the sum.
+    """Kernel ridge regression, with a penalty for the mean or for the sum of the squares.
 
-    `mean_penalty` λ: minimises (1/N)Σ(f(xᵢ) − yᵢ)² + λ‖f‖²
-    `sum_penalty` Nλ: minimises      Σ(f(xᵢ) − yᵢ)² + Nλ‖f‖²
-    Both give f = Σαᵢk(xᵢ, ·), α = (K + Nλ·I)⁻¹y: what goes on the diagonal of K is `sum_penalty`
-    (scikit-learn's `alpha`). With a finite map φ the same f is w·φ(x), w = (ΦᵀΦ + Nλ·I)⁻¹Φᵀy.
+    With `mean_penalty` λ it minimises (1/N)Σ(f(xᵢ) − yᵢ)² + λ‖f‖².
+    With `sum_penalty` Nλ it minimises      Σ(f(xᵢ) − yᵢ)² + Nλ‖f‖².
+    Both give f = Σαᵢk(xᵢ, ·) with α = (K + Nλ·I)⁻¹y. `sum_penalty` is added to the diagonal of K
+    (`alpha` in scikit-learn). With a finite map φ, the same f is w·φ(x) with
+    w = (ΦᵀΦ + Nλ·I)⁻¹Φᵀy.
 
-    `solver` "dual" works with K in O(n³), "primal" with Φ in O(n·m²); "auto" is primal where the
-    kernel has a map of m ≤ n features. They agree to rounding.
+    The solver "dual" uses K in O(n³), and "primal" uses Φ in O(n·m²). "auto" chooses primal if the
+    kernel has a map with m ≤ n features. Both agree up to rounding.
 
     >>> import numpy as np
     >>> x = np.linspace(-1, 1, 30)[:, None]
@@ -46,8 +47,8 @@ class KernelRidge:
     ) -> None:
         if (mean_penalty is None) == (sum_penalty is None):
             raise ValueError(
-                "KernelRidge needs one of mean_penalty (λ, beside the mean of the squares) and "
-                "sum_penalty (Nλ, beside their sum, added to the diagonal of K)"
+                "KernelRidge needs either mean_penalty (λ, for the mean of the squares) or "
+                "sum_penalty (Nλ, for their sum, added to the diagonal of K)"
             )
         for name, value in (("mean_penalty", mean_penalty), ("sum_penalty", sum_penalty)):
             if value is not None:
@@ -57,7 +58,7 @@ class KernelRidge:
         object.__setattr__(self, "solver", solver)
 
     def fit(self, x: Any, y: Any) -> RidgeFit:
-        """The fit to points x (n, d) and targets y (n,) or (n, targets)."""
+        """Fit points x (n, d) and targets y (n,) or (n, targets)."""
         where = points("KernelRidge", "x", x, least=1)
         wanted = targets("KernelRidge", y, len(where))
         shift = self.sum_penalty
@@ -70,7 +71,7 @@ class KernelRidge:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RidgeFit:
-    """A fitted ridge regression: `coefficients` α, and `weights` w where solved by features."""
+    """A fitted ridge regression with `coefficients` α, and `weights` w if features were used."""
 
     system: System
     coefficients: Floats
@@ -78,21 +79,21 @@ class RidgeFit:
 
     @property
     def solver(self) -> Solver:
-        """How it was solved: "dual" or "primal"."""
+        """The solver that was used: "dual" or "primal"."""
         return self.system.solver
 
     @property
     def sum_penalty(self) -> float:
-        """Nλ, what stands on the diagonal."""
+        """Nλ, which is added to the diagonal of K."""
         return self.system.shift
 
     @property
     def mean_penalty(self) -> float:
-        """λ."""
+        """λ, the penalty for the mean of the squares."""
         return self.system.shift / len(self.system.points)
 
     def predict(self, x: Any) -> Floats:
-        """f(x) at points (n, d): (n,) or (n, targets) as y was."""
+        """f(x) at points (n, d), as (n,) or (n, targets), like y."""
         where = points("predict", "x", x)
         return self.system.predict(where, self.coefficients, self.weights)
 
@@ -104,7 +105,7 @@ class RidgeFit:
 
     @property
     def function(self) -> RKHSFunction:
-        """f for the one target; `functions` where there are several."""
+        """f for a single target. Use `functions` if y has several."""
         if len(self.functions) > 1:
             raise ValueError(f"y had {len(self.functions)} targets; choose one of fit.functions")
         return self.functions[0]

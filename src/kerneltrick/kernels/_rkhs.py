@@ -1,4 +1,4 @@
-"""Functions of a reproducing kernel Hilbert space."""
+"""Functions in a reproducing kernel Hilbert space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EPS = float(np.finfo(np.float64).eps)
 class RKHSFunction:
     """f = Σᵢ αᵢ k(xᵢ, ·), with ⟨f, g⟩ = αᵀKβ and the reproducing property f(x) = ⟨f, k(x, ·)⟩.
 
-    `points` (n, d) and `coefficients` α (n,). Functions add, subtract and scale.
+    It has `points` (n, d) and `coefficients` α (n,). Functions can be added, subtracted and scaled.
 
     >>> f = RKHSFunction("linear", [[1, 0], [0, 2]], [3, 1])
     >>> f([[5, 7]]), f.squared_norm
@@ -50,14 +50,14 @@ class RKHSFunction:
         return self.kernel(x, self.points) @ self.coefficients
 
     def inner(self, other: RKHSFunction) -> float:
-        """⟨f, g⟩ = αᵀKβ, K the similarities of the points of f and of g; one kernel for both."""
+        """⟨f, g⟩ = αᵀKβ, where K is the kernel between the points of f and g, the same for both."""
         self._same_space(other)
         between = self.kernel(self.points, other.points)
         return float(self.coefficients @ between @ other.coefficients)
 
     @property
     def squared_norm(self) -> float:
-        """‖f‖² = αᵀKα ≥ 0; ValueError where the kernel is not positive semi-definite."""
+        """‖f‖² = αᵀKα. Raises ValueError if it is negative because the kernel is indefinite."""
         matrix = gram(self.kernel, self.points)
         found = float(self.coefficients @ matrix @ self.coefficients)
         return not_negative(self.kernel, found, self.coefficients, matrix)
@@ -69,7 +69,7 @@ class RKHSFunction:
 
     @property
     def weights(self) -> Floats:
-        """w = Φᵀα (m,) with f(x) = w·φ(x) and ‖f‖ = ‖w‖, for a kernel with a finite map."""
+        """w = Φᵀα (m,), with f(x) = w·φ(x) and ‖f‖ = ‖w‖, if the kernel has a finite map."""
         feature_map = self.kernel.feature_map
         if feature_map is None:
             raise ValueError(f"{self.kernel} has no finite feature map, so f has no weights")
@@ -95,13 +95,13 @@ class RKHSFunction:
     def _same_space(self, other: RKHSFunction) -> None:
         if self.kernel != other.kernel:
             raise ValueError(
-                f"functions of two spaces have no inner product or sum: one has the kernel "
+                f"functions with different kernels have no inner product or sum: one has "
                 f"{self.kernel}, the other {other.kernel}"
             )
 
 
 def not_negative(kernel: Kernel, found: float, alpha: Floats, matrix: Floats) -> float:
-    """found = αᵀKα, 0 where rounding alone made it negative; else ValueError."""
+    """αᵀKα, or 0 if only rounding made it negative. Raises ValueError otherwise."""
     if not found < 0:
         return found
     size = float(np.abs(alpha) @ np.abs(matrix) @ np.abs(alpha))

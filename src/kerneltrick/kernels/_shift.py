@@ -16,10 +16,10 @@ from kerneltrick.kernels._linalg import squared_distances
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RBF(Kernel):
-    """exp(−‖x − y‖²/2ℓ²) with ℓ = `length`; scikit-learn's gamma is 1/2ℓ².
+    """exp(−‖x − y‖²/2ℓ²) with ℓ = `length`. The gamma of scikit-learn is 1/2ℓ².
 
-    It is e^{x·y/ℓ²} normalised. Its `random_features` are random Fourier features (Rahimi & Recht
-    2007) with both cos and sin of orthogonal draws: m/2 draws for m features.
+    It equals the normalised e^{x·y/ℓ²}. Its `random_features` are random Fourier features (Rahimi &
+    Recht 2007): the cos and sin of m/2 orthogonal draws give m features.
 
     >>> RBF(length=2)([[0, 0]], [[0, 0], [2, 0]]).round(4)
     array([[1.    , 0.6065]])

@@ -1,8 +1,8 @@
-"""(K + rI)⁻¹ on training points, by the n×n Gram matrix or by m features: one answer, two costs.
+"""Solve with K + rI on training points, by the n×n Gram matrix or by m features.
 
 With K = ΦΦᵀ and A = ΦᵀΦ + rI (m×m):
     (K + rI)⁻¹y = (y − ΦA⁻¹Φᵀy)/r          log|K + rI| = log|A| + (n − m) log r
-so everything that costs O(n³) with K costs O(n·m²) with Φ.
+so that everything that costs O(n³) with K costs O(n·m²) with Φ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kerneltrick.kernels._psd import gram
 
 
 def choose(who: str, kernel: Kernel, x: Floats, solver: Solver) -> maps.FeatureMap | None:
-    """The feature map to solve with, None for the Gram matrix; "auto" takes what is smaller."""
+    """The feature map to solve with, or None for the Gram matrix. "auto" takes the smaller one."""
     one_of(who, "solver", solver, ("auto", "dual", "primal"))
     feature_map = kernel.feature_map
     if solver == "primal" and feature_map is None:
@@ -38,13 +38,13 @@ def choose(who: str, kernel: Kernel, x: Floats, solver: Solver) -> maps.FeatureM
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class System:
-    """K + rI, factored."""
+    """The factorisation of K + rI."""
 
     kernel: Kernel
     points: Floats
     shift: float
     feature_map: maps.FeatureMap | None
-    features: Floats | None  # Φ (n, m), where it is solved by features
+    features: Floats | None  # Φ (n, m), if features are used
     factor: Cholesky  # of K + rI (n×n) or of ΦᵀΦ + rI (m×m)
 
     @staticmethod
@@ -67,7 +67,7 @@ class System:
         return "dual" if self.features is None else "primal"
 
     def solve(self, y: Floats) -> tuple[Floats, Floats | None]:
-        """α = (K + rI)⁻¹y, and w = Φᵀα where it is solved by features."""
+        """α = (K + rI)⁻¹y, and w = Φᵀα if features are used."""
         if self.features is None:
             return self.factor.solve(y), None
         w = self.factor.solve(self.features.T @ y)
@@ -80,7 +80,7 @@ class System:
         return explicit(self.feature_map, x) @ w
 
     def log_determinant(self) -> float:
-        """log|K + rI|, of features by the determinant identity."""
+        """log|K + rI|, for features by the determinant identity."""
         found = self.factor.log_determinant()
         if self.features is None:
             return found
@@ -88,7 +88,7 @@ class System:
         return found + int(n - m) * math.log(self.shift)
 
     def variance(self, x: Floats) -> Floats:
-        """k(x, x) − k(x, X)(K + rI)⁻¹k(X, x) = r·φ(x)ᵀA⁻¹φ(x), per point."""
+        """k(x, x) − k(x, X)(K + rI)⁻¹k(X, x) = r·φ(x)ᵀA⁻¹φ(x) for each point."""
         if self.feature_map is None:
             half = self.factor.half_solve(self.kernel(self.points, x))
             # The difference is ≥ 0 in exact arithmetic.
@@ -103,10 +103,10 @@ def _why(who: str, kernel: Kernel, matrix: Floats, shift: float, largest: float)
         return (
             f"{who} cannot solve with {kernel}, which is not positive semi-definite on these "
             f"points: its Gram matrix has the eigenvalue {smallest - shift:.4g}; use another "
-            f"kernel, or nearest_psd"
+            f"kernel or nearest_psd"
         )
     return (
         f"{who} cannot solve with {kernel}: its Gram matrix is singular to working precision, and "
         f"adding {shift:.3g} to its diagonal (entries up to {largest:.3g}) does not help; use a "
-        f"larger penalty, or leave out repeated points"
+        f"larger penalty or remove repeated points"
     )

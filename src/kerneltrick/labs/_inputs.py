@@ -1,4 +1,4 @@
-"""What the lab functions take: NumPy arrays of floating-point numbers."""
+"""Check the inputs of the lab functions: NumPy arrays of floating-point numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def floating(**arrays: Any) -> list[np.ndarray[Any, Any]]:
-    """The arrays as they came; TypeError that names the first one that is not floating-point.
+    """Return the arrays. TypeError names the first one that is not floating-point.
 
     >>> floating(Q=np.arange(3))
     Traceback (most recent call last):
@@ -27,5 +27,5 @@ def floating(**arrays: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def in_float64(**arrays: Any) -> list[np.ndarray[Any, Any]]:
-    """The arrays in float64, in which the labs add up."""
+    """Return the arrays in float64, the dtype in which the labs compute."""
     return [x.astype(np.float64) for x in floating(**arrays)]

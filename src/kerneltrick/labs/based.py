@@ -1,8 +1,8 @@
 """Lab 07, Based: Taylor features, the recurrent state, a sliding window, and what a state recalls.
 
-Rows are tokens: Q and K are (n, d), V is (n, M). d is the width after the projection, the d′ of
-the paper (Arora et al. 2024, "Simple linear attention language models balance the
-recall-throughput tradeoff"). Everywhere t = q·k/√d.
+Rows are tokens: Q and K have shape (n, d) and V has (n, M). d is the width after the projection,
+the d′ of the paper (Arora et al. 2024, "Simple linear attention language models balance the
+recall-throughput tradeoff"). In all functions t = q·k/√d.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FeatureMap = Callable[[Array], Array]
 
 
 def identity(x: Array) -> Array:
-    """φ(x) = x: the memory is Σkvᵀ, the oldest of all. Its weights can be negative.
+    """φ(x) = x: the memory is Σkvᵀ, the simplest one. Its weights can be negative.
 
     >>> identity(np.array([[-1.0, 2.0]]))
     array([[-1.,  2.]])
@@ -38,7 +38,7 @@ def elu_plus_one(x: Array) -> Array:
 
 
 def exp_feature_map(x: Array) -> Array:
-    """φ(x) = eˣ, each coordinate alone, as in lab 03.
+    """φ(x) = eˣ of each coordinate, as in lab 03.
 
     >>> exp_feature_map(np.array([[0.0, -np.inf]]))
     array([[1., 0.]])
@@ -49,7 +49,7 @@ def exp_feature_map(x: Array) -> Array:
 def positive_random_features(x: Array) -> Array:
     """φ(x) = exp(ω·x′ − ‖x′‖²/2)/√m with x′ = x·d^(−1/4): Performer's features, as in lab 03.
 
-    As many of them as the compact Taylor map has: m = (d+1)(d+2)/2 fixed draws ω ~ N(0, I).
+    There are as many as in the compact Taylor map: m = (d+1)(d+2)/2 fixed draws ω ~ N(0, I).
 
     >>> positive_random_features(np.zeros((1, 4))).shape
     (1, 15)
@@ -66,11 +66,11 @@ def positive_random_features(x: Array) -> Array:
 def recall_task(
     pairs: int, d: int, value_width: int, sharpness: float, seed: int
 ) -> tuple[Array, Array, Array]:
-    """Pairs to remember and the order in which they are asked for: keys, values, order.
+    """Make pairs to remember and the order in which they are asked for: keys, values, order.
 
-    keys (pairs, d) point in random directions and are so long that q·k/√d = sharpness·cos(q, k).
+    keys (pairs, d) point in random directions and are scaled so that q·k/√d = sharpness·cos(q, k).
     values (pairs, value_width) are random unit vectors, one for each key. order (pairs,) is a
-    permutation: the query number i is keys[order[i]], and the right answer to it is order[i].
+    permutation: query i is keys[order[i]], and the right answer to it is order[i].
 
     >>> keys, values, order = recall_task(pairs=5, d=4, value_width=3, sharpness=8.0, seed=0)
     >>> (keys @ keys.T / 2).diagonal().round(9), sorted(order.tolist())
@@ -84,12 +84,12 @@ def recall_task(
 
 
 def taylor_feature_map(x: Array) -> Array:
-    """φ with φ(q)·φ(k) = 1 + t + t²/2, t = q·k/√d: the series of e^t up to the second order.
+    """The φ with φ(q)·φ(k) = 1 + t + t²/2, t = q·k/√d: the series of e^t up to second order.
 
-    x (..., n, d) → (..., n, m). Two maps do it, and either is right here, with the features in any
-    order: the full one, with all d² products xᵢxⱼ, m = 1 + d + d²; and the compact one, which has
-    each product once, m = (d+1)(d+2)/2. Mind that every factor in t is split between φ(q) and
-    φ(k): a feature has its square root.
+    x (..., n, d) → (..., n, m). There are two such maps, and both are right, with the features in
+    any order. The full map has all d² products xᵢxⱼ, m = 1 + d + d². The compact map has each
+    product once, m = (d+1)(d+2)/2. Every factor in t is shared by φ(q) and φ(k), so each feature
+    carries its square root.
 
     >>> q, k = np.array([[1.0, 2.0, 0.0, 1.0]]), np.array([[1.0, 1.0, 5.0, 1.0]])
     >>> (taylor_feature_map(q) @ taylor_feature_map(k).T).round(9)  # t = 4/√4 = 2
@@ -101,7 +101,7 @@ def taylor_feature_map(x: Array) -> Array:
 
 
 def based_weights(x: Array, W_q: Array, W_k: Array) -> Array:
-    """The weights (n, n) of a causal Taylor layer, formed in full: the truth to check against.
+    """Compute the weights (n, n) of a causal Taylor layer, as a reference for the other functions.
 
     x (n, F) is projected to q = xW_q and k = xW_k, both (n, d), with W_q and W_k (F, d). Then
     Aᵢⱼ = (1 + t + t²/2) / Σ_{l≤i} (1 + t + t²/2) with t = qᵢ·kⱼ/√d for j ≤ i, and 0 for j > i.
@@ -119,10 +119,10 @@ def based_weights(x: Array, W_q: Array, W_k: Array) -> Array:
 
 
 def state_size(d: int, value_width: int, compact: bool = True) -> int:
-    """How many numbers the state of a Taylor layer holds: U is (m, value_width), Z is (m).
+    """Count the numbers in the state of a Taylor layer: U is (m, value_width) and Z is (m,).
 
-    m is that of the compact map, which has each product xᵢxⱼ once, or else of the full one. The
-    number of tokens does not matter.
+    With `compact`, m is the number of features of the compact map, which has each product xᵢxⱼ
+    once; otherwise it is that of the full map. The number of tokens does not matter.
 
     >>> state_size(16, 64), state_size(16, 64, compact=False)
     (9945, 17745)
@@ -134,11 +134,12 @@ def state_size(d: int, value_width: int, compact: bool = True) -> int:
 def recurrent_attention(
     phi_q: Array, phi_k: Array, V: Array, state: tuple[Array, Array] | None = None
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Causal linear attention token by token: the outputs (n, M), and the state (U, Z) at the end.
+    """Compute causal linear attention token by token: the outputs (n, M) and the final (U, Z).
 
-    phi_q and phi_k (n, m) are features already. At token i first write, U += φ(kᵢ)vᵢᵀ and
-    Z += φ(kᵢ), then read, oᵢ = φ(qᵢ)ᵀU / φ(qᵢ)ᵀZ: a token sees itself. `state` is (U, Z) of the
-    tokens before, (m, M) and (m); None is the empty memory. The given state is not changed.
+    phi_q and phi_k (n, m) are the features. At token i, first write, U += φ(kᵢ)vᵢᵀ and Z += φ(kᵢ),
+    then read, oᵢ = φ(qᵢ)ᵀU / φ(qᵢ)ᵀZ, so a token sees itself. φ(qᵢ)ᵀZ can be tiny or negative;
+    divide by it as it is. `state` is the (U, Z) of earlier tokens, (m, M) and (m,), or None for an
+    empty memory. Do not change the given arrays.
 
     >>> phi = np.array([[1.0, 0.0], [1.0, 1.0]])
     >>> output, (U, Z) = recurrent_attention(phi, phi, np.array([[3.0], [6.0]]))
@@ -160,11 +161,12 @@ def recurrent_attention(
 
 
 def sliding_window_attention(Q: Array, K: Array, V: Array, window: int) -> Array:
-    """Softmax attention to the last `window` tokens, the present one included: (n, M).
+    """Softmax attention to the last `window` tokens, including the current one: (n, M).
 
     Token i sees the tokens j with i − window < j ≤ i; at the start of the sequence there are fewer.
-    The weights are softmax over these of t = qᵢ·kⱼ/√d. window = 1 returns V, window ≥ n is causal
-    softmax attention. Scores can be large: subtract the largest of each row before exp.
+    The weights are the softmax of t = qᵢ·kⱼ/√d over these tokens. window = 1 returns V, and
+    window ≥ n is causal softmax attention. Scores can be large: subtract the largest score in the
+    window before exp.
 
     >>> zero, V = np.zeros((4, 2)), np.array([[1.0], [2.0], [3.0], [4.0]])
     >>> sliding_window_attention(zero, zero, V, window=2).ravel()  # averages of two
@@ -181,9 +183,10 @@ def windowed_taylor_attention(Q: Array, K: Array, V: Array, window: int) -> Arra
     """Exact weights e^t inside the window, Taylor weights 1 + t + t²/2 before it: (n, M).
 
     oᵢ = Σⱼ wᵢⱼvⱼ / Σⱼ wᵢⱼ over all j ≤ i, with wᵢⱼ = e^t for i − window < j ≤ i, wᵢⱼ = 1 + t + t²/2
-    for j ≤ i − window, and t = qᵢ·kⱼ/√d. Each token counts once, and there is one normaliser, the
-    sum of both kinds of weights. A decoder needs the last `window` keys and values and the state of
-    what came before; here an n×n array is allowed.
+    for j ≤ i − window, and t = qᵢ·kⱼ/√d. Each token counts once, and the one normaliser is the sum
+    of both kinds of weights. Scores can be large, and e^1000 is inf: multiply all weights of a row
+    by the same e^(−c). A decoder needs the last `window` keys and values and the state of earlier
+    tokens; here you may use an n×n array.
 
     >>> zero, V = np.zeros((3, 2)), np.array([[1.0], [2.0], [6.0]])
     >>> windowed_taylor_attention(zero, zero, V, window=1).ravel()  # t = 0: both weights are 1
@@ -192,15 +195,14 @@ def windowed_taylor_attention(Q: Array, K: Array, V: Array, window: int) -> Arra
     q, k, v = in_float64(Q=Q, K=K, V=V)
     before, inside = _parts(len(v), window)
     t = q @ k.T / np.sqrt(q.shape[1])
-    # The same factor e^(−largest) on both kinds of weights leaves their ratio as it is.
-    largest = np.where(inside, t, 0).max(axis=1, keepdims=True)
-    exact = np.exp(np.where(inside, t, -np.inf) - largest)
-    weights = exact + np.where(before, 1 + t + t * t / 2, 0) * np.exp(-largest)
+    # A softmax of the logarithms of all weights; 1 + t + t²/2 is never below ½.
+    logs = np.where(before, np.log(1 + t + t * t / 2), np.where(inside, t, -np.inf))
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
 
 
 def _parts(n: int, window: int) -> tuple[Array, Array]:
-    """Which keys j a query i finds in its state, and which in its window: two masks (n, n)."""
+    """Two masks (n, n): the keys j that query i finds in its state, and those in its window."""
     if window < 1:
         raise ValueError(f"window must be at least 1, the token itself, not {window}")
     age = np.arange(n)[:, None] - np.arange(n)
@@ -215,16 +217,16 @@ def recall_accuracy(
     sharpness: float = 8.0,
     seeds: int = 20,
 ) -> float:
-    """The share of stored pairs that a memory of width d gives back, averaged over seeds.
+    """The share of stored pairs that a memory of width d recalls, averaged over seeds.
 
-    For each seed 0, 1, … seeds − 1 take recall_task(pairs, d, value_width, sharpness, seed). Write
-    every pair into U = Σφ(kⱼ)vⱼᵀ, read φ(q)ᵀU for every query, and answer with the number of the
-    value whose inner product with what was read is the largest. (A normaliser would divide all
-    these products by the same number, so it is left out.) The answer is right if it is the number
-    of the key that was asked for.
+    For each seed 0, 1, … seeds − 1, take recall_task(pairs, d, value_width, sharpness, seed). Write
+    every pair into U = Σφ(kⱼ)vⱼᵀ and read φ(q)ᵀU for every query. The answer is the number of the
+    value that has the largest inner product with the vector you read. (A normaliser would divide
+    all these products by the same number, so it is left out.) The answer is right if it is the
+    number of the key that was asked for.
 
-    feature_map=None stands for softmax attention with s = 1/√d, which keeps all keys and values:
-    read softmax(s·QKᵀ)V.
+    feature_map=None means softmax attention with s = 1/√d, which stores all keys and values: read
+    softmax(s·QKᵀ)V.
 
     >>> recall_accuracy(None, 16), recall_accuracy(elu_plus_one, 16) < 0.1
     (1.0, True)
@@ -249,10 +251,10 @@ def recall_curves(
     sharpness: float = 8.0,
     seeds: int = 20,
 ) -> dict[str, list[tuple[int, int, float]]]:
-    """`recall_accuracy` of every map here: for each name a list of (d, numbers held, accuracy).
+    """`recall_accuracy` of every map: for each name, a list of (d, numbers held, accuracy).
 
-    A map holds U and Z, m·(value_width + 1) numbers; softmax attention holds all keys and values,
-    pairs·(d + value_width).
+    A map holds U and Z, which are m·(value_width + 1) numbers. Softmax attention holds all keys and
+    values, which are pairs·(d + value_width) numbers.
 
     >>> recall_curves(widths=(8,), seeds=1)["softmax"]
     [(8, 1536, 1.0)]
@@ -282,7 +284,7 @@ def draw_recall(
 ) -> str | None:
     """Draw recall against the numbers held, and return the path of the picture.
 
-    Without matplotlib there is no picture: it says so, prints the curves and returns None.
+    Without matplotlib, print the numbers instead and return None.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,8 +1,8 @@
-"""Lab 01, complexity: what attention costs in multiply-adds and bytes, and when which is cheaper.
+"""Lab 01, complexity: what attention costs in multiply-adds and bytes, and which form is cheaper.
 
-n tokens, queries and keys of width D, values of width M, m features. A product (a×b)(b×c) takes
-a·b·c multiply-adds: a multiplication and the addition that follows it are one. All counts are
-exact whole numbers, for one head unless `heads` says otherwise.
+There are n tokens. Queries and keys have width D, values have width M, and there are m features. A
+product (a×b)(b×c) takes a·b·c multiply-adds: a multiplication and the addition that follows it
+count as one. All counts are exact whole numbers, for one head unless `heads` says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kerneltrick import costs
 
 
 def quadratic_features(D: int) -> int:
-    """m = (D+1)(D+2)/2, the features of the exact map of (q·k + 1)².
+    """The number of features of the exact map of (q·k + 1)²: m = (D+1)(D+2)/2.
 
     >>> quadratic_features(32)
     561
@@ -27,7 +27,7 @@ def quadratic_features(D: int) -> int:
 def doubling(
     cost: Callable[[int], float], start: int, doublings: int
 ) -> tuple[list[int], list[float]]:
-    """The lengths start, 2·start, 4·start, … and the cost of each.
+    """The lengths start, 2·start, 4·start, … and the cost at each length.
 
     >>> doubling(lambda n: n * n, start=10, doublings=2)
     ([10, 20, 40], [100, 400, 1600])
@@ -37,11 +37,11 @@ def doubling(
 
 
 def softmax_multiply_adds(n: int, D: int, M: int, causal: bool = False) -> int:
-    """The multiply-adds of softmax(QKᵀ/√D)V: scores and the weighted sum of the values.
+    """Count the multiply-adds of softmax(QKᵀ/√D)V: the scores and the weighted sum of the values.
 
-    Each query meets each key: D multiply-adds for the score and M for its value. The softmax
-    itself takes no multiply-adds. With `causal`, token i meets the tokens j ≤ i only, itself
-    among them, and only these pairs are computed.
+    Each pair of a query and a key takes D multiply-adds for the score and M for the value. The
+    softmax itself takes none. With `causal`, token i sees only the tokens j ≤ i, including itself,
+    and only these pairs are computed.
 
     >>> softmax_multiply_adds(1000, D=32, M=80)
     112000000
@@ -54,11 +54,11 @@ def softmax_multiply_adds(n: int, D: int, M: int, causal: bool = False) -> int:
 
 
 def linear_multiply_adds(n: int, m: int, M: int, causal: bool = False) -> int:
-    """The multiply-adds of linear attention with m features, φ itself not counted.
+    """Count the multiply-adds of linear attention with m features, without those of φ itself.
 
-    Each key is added to U = Σφ(k)vᵀ (m×M) and to Z = Σφ(k) (m); each query reads φ(q)ᵀU and
-    φ(q)ᵀZ. An addition to Z counts as a multiply-add (by one). With `causal`, U and Z are carried
-    from token to token, and each token adds to them and reads them once.
+    Each key is added to U = Σφ(k)vᵀ (m×M) and to Z = Σφ(k) (m entries). Each query reads φ(q)ᵀU
+    and φ(q)ᵀZ. An addition to Z counts as a multiply-add (by one). With `causal`, U and Z are
+    carried along the sequence, and each token updates and reads them once.
 
     >>> linear_multiply_adds(1000, m=561, M=80)
     90882000
@@ -68,9 +68,9 @@ def linear_multiply_adds(n: int, m: int, M: int, causal: bool = False) -> int:
 
 
 def weights_bytes(n: int, heads: int = 1, dtype: str = "float32") -> int:
-    """The bytes of the n×n weights of every head, formed as whole arrays of `dtype`.
+    """The bytes of the n×n weights of all heads, stored as full arrays of `dtype`.
 
-    `dtype` is a NumPy name such as "float16"; `np.dtype(dtype).itemsize` is its size in bytes.
+    `dtype` is a NumPy name such as "float16". `np.dtype(dtype).itemsize` is its size in bytes.
 
     >>> weights_bytes(4096)
     67108864
@@ -79,7 +79,7 @@ def weights_bytes(n: int, heads: int = 1, dtype: str = "float32") -> int:
 
 
 def state_bytes(m: int, M: int, heads: int = 1, dtype: str = "float32") -> int:
-    """The bytes of the state of linear attention: U (m×M) and Z (m) of every head.
+    """The bytes of the state of linear attention: U (m×M) and Z (m entries) for every head.
 
     >>> state_bytes(64, 64)
     16640
@@ -88,11 +88,11 @@ def state_bytes(m: int, M: int, heads: int = 1, dtype: str = "float32") -> int:
 
 
 def crossover_length(D: int, m: int, M: int, causal: bool = False) -> int:
-    """The least n ≥ 1 at which linear attention takes fewer multiply-adds than softmax attention.
+    """The smallest n ≥ 1 at which linear attention takes fewer multiply-adds than softmax.
 
-    Fewer, not as many: where both take the same, softmax attention is still as good. The counts
-    are those of `softmax_multiply_adds` and `linear_multiply_adds`. Work with whole numbers (`//`)
-    or mind the rounding.
+    It must take strictly fewer: at equal counts nothing is gained yet. Use the counts of
+    `softmax_multiply_adds` and `linear_multiply_adds`. The answer is a whole number, so use `//` or
+    be careful with rounding.
 
     >>> crossover_length(D=64, m=64, M=64)
     66
@@ -107,10 +107,10 @@ def crossover_length(D: int, m: int, M: int, causal: bool = False) -> int:
 
 
 def growth_exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """p such that the costs grow like nᵖ: the slope of log cost against log n, by least squares.
+    """The exponent p such that costs grow like nᵖ: the least-squares slope of log cost by log n.
 
-    For costs c·nᵖ the slope is p whatever c is. Costs that were measured do not lie on a line;
-    then all of them count, not only the first and the last.
+    For costs c·nᵖ the slope is p, whatever c is. Measured costs do not lie exactly on a line, and
+    least squares uses all of them, not only the first and the last.
 
     >>> round(growth_exponent([100, 200, 400], [3e4, 12e4, 48e4]), 9)
     2.0
@@ -121,9 +121,9 @@ def growth_exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def longest_context(budget: int, heads: int = 1, dtype: str = "float32") -> int:
-    """The largest n whose weights, n×n for every head, fit into `budget` bytes.
+    """The largest n for which the n×n weights of all heads fit into `budget` bytes.
 
-    A budget that is filled exactly fits.
+    Weights that fill the budget exactly still fit. The answer is a whole number, rounded down.
 
     >>> longest_context(64 * 2**20)
     4096

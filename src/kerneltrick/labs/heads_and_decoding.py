@@ -1,8 +1,8 @@
-"""Lab 05, heads and decoding: scaled dot products, many heads, and what a decoder must remember.
+"""Lab 05, heads and decoding: scaled dot products, many heads, and what a decoder must store.
 
-Rows are tokens: Q and K are (..., n, d), V is (..., n, M), with batch and head dimensions in front.
-A layer has width d, h query heads of width k and g key/value heads; values have the width v, which
-may differ from k. b sequences are decoded at once.
+Rows are tokens: Q and K have shape (..., n, d) and V has (..., n, M), with batch and head
+dimensions in front. A layer has width d, h query heads of width k, and g key/value heads. Values
+have width v, which may differ from k. b sequences are decoded at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 def random_layer(
     d: int, h: int, g: int, k: int, v: int, seed: int = 0
 ) -> tuple[Array, Array, Array, Array]:
-    """W_q (h, d, k), W_k (g, d, k), W_v (g, d, v) and W_o (h, v, d), for `decoding_step`.
+    """Random W_q (h, d, k), W_k (g, d, k), W_v (g, d, v) and W_o (h, v, d) for `decoding_step`.
 
     >>> [W.shape for W in random_layer(d=32, h=4, g=2, k=8, v=6)]
     [(4, 32, 8), (2, 32, 8), (2, 32, 6), (4, 6, 32)]
@@ -35,11 +35,11 @@ def random_layer(
 def dot_product_moments(
     d: int, mean_q: float, std_q: float, mean_k: float, std_k: float
 ) -> tuple[float, float, float]:
-    """E[q·k], Var[q·k] and the scale s > 0 for which Var[s·q·k] = 1.
+    """Return E[q·k], Var[q·k] and the scale s > 0 for which Var[s·q·k] = 1.
 
-    The d coordinates of q are independent with mean μ_q and standard deviation σ_q, those of k
-    with μ_k and σ_k, and q and k are independent. Start from Var[XY] = E[X²]E[Y²] − E[X]²E[Y]²
-    for one coordinate; the variances of independent terms add up.
+    The d coordinates of q are independent with mean μ_q and standard deviation σ_q. Those of k have
+    μ_k and σ_k, and q and k are independent. Start from Var[XY] = E[X²]E[Y²] − E[X]²E[Y]² for one
+    coordinate. The variances of independent terms add up.
 
     >>> dot_product_moments(64, 0.0, 1.0, 0.0, 1.0)
     (0.0, 64.0, 0.125)
@@ -50,11 +50,12 @@ def dot_product_moments(
 
 
 def softmax_attention(Q: Array, K: Array, V: Array, causal: bool = False) -> Array:
-    """softmax(QKᵀ/√d)V, the softmax over the keys, with d the width of the keys.
+    """Compute softmax(QKᵀ/√d)V. The softmax runs over the keys, and d is the width of the keys.
 
-    Q (..., n, d), K (..., n, d), V (..., n, M) → (..., n, M). With `causal`, query i sees the keys
-    j ≤ i only, and its weights add up to 1 over these. Subtract the largest score of each query
-    before `np.exp`: that changes no weight, and exp(1000) is inf.
+    Q (..., n, d), K (..., n, d), V (..., n, M) → (..., n, M). With `causal`, query i sees only the
+    keys j ≤ i, and its weights over these add up to 1. Subtract the largest score of each query
+    before `np.exp`: that changes no weight, and exp(1000) is inf. With `causal`, it must be the
+    largest score among the keys j ≤ i.
 
     >>> Q, K, V = np.eye(2), np.zeros((2, 2)), np.array([[1.0], [3.0]])
     >>> softmax_attention(Q, K, V)
@@ -69,7 +70,7 @@ def softmax_attention(Q: Array, K: Array, V: Array, causal: bool = False) -> Arr
 
 
 def hard_attention(Q: Array, K: Array, V: Array) -> Array:
-    """For each query the value whose key has the largest q·k; the first one on ties.
+    """Return, for each query, the value whose key has the largest q·k; on ties, the first one.
 
     Q (n, d), K (l, d), V (l, M) → (n, M).
 
@@ -85,11 +86,11 @@ def hard_attention(Q: Array, K: Array, V: Array) -> Array:
 def hard_attention_gradients(
     Q: Array, K: Array, V: Array, grad: Array
 ) -> tuple[Array, Array, Array]:
-    """The gradients of a loss by Q, K and V, given `grad` (n, M), the one by the output.
+    """The gradients of a loss with respect to Q, K and V, through `hard_attention`.
 
-    Of `hard_attention`, where no two scores of a query are equal: a small change of Q or K selects
-    the same values, a small change of a selected value changes the output as much. Several queries
-    may select the same value; their gradients add up.
+    `grad` (n, M) is the gradient with respect to the output. No two scores of a query are equal. So
+    a small change of Q or K selects the same values, and a small change of a selected value changes
+    the output by the same amount. If several queries select the same value, their gradients add up.
 
     >>> K, V = np.array([[1.0, 0], [0, 1]]), np.array([[5.0], [6.0]])
     >>> Q, grad = np.array([[2.0, 1], [3, 0]]), np.array([[1.0], [10.0]])
@@ -105,10 +106,10 @@ def hard_attention_gradients(
 
 
 def split_heads(X: Array, heads: int) -> Array:
-    """(..., n, heads·w) → (..., heads, n, w): the columns in equal blocks, one for each head.
+    """Split the columns into equal blocks, one per head: (..., n, heads·w) → (..., heads, n, w).
 
-    The first w columns of a token are those of head 0, the next w those of head 1. w is whatever
-    the columns leave for each head; it may be the width of keys or that of values.
+    The first w columns of a token belong to head 0, the next w to head 1, and so on. w is the
+    number of columns divided by the number of heads: the width of keys, or that of values.
 
     >>> split_heads(np.array([[1.0, 2, 3, 4], [5, 6, 7, 8]]), heads=2)
     array([[[1., 2.],
@@ -121,7 +122,7 @@ def split_heads(X: Array, heads: int) -> Array:
 
 
 def combine_heads(X: Array) -> Array:
-    """(..., heads, n, w) → (..., n, heads·w): the inverse of `split_heads`.
+    """Undo `split_heads`: (..., heads, n, w) → (..., n, heads·w).
 
     >>> combine_heads(np.array([[[1.0, 2], [5, 6]], [[3, 4], [7, 8]]]))
     array([[1., 2., 3., 4.],
@@ -133,11 +134,12 @@ def combine_heads(X: Array) -> Array:
 def multi_head_attention(
     X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array, heads: int, causal: bool = False
 ) -> Array:
-    """Attention with several heads side by side, and values of any width.
+    """Attention with several heads, and with values of any width.
 
     X (..., n, d), W_q and W_k (d, heads·k), W_v (d, heads·v), W_o (heads·v, d) → (..., n, d).
-    Project X to queries, keys and values, split each into heads, let each head attend by itself
-    (with the scale of its own width, 1/√k), combine the heads, and project with W_o.
+    Project X to queries, keys and values, split each into heads, compute attention in each head
+    with the scale 1/√k of its own width, combine the heads, and project with W_o. Scores can be
+    large.
 
     >>> X, W = np.eye(2), np.eye(2)
     >>> multi_head_attention(X, 0 * W, 0 * W, 4 * W, W, heads=2)  # uniform weights
@@ -153,10 +155,10 @@ def multi_head_attention(
 def multi_query_attention(X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array) -> Array:
     """Causal attention with h query heads that share one key head and one value head.
 
-    X (b, n, d), W_q (h, d, k), W_k (d, k), W_v (d, v), W_o (h, v, d) → (b, n, d). The outputs of
-    the heads, each through its own (v, d) slice of W_o, add up. `np.einsum` says it best: an index
-    that is summed over is missing on the right, and every index on the right comes from the left.
-    The scale is 1/√k.
+    X (b, n, d), W_q (h, d, k), W_k (d, k), W_v (d, v), W_o (h, v, d) → (b, n, d). The output of
+    each head goes through its own (v, d) slice of W_o, and the results add up. `np.einsum` is
+    convenient here: an index that is summed over is missing on the right, and every index on the
+    right appears on the left. The scale is 1/√k. Scores can be large.
 
     >>> X, ones = np.array([[[1.0], [3.0]]]), np.ones((2, 1, 1))
     >>> multi_query_attention(X, 0 * ones, ones[0], ones[0], ones)
@@ -171,13 +173,13 @@ def multi_query_attention(X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Arr
 def decoding_step(
     x: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array, keys: Array, values: Array
 ) -> tuple[Array, Array, Array]:
-    """One new token of each sequence: the output, and the cache with the token's key and value.
+    """Decode one new token of each sequence, and return the output and the longer cache.
 
-    x (b, d), W_q (h, d, k), W_k (g, d, k), W_v (g, d, v), W_o (h, v, d), the cache so far `keys`
-    (b, g, n, k) and `values` (b, g, n, v) → output (b, d), keys (b, g, n+1, k), values
-    (b, g, n+1, v). The new token is appended at the end and sees itself. Query head i uses
-    key/value head i // (h/g): neighbours share. The outputs of the heads go through W_o and add
-    up. The scale is 1/√k.
+    x (b, d), W_q (h, d, k), W_k (g, d, k), W_v (g, d, v), W_o (h, v, d), and the cache so far,
+    `keys` (b, g, n, k) and `values` (b, g, n, v) → output (b, d), keys (b, g, n+1, k), values
+    (b, g, n+1, v). The new token is appended at the end of the cache and sees itself. Query head i
+    uses key/value head i // (h/g), so neighbouring heads share one. The outputs of the heads go
+    through W_o and add up. The scale is 1/√k. Scores can be large.
 
     >>> x, ones, empty = np.array([[3.0]]), np.ones((1, 1, 1)), np.ones((1, 1, 0, 1))
     >>> output, keys, values = decoding_step(x, ones, ones, ones, ones, empty, empty)
@@ -194,11 +196,11 @@ def decoding_step(
 
 
 def decoding_multiply_adds(b: int, n: int, d: int, h: int, g: int) -> int:
-    """The multiply-adds of one decoding step of b sequences, with k = v = d/h.
+    """Count the multiply-adds of one decoding step of b sequences, with k = v = d/h.
 
-    For each sequence: the projections of x to h queries, g keys and g values, the scores of h
-    queries with n keys, the weighted sums of n values, and the output projection. n counts the
-    tokens in the cache, the new one among them. The softmax takes no multiply-adds.
+    Count for each sequence the projections of x to h queries, g keys and g values, the scores of h
+    queries with n keys, the weighted sums of n values, and the output projection. n is the number
+    of tokens in the cache, including the new one. The softmax takes no multiply-adds.
 
     >>> decoding_multiply_adds(b=3, n=4096, d=512, h=8, g=1)
     14352384
@@ -209,11 +211,11 @@ def decoding_multiply_adds(b: int, n: int, d: int, h: int, g: int) -> int:
 def kept_bytes(
     b: int, n: int, g: int, k: int, v: int, m: int | None = None, dtype: str = "float32"
 ) -> int:
-    """The bytes that a decoder of b sequences keeps after n tokens, with g key/value heads.
+    """The bytes that a decoder of b sequences stores after n tokens, with g key/value heads.
 
-    Softmax attention keeps a cache: a key of width k and a value of width v for each token and
-    head. Linear attention with m features (`m` given) keeps a state instead: U (m×v) and Z (m) for
-    each head. `np.dtype(dtype).itemsize` is the size of a number.
+    Softmax attention stores a cache: a key of width k and a value of width v for each token and
+    head. If `m` is given, it is linear attention with m features, which stores a state instead: U
+    (m×v) and Z (m entries) for each head. `np.dtype(dtype).itemsize` is the size of a number.
 
     >>> kept_bytes(b=1, n=4096, g=8, k=64, v=64)
     16777216

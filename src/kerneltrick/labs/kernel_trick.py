@@ -1,6 +1,6 @@
 """Lab 02, the kernel trick: the same product in two orders, O(n²d) and O(nd²).
 
-Rows are tokens: Q and K are (n, d), V is (n, M), with any batch dimensions in front.
+Rows are tokens: Q and K have shape (n, d), V has shape (n, M), with any batch dimensions in front.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FeatureMap = Callable[[Array], Array]
 
 
 def random_tensors(seq_len: int, d_model: int, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Q, K and V with independent N(0, 1) entries: three float32 arrays (seq_len, d_model).
+    """Random Q, K and V with N(0, 1) entries: three float32 arrays of shape (seq_len, d_model).
 
     >>> Q, K, V = random_tensors(seq_len=100, d_model=64)
     >>> Q.shape, str(V.dtype)
@@ -30,7 +30,7 @@ def random_tensors(seq_len: int, d_model: int, seed: int = 0) -> tuple[Array, Ar
 
 
 def identity(x: Array) -> Array:
-    """φ(x) = x, the map to pass when no map is wanted.
+    """φ(x) = x, the map to use if you want no map.
 
     >>> identity(np.array([-1.0, 2.0]))
     array([-1.,  2.])
@@ -41,7 +41,7 @@ def identity(x: Array) -> Array:
 def simple_feature_map(x: Array) -> Array:
     """φ(x) = x: the simplest feature map. Its similarity q·k may be negative.
 
-    x and φ(x) are (..., n, d).
+    x and φ(x) have shape (..., n, d).
 
     >>> simple_feature_map(np.array([[-1.0, 2.0]]))
     array([[-1.,  2.]])
@@ -52,7 +52,7 @@ def simple_feature_map(x: Array) -> Array:
 def elu_feature_map(x: Array) -> Array:
     """φ(x) = ELU(x) + 1: x + 1 where x > 0, else eˣ. Strictly positive.
 
-    x and φ(x) are (..., n, d). Write the two branches as they stand here: computed literally,
+    x and φ(x) have shape (..., n, d). Write the two branches exactly as above. Computed literally,
     (eˣ − 1) + 1 is 0 for every x below −17.3 in float32, and no longer positive.
 
     >>> elu_feature_map(np.array([[2.0, 0.0]]))
@@ -64,11 +64,10 @@ def elu_feature_map(x: Array) -> Array:
 
 
 def standard_attention_order(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
-    """(QKᵀ)V, with the n×n matrix formed: O(n²d). There is no softmax.
+    """Compute (QKᵀ)V with the n×n matrix, in O(n²d). There is no softmax.
 
     Q (n, d), K (n, d), V (n, M) → output (n, M) and weights QKᵀ (n, n), in the dtype of the
-    inputs. Add up in float64: float32 sums of this length differ by more than 1e-5 between the
-    two orders.
+    inputs. Compute the sums in float64: in float32, the two orders differ by more than 1e-5.
 
     >>> Q, K, V = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0], [10.0]])
     >>> output, weights = standard_attention_order(Q, K, V)
@@ -87,12 +86,12 @@ def standard_attention_order(Q: Array, K: Array, V: Array) -> tuple[Array, Array
 def linear_attention_order(
     Q: Array, K: Array, V: Array, feature_map: FeatureMap, normalize: bool = False
 ) -> Array:
-    """φ(Q)(φ(K)ᵀV), without the n×n matrix: O(nmM) for m features.
+    """Compute φ(Q)(φ(K)ᵀV) without the n×n matrix, in O(nmM) for m features.
 
     With `normalize`, row i is divided by φ(qᵢ)·Z, Z = Σⱼφ(kⱼ), which makes it an average of the
-    values; nothing is added to φ(qᵢ)·Z, however small it is. Q (n, d), K (n, d), V (n, M) → output
-    (n, M), in the dtype of the inputs, added up in float64. `feature_map` turns arrays (..., n, d)
-    into (..., n, m).
+    values. φ(qᵢ)·Z can be tiny or negative; divide by it as it is, with nothing added. Q (n, d),
+    K (n, d), V (n, M) → output (n, M), in the dtype of the inputs, with sums in float64.
+    `feature_map` turns arrays (..., n, d) into (..., n, m).
 
     >>> Q, K, V = random_tensors(seq_len=100, d_model=64)
     >>> out1, attn_matrix = standard_attention_order(Q, K, V)
@@ -105,9 +104,9 @@ def linear_attention_order(
 
 
 def verify_associativity(Q: Array, K: Array, V: Array) -> bool:
-    """Whether (QKᵀ)V and Q(KᵀV), added up in float64, agree to 1e-5 of the largest entry.
+    """Whether (QKᵀ)V and Q(KᵀV), computed in float64, agree to 1e-5 of the largest entry.
 
-    Always true of real numbers; false where an intermediate product leaves the range of floats.
+    They always agree in exact arithmetic. They do not if an intermediate product overflows.
 
     >>> verify_associativity(*random_tensors(seq_len=100, d_model=64))
     True
@@ -124,7 +123,7 @@ def verify_associativity(Q: Array, K: Array, V: Array) -> bool:
 
 
 def standard_operation_count(n: int, d: int) -> int:
-    """n²d, the multiply-adds of QKᵀ; the product with V takes as many again.
+    """The multiply-adds of QKᵀ, n²d. The product with V takes as many again.
 
     >>> standard_operation_count(4096, 64)
     1073741824
@@ -133,7 +132,7 @@ def standard_operation_count(n: int, d: int) -> int:
 
 
 def linear_operation_count(n: int, d: int) -> int:
-    """nd², the multiply-adds of KᵀV; the product with Q takes as many again.
+    """The multiply-adds of KᵀV, nd². The product with Q takes as many again.
 
     >>> linear_operation_count(4096, 64)
     16777216
@@ -142,9 +141,9 @@ def linear_operation_count(n: int, d: int) -> int:
 
 
 def operation_ratio(n: int, d: int) -> float:
-    """n²d / nd² = n/d: how many times fewer multiply-adds the linear order takes.
+    """How many times fewer multiply-adds the linear order takes: n²d / nd² = n/d.
 
-    Below 1 the linear order is the slower one: it pays off for n > d.
+    Below 1 the linear order is slower. It is worthwhile for n > d.
 
     >>> operation_ratio(4096, 64)
     64.0

@@ -7,8 +7,9 @@ import functools
 import hashlib
 import math
 import numbers
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,11 +24,33 @@ from kerneltrick._arrays import (
     is_floating,
     library,
     space,
+    widened,
+    without_values,
     zeros,
 )
+from kerneltrick.maps._declared import KernelForm, Monomial, Operations
 
 Sign = Literal["positive", "non-negative", "any"]
 Features = tuple[Array, Array | None]
+
+
+class Fused(NamedTuple):
+    """A map as the compiled core is asked for it: its text, and the weights that are not in it."""
+
+    text: str
+    weight: Array | None = None  # (d, p) or (heads, d, p)
+    bias: Array | None = None  # (p,) or (heads, 1, p)
+    key_weight: Array | None = None  # of keys, where they have their own
+
+
+class CoreRecipe(NamedTuple):
+    """How the compiled core computes a map; `core_call.def` lists the kinds and the numbers."""
+
+    kind: str
+    columns: int = 0  # of the weights; 0: as many as there are features
+    features: int = 0  # m, where it depends on the weights; 0: that of the map's text
+    numbers: Mapping[str, float] = MappingProxyType({})
+    weight: np.ndarray[Any, Any] | None = None  # what the parameters of the map stand for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,6 +73,8 @@ class FeatureMap:
     approximates_softmax: ClassVar[bool] = False
     exact: ClassVar[bool] = True  # φ(q)·φ(k) equals kernel(q, k), not only on average
     shown: ClassVar[tuple[str, ...]] = ()  # parameters written in the text even at their default
+    script: ClassVar[str] = ""  # φ in JavaScript, for a report whose page does not know the map
+    forms_features: ClassVar[bool] = True  # the core forms φ(x); a decay per feature needs that
 
     def __post_init__(self) -> None:
         """NumPy numbers become Python's, so that equal maps have one text."""
@@ -109,6 +134,43 @@ class FeatureMap:
         """The similarities (..., n_q, n_k) that φ stands for, in closed form where there is one."""
         return self.phi(q, q_positions) @ self.for_keys.phi(k, k_positions).mT
 
+    @property
+    def formula(self) -> str | None:
+        """The features in the language of `kerneltrick prove`, such as "[relu(x[i]) for i]".
+
+        None if they cannot be written in it.
+        """
+        return None
+
+    @property
+    def kernel_form(self) -> KernelForm | None:
+        """φ(q)·φ(k) as a function of q·k (its mean for a random map); None if it is none."""
+        return None
+
+    def monomials(self, d: int) -> Iterator[Monomial] | None:
+        """The features one by one, if they are monomials of the input, in the order of `phi`."""
+        return None
+
+    def operations(self, width: Any) -> Operations | None:
+        """The cost of φ for one token of this width, a number or a symbol; None if unknown."""
+        return None
+
+    def feature_names(self, inputs: Sequence[str]) -> list[str]:
+        """One name for each feature: a monomial, a function of an input, or the map and a number.
+
+        >>> from kerneltrick import maps
+        >>> maps.get("poly:degree=2").feature_names(["a", "b"])
+        ['1', 'a', 'b', 'a^2', 'a b', 'b^2']
+        >>> maps.get("elu").feature_names(["a", "b"])
+        ['elu(a)', 'elu(b)']
+        >>> maps.get("favor:features=2").feature_names(["a", "b"])
+        ['favor0', 'favor1']
+        """
+        found = self.monomials(len(inputs))
+        if found is None:
+            return [f"{self.name}{i}" for i in range(self.dim(len(inputs)))]
+        return [monomial.named(list(inputs)) for monomial in found]
+
     def default_scale(self, d: int) -> float:
         """1/√d for maps that stand for softmax, else 1."""
         return 1 / math.sqrt(d) if self.approximates_softmax else 1.0
@@ -119,6 +181,14 @@ class FeatureMap:
         Here its mean over standard normal q and k; a map that says e^{q·k} itself has 1.
         """
         return _unit(self, d)
+
+    def fused(self) -> Fused | None:
+        """How to ask the compiled core for this very class; None if the core does not know it."""
+        return None
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        """How the core computes the map; `columns` counts those of given weights, 0 without any."""
+        return CoreRecipe(self.name)
 
     def check_positions(self, first: int, last: int) -> None:
         """ValueError if the map cannot serve tokens at distances up to last − first."""
@@ -253,6 +323,8 @@ def _write(value: Any) -> str:
 
 def digest(weights: Array) -> str:
     """A short hash that tells one set of learned weights from another."""
+    if without_values():
+        return "traced"
     try:
         values = as_numpy(weights)
     except Exception:  # being traced: the values are not known yet
@@ -266,6 +338,7 @@ def default_positions(x: Array, positions: Array | None, period: int | None = No
     xp = space(x)
     if positions is None:
         positions = constant(np.arange(x.shape[-2]), x)
+    positions = widened(positions)
     if period is not None:  # before rounding to x's dtype, in which large positions coincide
         positions = xp.remainder(positions, xp.full_like(positions, period))
     return xp.astype(positions, x.dtype, copy=False)[..., None]

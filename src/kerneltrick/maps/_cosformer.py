@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kerneltrick._arrays import Array, space, tree
-from kerneltrick.maps._base import FeatureMap, Sign, default_positions, positive_int
+from kerneltrick.maps._base import (
+    CoreRecipe,
+    FeatureMap,
+    Fused,
+    Sign,
+    default_positions,
+    positive_int,
+)
+from kerneltrick.maps._declared import Operations
 from kerneltrick.maps._elementwise import Relu
 
 
@@ -52,6 +60,16 @@ class Cosformer(FeatureMap):
         i, j = default_positions(q, q_positions), default_positions(k, k_positions)
         relu = Relu()
         return relu.phi(q) @ relu.phi(k).mT * xp.cos((i - j.mT) * (math.pi / (2 * self.horizon)))
+
+    def fused(self) -> Fused:
+        return Fused(str(self))
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe("cosformer", numbers={"horizon": float(self.horizon)})
+
+    def operations(self, width: Any) -> Operations:
+        # ReLU of each coordinate; cosine and sine of the position.
+        return Operations(2 * width, 2 * width, 2 * width, width + 2)
 
     def check_positions(self, first: int, last: int) -> None:
         if last - first > self.horizon:

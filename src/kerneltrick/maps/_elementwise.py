@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kerneltrick._arrays import Array, constant, space, stop_gradient, tree
-from kerneltrick.maps._base import FeatureMap, Features, Sign
+from kerneltrick.maps._base import CoreRecipe, FeatureMap, Features, Fused, Sign
+from kerneltrick.maps._declared import Operations
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Elementwise(FeatureMap):
+    """A map without parameters that the compiled core knows by its name."""
+
+    coordinate: ClassVar[str] = ""  # one feature, in the language of `kerneltrick prove`
+    products: ClassVar[int] = 0  # multiplications for each coordinate
+    others: ClassVar[int] = 0  # other operations for each coordinate
+
+    def fused(self) -> Fused:
+        return Fused(self.name)
+
+    @property
+    def formula(self) -> str:
+        return f"[{self.coordinate} for i]"
+
+    def operations(self, width: Any) -> Operations:
+        products = self.products * width
+        return Operations(width, products, 2 * products, self.others * width)
+
+    def feature_names(self, inputs: Sequence[str]) -> list[str]:
+        return [f"{self.name}({x})" for x in inputs]
 
 
 @tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Identity(FeatureMap):
+class Identity(Elementwise):
     """φ(x) = x. The similarity q·k may be negative; unnormalised, (QKᵀ)V = Q(KᵀV) exactly."""
 
     name: ClassVar[str] = "identity"
+
+    @property
+    def formula(self) -> str:
+        return "[x]"
+
+    def feature_names(self, inputs: Sequence[str]) -> list[str]:
+        return list(inputs)
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe("given")
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         return x
@@ -33,7 +68,7 @@ class Identity(FeatureMap):
 
 @tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Elu(FeatureMap):
+class Elu(Elementwise):
     """φ(x) = ELU(x) + 1: x + 1 where x > 0, else eˣ. Strictly positive.
 
     Katharopoulos et al. 2020, "Transformers are RNNs", Eq. 7. Never computed as elu(x) + 1, which
@@ -41,6 +76,8 @@ class Elu(FeatureMap):
     """
 
     name: ClassVar[str] = "elu"
+    coordinate: ClassVar[str] = "elu(x[i]) + 1"
+    others: ClassVar[int] = 4  # minimum, exp, maximum, sum
 
     @property
     def sign(self) -> Sign:
@@ -55,10 +92,12 @@ class Elu(FeatureMap):
 
 @tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Relu(FeatureMap):
+class Relu(Elementwise):
     """φ(x) = max(0, x). Non-negative, not positive: a normaliser of 0 happens and is reported."""
 
     name: ClassVar[str] = "relu"
+    coordinate: ClassVar[str] = "relu(x[i])"
+    others: ClassVar[int] = 1
 
     @property
     def sign(self) -> Sign:
@@ -74,6 +113,8 @@ class Relu2(Relu):
     """φ(x) = max(0, x)². Non-negative, smoother than ReLU at 0."""
 
     name: ClassVar[str] = "relu2"
+    coordinate: ClassVar[str] = "relu(x[i])**2"
+    products: ClassVar[int] = 1
 
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         y = super().phi(x)
@@ -82,10 +123,12 @@ class Relu2(Relu):
 
 @tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Exp(FeatureMap):
+class Exp(Elementwise):
     """φ(x) = eˣ elementwise. Positive; φ(q)·φ(k) = Σ exp(qᵢ + kᵢ)."""
 
     name: ClassVar[str] = "exp"
+    coordinate: ClassVar[str] = "exp(x[i])"
+    others: ClassVar[int] = 1
 
     @property
     def sign(self) -> Sign:
@@ -100,10 +143,12 @@ class Exp(FeatureMap):
 
 @tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Square(FeatureMap):
+class Square(Elementwise):
     """φ(x) = x² elementwise. Non-negative; φ(q)·φ(k) = Σ qᵢ²kᵢ², not (q·k)²."""
 
     name: ClassVar[str] = "square"
+    coordinate: ClassVar[str] = "x[i]**2"
+    products: ClassVar[int] = 1
 
     @property
     def sign(self) -> Sign:

@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient, tree, wide
-from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
+from kerneltrick.maps._base import (
+    CoreRecipe,
+    FeatureMap,
+    Features,
+    Fused,
+    Sign,
+    one_of,
+    positive_int,
+    seeded,
+)
+from kerneltrick.maps._declared import KernelForm, Operations
 
 Projection = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -60,6 +70,21 @@ class Favor(FeatureMap):
         return 1.0
 
     @property
+    def kernel_form(self) -> KernelForm:
+        why = "each ω is N(0, I), so the mean of φ(q)·φ(k) over draws is e^{q·k}"
+        return KernelForm(f"{why} (Choromanski et al. 2021, Lemma 1)")
+
+    def operations(self, width: Any) -> Operations:
+        m = self.features
+        products = self.draws * width + width  # ω·x for each draw, and ‖x‖²
+        backward = self.draws * width + 2 * width  # ω is a constant
+        if self.kind == "trig":
+            return Operations(m, products, backward, 2 * m + 1)  # cos or sin, division; ½ of ‖x‖²
+        signs = self.draws if self.kind == "hyperbolic" else 0
+        # maximum, difference, exp, division; ½ of ‖x‖² and its difference to the maximum
+        return Operations(m, products, backward, 4 * m + 2 + signs)
+
+    @property
     def draws(self) -> int:
         """How many ω there are: m, or m/2 where each gives two features."""
         return self.features if self.kind == "positive" else self.features // 2
@@ -85,6 +110,12 @@ class Favor(FeatureMap):
         k_positions: Array | None = None,
     ) -> Array:
         return space(q).exp(q @ k.mT)
+
+    def fused(self) -> Fused:
+        return Fused(str(self))
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe(f"favor_{self.kind}", self.draws, weight=self.projection(d).T)
 
 
 def random_features(x: Array, projected: Array, kind: str = "positive") -> Features:

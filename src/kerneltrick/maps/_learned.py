@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kerneltrick._arrays import Array, constant, is_array, space, tree
-from kerneltrick.maps._base import FeatureMap, Features, Sign, one_of, positive_int, seeded
+from kerneltrick.maps._base import (
+    CoreRecipe,
+    FeatureMap,
+    Features,
+    Fused,
+    Sign,
+    one_of,
+    positive_int,
+    seeded,
+)
+from kerneltrick.maps._declared import Operations
 from kerneltrick.maps._elementwise import Relu, shifted_exp
 
 
@@ -54,6 +64,21 @@ class Hedgehog(FeatureMap):
         weight = self.key_weight if self.weight is None else self.weight
         return 2 * (d if weight is None else int(weight.shape[-1]))
 
+    @property
+    def formula(self) -> str | None:
+        if self.weight is not None or self.key_weight is not None:
+            return None
+        apart = self.separate and self.activation == "softmax"
+        return _FORMULAS["separate" if apart else self.activation]
+
+    def operations(self, width: Any) -> Operations:
+        half = width if self.weight is None else int(self.weight.shape[-1])
+        products = 0 if self.weight is None else width * half
+        m = 2 * half
+        normalised = 2 * m if self.activation == "softmax" else 0  # sum, division
+        # −y; maximum, difference, exp
+        return Operations(m, products, 2 * products, half + 3 * m + normalised)
+
     def unit(self, d: int) -> float:
         """φ(0)·φ(0), where e^{q·k} is 1: whatever the weights have learned, the same."""
         m = self.dim(d)
@@ -76,6 +101,16 @@ class Hedgehog(FeatureMap):
             return self
         return Hedgehog(self.key_weight, self.activation, separate=self.separate)
 
+    def fused(self) -> Fused:
+        apart = str(self.separate).lower()
+        text = f"hedgehog:activation={self.activation},separate={apart}"
+        return Fused(text, self.weight, None, self.key_weight)
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        apart = self.separate and self.activation == "softmax"
+        p = columns or d
+        return CoreRecipe(f"hedgehog_{'separate' if apart else self.activation}", p, 2 * p)
+
     def _features(self, x: Array, weight: Array | None) -> Features:
         xp = space(x)
         y = x if weight is None else _project("hedgehog", x, weight)
@@ -84,6 +119,14 @@ class Hedgehog(FeatureMap):
         if self.separate:
             return xp.concat([_softmax(y), _softmax(-y)], axis=-1), None
         return _softmax(xp.concat([y, -y], axis=-1)), None
+
+
+_FORMULAS = {  # of Hedgehog without weights
+    "exp": "[exp(x[i]) for i, exp(-x[i]) for i]",
+    "softmax": "[exp(x[i])/sum(j, exp(x[j]) + exp(-x[j])) for i, "
+    "exp(-x[i])/sum(j, exp(x[j]) + exp(-x[j])) for i]",
+    "separate": "[exp(x[i])/sum(j, exp(x[j])) for i, exp(-x[i])/sum(j, exp(-x[j])) for i]",
+}
 
 
 def _softmax(x: Array) -> Array:
@@ -137,6 +180,12 @@ class T2R(FeatureMap):
         """The mean of φ(q)·φ(k) where xW is standard normal, as it is before training."""
         return self.features / (2 * math.pi)
 
+    def fused(self) -> Fused:
+        return Fused(f"t2r:features={self.features},seed={self.seed}", self.weight, self.bias)
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe("t2r", weight=None if columns else self.weights(d))
+
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         y = _project("t2r", x, self.weights(x.shape[-1]))
         if self.bias is None:
@@ -145,6 +194,11 @@ class T2R(FeatureMap):
         if bias.ndim == 3 and bias.shape[0] > 1:  # grouped queries share the bias of their key head
             bias = space(x).repeat(bias, x.shape[-3] // bias.shape[0], axis=0)
         return Relu().phi(y + bias)
+
+    def operations(self, width: Any) -> Operations:
+        m = self.features
+        bias = 0 if self.bias is None else m
+        return Operations(m, m * width, 2 * m * width, m + bias)
 
     def weights(self, d: int) -> Array:
         """W, as given or as drawn from the seed."""

@@ -7,12 +7,15 @@ import functools
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kerneltrick._arrays import Array, constant, index_dtype, space, tree
-from kerneltrick.maps._base import FeatureMap, Sign, positive_int
+from kerneltrick.maps._base import CoreRecipe, FeatureMap, Fused, Sign, positive_int
+from kerneltrick.maps._declared import KernelForm, Monomial, Operations, binomial, decimal
 
 HIGHEST = 170  # 170! is the largest factorial in float64
 
@@ -33,6 +36,7 @@ class Poly(FeatureMap):
     constant: float = 1.0
     name: ClassVar[str] = "poly"
     shown: ClassVar[tuple[str, ...]] = ("degree",)
+    forms_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +55,23 @@ class Poly(FeatureMap):
         variables = d + 1 if self.constant > 0 else d
         return math.comb(variables + self.degree - 1, self.degree)
 
+    @property
+    def kernel_form(self) -> KernelForm:
+        why = "by the multinomial theorem its features give (q·k + c)ᵖ"
+        return KernelForm(why, {self.degree: Fraction(1)}, decimal(self.constant))
+
+    def monomials(self, d: int) -> Iterator[Monomial]:
+        c, top = decimal(self.constant), math.factorial(self.degree)
+        first = 0 if self.constant > 0 else 1
+        for row in itertools.combinations_with_replacement(range(first, d + 1), self.degree):
+            bottom = math.prod(math.factorial(a) for a in Counter(row).values())
+            yield Monomial(Fraction(top, bottom) * c ** row.count(0), row)
+
+    def operations(self, width: Any) -> Operations:
+        top = width + self.degree - (0 if self.constant > 0 else 1)
+        m = binomial(top, self.degree)
+        return Operations(m, self.degree * m, (2 * self.degree - 1) * m, 0)
+
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         first = math.sqrt(self.constant) if self.constant > 0 else None
         index, multinomial = _monomials(x.shape[-1], self.degree, first is not None)
@@ -64,6 +85,13 @@ class Poly(FeatureMap):
         k_positions: Array | None = None,
     ) -> Array:
         return (q @ k.mT + self.constant) ** self.degree
+
+    def fused(self) -> Fused | None:
+        return Fused(str(self)) if self.degree == 2 else None
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        c = self.constant  # (t + c)² = c² + 2c·t + t²
+        return CoreRecipe("quadratic", numbers={"c0": c * c, "c1": 2 * c, "c2": 1.0})
 
 
 @tree
@@ -80,6 +108,7 @@ class Taylor(FeatureMap):
     name: ClassVar[str] = "taylor"
     approximates_softmax: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("order",)
+    forms_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +120,21 @@ class Taylor(FeatureMap):
 
     def dim(self, d: int) -> int:
         return math.comb(d + self.order, self.order)
+
+    @property
+    def kernel_form(self) -> KernelForm:
+        why = "by the multinomial theorem its features give Σ (q·k)ʳ/r!"
+        return KernelForm(why, {r: Fraction(1, math.factorial(r)) for r in range(self.order + 1)})
+
+    def monomials(self, d: int) -> Iterator[Monomial]:
+        for row in itertools.combinations_with_replacement(range(d + 1), self.order):
+            powers = Counter(i for i in row if i)
+            bottom = math.prod(math.factorial(a) for a in powers.values())
+            yield Monomial(Fraction(1, bottom), row)
+
+    def operations(self, width: Any) -> Operations:
+        m = binomial(width + self.order, self.order)
+        return Operations(m, self.order * m, (2 * self.order - 1) * m, 0)
 
     def unit(self, d: int) -> float:
         return 1.0
@@ -115,6 +159,12 @@ class Taylor(FeatureMap):
         for r in range(self.order - 1, 0, -1):  # Horner: 1 + t(1 + t/2(1 + t/3(…)))
             total = 1 + t / r * total
         return total
+
+    def fused(self) -> Fused | None:
+        return Fused(str(self)) if self.order == 2 else None
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe("quadratic", numbers={"c0": 1.0, "c1": 1.0, "c2": 0.5})
 
 
 def _check_degree(owner: str, name: str, value: Any) -> None:

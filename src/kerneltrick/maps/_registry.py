@@ -11,10 +11,11 @@ from typing import Any
 
 from kerneltrick import _text
 from kerneltrick._arrays import Array
-from kerneltrick.maps._base import Custom, FeatureMap
+from kerneltrick.maps._base import Custom, FeatureMap, Fused
 from kerneltrick.maps._cosformer import Cosformer
 from kerneltrick.maps._elementwise import Elu, Exp, Identity, Relu, Relu2, Square
 from kerneltrick.maps._favor import Favor
+from kerneltrick.maps._focused import Focused
 from kerneltrick.maps._learned import T2R, Hedgehog
 from kerneltrick.maps._polynomial import Poly, Taylor
 from kerneltrick.maps._softmax import Softmax
@@ -30,6 +31,7 @@ _REGISTRY: dict[str, type[FeatureMap]] = {
         Relu2,
         Exp,
         Square,
+        Focused,
         Cosformer,
         Favor,
         Poly,
@@ -46,9 +48,22 @@ def names() -> list[str]:
     return list(_REGISTRY)
 
 
+def classes() -> list[type[FeatureMap]]:
+    """The classes of the maps that `get` knows."""
+    return list(_REGISTRY.values())
+
+
 def is_ours(feature_map: object) -> bool:
     """Whether a text and weights say all about a map: not of functions and subclasses."""
     return type(feature_map) in _REGISTRY.values()
+
+
+def fused(feature_map: FeatureMap) -> Fused | None:
+    """How to ask the compiled core for a map; None for those that it does not know.
+
+    Subclasses and functions may do anything, so the core knows none of them.
+    """
+    return feature_map.fused() if is_ours(feature_map) else None
 
 
 def get(feature_map: MapLike) -> FeatureMap:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kerneltrick._arrays import Array, space, tree
-from kerneltrick.maps._base import FeatureMap, Sign
+from kerneltrick.maps._base import CoreRecipe, FeatureMap, Fused, Sign
+from kerneltrick.maps._declared import KernelForm, Operations
 
 
 @tree
@@ -32,6 +33,13 @@ class Softmax(FeatureMap):
     def unit(self, d: int) -> float:
         return 1.0
 
+    @property
+    def kernel_form(self) -> KernelForm:
+        return KernelForm("it has no features: its kernel is e^{q·k} by definition")
+
+    def operations(self, width: Any) -> Operations:
+        return Operations(0, 0, 0, 0)
+
     def phi(self, x: Array, positions: Array | None = None) -> Array:
         return x[..., :0]
 
@@ -43,3 +51,9 @@ class Softmax(FeatureMap):
         k_positions: Array | None = None,
     ) -> Array:
         return space(q).exp(q @ k.mT)
+
+    def fused(self) -> Fused:
+        return Fused(self.name)
+
+    def core_recipe(self, d: int, columns: int) -> CoreRecipe:
+        return CoreRecipe("given")

@@ -1,4 +1,4 @@
-"""Claims about attention, decided: proven, refuted with a counterexample, or undecided (sympy)."""
+"""Decide claims about attention: proven, refuted by a counterexample, or undecided."""
 
 from kerneltrick.proofs._claims import CLAIMS, FURTHER, PROSE, STATEMENTS, Claim, Statement
 from kerneltrick.proofs._cost import check_cost

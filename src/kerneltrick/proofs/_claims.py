@@ -1,7 +1,7 @@
-"""Statements found in teaching material, wrong and right: `docs/wrong_claims.md` is made of them.
+"""Wrong and right statements from teaching material, the source of `docs/wrong_claims.md`.
 
-Each wrong statement is given in words and as claims that `prove` refutes, with words that must
-occur in the refutation, and its corrected form as claims that `prove` accepts.
+Each wrong statement is given in words and as claims that `prove` refutes; the refutation must
+contain certain words. The corrected form is given as claims that `prove` accepts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-    """A claim as text, whether it holds, and what its verdict must say."""
+    """A claim, whether it holds, and words that its verdict must contain."""
 
     kind: str
     text: str
@@ -19,7 +19,7 @@ class Claim(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A wrong statement, the truth, and both as claims."""
+    """A wrong statement and the truth, in words and as claims."""
 
     number: int
     statement: str
@@ -39,8 +39,8 @@ STATEMENTS = (
     Statement(
         1,
         "φ = (xᵢxⱼ) for i ≤ j, without √2, gives (q·k)².",
-        "It gives ½[(q·k)² + Σqᵢ²kᵢ²]: each product xᵢxⱼ with i < j occurs twice in the square and "
-        "needs a √2.",
+        "It gives ½[(q·k)² + Σqᵢ²kᵢ²]. Each product xᵢxⱼ with i < j occurs twice in the square, so "
+        "its feature needs a factor √2.",
         (
             _wrong("map", "[x[i]*x[j] for i<=j] gives (q·k)**2", "scale this feature by √2"),
             _right("map", "[x[i]**2 for i, √2*x[i]*x[j] for i<j] gives (q·k)**2", "every d"),
@@ -50,7 +50,7 @@ STATEMENTS = (
     Statement(
         2,
         "Σ over i ≤ j of 2qᵢqⱼkᵢkⱼ, plus Σqᵢ²kᵢ², is (q·k)².",
-        "The first sum must run over i < j; with i ≤ j the diagonal is counted three times.",
+        "The first sum must run over i < j. With i ≤ j the diagonal is counted three times.",
         (
             _wrong(
                 "identity",
@@ -68,7 +68,8 @@ STATEMENTS = (
         "φ = [1, √2x, xᵢxⱼ (i ≤ j)] gives (q·k + 1)²; so do [1, x, xᵢ²] and [1, x, xᵢ², xᵢxⱼ]; so "
         "does scikit-learn's PolynomialFeatures.",
         "The features are 1, √2·xᵢ, xᵢ² and √2·xᵢxⱼ (i < j), or 1, √2·xᵢ and all d² products "
-        "xᵢxⱼ. For q = (1, 2), k = (3, 4) the kernel is 144, and these give 120, 85 and 109.",
+        "xᵢxⱼ. For q = (1, 2) and k = (3, 4) the kernel is 144, but these maps give 120, 85 and "
+        "109.",
         (
             _wrong(
                 "map", "[1, √2*x, x[i]*x[j] for i<=j] gives (q·k + 1)**2", "= 120, kernel = 144"
@@ -92,7 +93,7 @@ STATEMENTS = (
     Statement(
         4,
         "The quadratic kernel is 1 + q·k + (q·k)², with φ = [1, x].",
-        "(q·k + 1)² = 1 + 2q·k + (q·k)², and [1, x] gives 1 + q·k.",
+        "The quadratic kernel is (q·k + 1)² = 1 + 2q·k + (q·k)². The map [1, x] gives 1 + q·k.",
         (
             _wrong("identity", "1 + q·k + (q·k)**2 = (q·k + 1)**2", "left has 1, right has 2"),
             _wrong("map", "[1, x] gives 1 + q·k + (q·k)**2", "is missing"),
@@ -103,8 +104,8 @@ STATEMENTS = (
     Statement(
         5,
         "The feature dimension of the quadratic kernel is d + 1.",
-        "It is C(d+2, 2) = (d+1)(d+2)/2, and no exact map has fewer features: that is the rank of "
-        "the kernel's coefficients.",
+        "It is C(d+2, 2) = (d+1)(d+2)/2. No exact map has fewer features, because this is the rank "
+        "of the kernel's coefficients.",
         (
             _wrong("dimension", "(q·k + 1)**2 needs d + 1 features", "at least d²/2 + 3·d/2 + 1"),
             _right("dimension", "(q·k + 1)**2 needs C(d + 2, 2) features"),
@@ -114,8 +115,8 @@ STATEMENTS = (
     Statement(
         6,
         "One common factor α on x repairs φ = [1, x, xᵢxⱼ (i ≤ j)].",
-        "It would need α² = 2 (linear terms), α⁴ = 1 (squares) and α⁴ = 2 (products). Each kind of "
-        "feature needs its own factor.",
+        "That would need α² = 2 (linear terms), α⁴ = 1 (squares) and α⁴ = 2 (products). Each kind "
+        "of feature needs its own factor.",
         (
             _wrong(
                 "map",
@@ -134,7 +135,7 @@ STATEMENTS = (
         7,
         "A sum of positive similarities can be zero; sim < 0 everywhere is not sufficient for a "
         "finite output.",
-        "A sum of numbers of one sign has that sign. Either condition suffices.",
+        "A sum of numbers with the same sign has that sign, so either condition suffices.",
         (
             _wrong("sign", "exp(q·k) can vanish", "(0, ∞)"),
             _wrong("sign", "-exp(q·k) can vanish", "negative"),
@@ -145,7 +146,8 @@ STATEMENTS = (
     Statement(
         8,
         "Similarities that are not all zero suffice for a finite output.",
-        "Similarities of both signs can cancel: 1 and −1. Similarities ≥ 0 of which one is > 0 do.",
+        "Similarities of both signs can cancel: 1 and −1. It suffices that all are ≥ 0 and one is "
+        "> 0.",
         (
             _wrong("sign", "some sim != 0 suffices", "they can cancel"),
             _right("sign", "sim >= 0 and some sim > 0 suffices"),
@@ -155,8 +157,8 @@ STATEMENTS = (
     Statement(
         9,
         "(1/√D)·φ(Q)φ(K)ᵀV equals the normalised kernel attention; so does softmax(φ(Q)φ(K)ᵀ/√D)V.",
-        "The normaliser is the sum of the row's own similarities aⱼ, not √D, and no softmax stands "
-        "on top of it.",
+        "The normaliser is the sum of the similarities aⱼ of the row, not √D, and no softmax is "
+        "applied on top.",
         (
             _wrong(
                 "identity",
@@ -177,7 +179,7 @@ STATEMENTS = (
     Statement(
         10,
         "φ(Q)ᵀS, with φ(Q) of shape n×m, has the right shape.",
-        "φ(Q)S has: n×m times m×M is n×M.",
+        "The right product is φ(Q)S: n×m times m×M is n×M.",
         (
             _wrong("shapes", "phi.T @ S -> n M where phi: n m, S: m M", "n and m do not contract"),
             _right("shapes", "phi @ S -> n M where phi: n m, S: m M"),
@@ -187,8 +189,8 @@ STATEMENTS = (
     Statement(
         11,
         "Linearised quadratic attention costs O(N²D + N²M), or O(n²d²); its space is O(nd³).",
-        "With m = (D+1)(D+2)/2 features it costs O(n·D²·M), for M = D O(n·D³), and its state takes "
-        "O(D²·M): no n².",
+        "With m = (D+1)(D+2)/2 features it costs O(n·D²·M), which is O(n·D³) for M = D. Its state "
+        "takes O(D²·M). There is no n².",
         (
             _wrong("cost", "quadratic: O(N**2*D + N**2*M)", "the term n·D²·M is missing"),
             _wrong("cost", "quadratic: O(n**2*d**2)", "the term n·d³ is missing"),
@@ -202,8 +204,9 @@ STATEMENTS = (
         12,
         "With C features and values of width d, the loop for U costs O(N·C·d²); φ(q)·Z costs O(d); "
         "computing all φ costs O(n²d²).",
-        "A step of the loop adds one outer product of C·d numbers: O(N·C·d) (here n·m·M). φ(q)·Z "
-        "takes one product per feature, O(d²) for the quadratic kernel, and all φ take O(n·d²).",
+        "Each step of the loop adds an outer product of C·d numbers: O(N·C·d) in all (n·m·M here). "
+        "φ(q)·Z takes one product per feature, which is O(d²) for the quadratic kernel. Computing "
+        "all φ takes O(n·d²).",
         (
             _wrong("cost", "state loop: O(n*m*M**2)", "too loose"),
             _wrong("cost", "quadratic normaliser: O(d)", "the term d² is missing"),
@@ -217,8 +220,9 @@ STATEMENTS = (
         13,
         "A multi-query decoding step costs O(bd + bhd), O(b·n·d), or O(b·n·d²) arithmetic; its "
         "traffic is O(bnd); multi-query makes attention O(n²D/h).",
-        "Arithmetic is O(b·d² + b·n·d), as for multi-head attention; sharing keys saves memory "
-        "traffic, which falls to O(d² + b·d + b·n·d/h), and no scores: attention stays O(n²·d).",
+        "The arithmetic is O(b·d² + b·n·d), as for multi-head attention. Sharing keys saves "
+        "memory traffic, which falls to O(d² + b·d + b·n·d/h). It saves no scores, so attention "
+        "stays O(n²·d).",
         (
             _wrong("cost", "multi-query decoding: O(b*d + b*h*d)", "b·n·d + b·d² are missing"),
             _wrong("cost", "multi-query decoding: O(b*n*d)", "the term b·d² is missing"),
@@ -236,8 +240,8 @@ STATEMENTS = (
         14,
         'einsum("bd,dq->bhq") computes multi-head queries; bd,dv->bhv is right for shared values; '
         "bd,dq->bdq projects.",
-        "h comes from nowhere: queries are bd,hdk->bhk, shared values bd,dv->bv. bd,dq->bdq "
-        "contracts nothing.",
+        "In the first two, no input has the index h. Multi-head queries are bd,hdk->bhk; shared "
+        "values are bd,dv->bv. The third contracts nothing.",
         (
             _wrong("einsum", "bd,dq->bhq", "the index h of the output comes from nowhere"),
             _wrong("einsum", "bd,dv->bhv", "the index h of the output comes from nowhere"),
@@ -250,7 +254,7 @@ STATEMENTS = (
     Statement(
         15,
         "For M ≪ D the term n²M dominates softmax attention.",
-        "n²D does.",
+        "The term n²D dominates.",
         (
             _wrong("cost", "softmax: O(n**2*M) where M << D", "the term n²·D is missing"),
             _right("cost", "softmax: O(n**2*D) where M << D"),
@@ -259,7 +263,7 @@ STATEMENTS = (
     Statement(
         16,
         "The row softmax is O(N).",
-        "That is one row; there are N of them.",
+        "One row takes O(N), and there are N rows.",
         (
             _wrong("cost", "row softmax: O(N)", "the term n² is missing"),
             _right("cost", "row softmax: O(N**2)"),
@@ -268,7 +272,7 @@ STATEMENTS = (
     Statement(
         17,
         "The scale that gives q·k unit variance is √d; the unscaled variance is 1/d.",
-        "For independent N(0, 1) coordinates Var[q·k] = d, so the scale is 1/√d.",
+        "For independent N(0, 1) coordinates the variance is Var[q·k] = d, so the scale is 1/√d.",
         (
             _wrong(
                 "moments",
@@ -283,7 +287,7 @@ STATEMENTS = (
     Statement(
         18,
         "For independent X and Y, Var(XY) = Var(X)·Var(Y).",
-        "Only if both means are 0: Var(XY) = σx²σy² + μx²σy² + μy²σx².",
+        "This holds only if both means are 0. In general Var(XY) = σx²σy² + μx²σy² + μy²σx².",
         (
             _wrong("moments", "Var[x*y] = Var[x]*Var[y]", "right where mu_x = 0, mu_y = 0"),
             _right("moments", "Var[x*y] = Var[x]*Var[y] where E[x] = 0, E[y] = 0"),
@@ -296,7 +300,8 @@ STATEMENTS = (
     Statement(
         19,
         "A scale s > 0 makes scores positive.",
-        "It keeps their order (a score that is larger by t stays larger, by s·t), not their sign.",
+        "It keeps the order of scores, not their sign. A score that is larger by t stays larger, "
+        "by s·t.",
         (
             _wrong("sign", "s*(q·k) > 0 where s > 0", "it is negative here"),
             _right("sign", "s*t > 0 where s > 0, t > 0"),
@@ -305,8 +310,8 @@ STATEMENTS = (
     Statement(
         20,
         "Argmax attention trains the selected key, or the query.",
-        "The choice is piecewise constant: the gradient to q and to every k, the selected one too, "
-        "is 0 almost everywhere. Only the selected value receives one.",
+        "The choice is piecewise constant, so the gradient to q and to every k, including the "
+        "selected one, is 0 almost everywhere. Only the selected value receives a gradient.",
         (
             _wrong("gradient", "hard trains the selected key", "the gradient to every k is 0"),
             _wrong("gradient", "hard trains the query", "the gradient to every q is 0"),
@@ -317,11 +322,11 @@ STATEMENTS = (
     Statement(
         21,
         "Values wider than keys need only W_v and W_o changed, or a doubled d_k in split.",
-        "Splitting must use the width of what is split: n×h·v into h heads of width v, and n×h·k "
-        "into h of width k.",
+        "Splitting must use the width of the array: n×h·v is split into h heads of width v, and "
+        "n×h·k into h heads of width k.",
         (
-            _wrong("shapes", "split(V, h, k) -> h n k where V: n h*v", "cannot be cut"),
-            _wrong("shapes", "split(K, h, 2*k) -> h n 2*k where K: n h*k", "cannot be cut"),
+            _wrong("shapes", "split(V, h, k) -> h n k where V: n h*v", "cannot be split into"),
+            _wrong("shapes", "split(K, h, 2*k) -> h n 2*k where K: n h*k", "cannot be split into"),
             _right("shapes", "split(V, h, v) -> h n v where V: n h*v"),
             _right("shapes", "combine(O) -> n h*v where O: h n v"),
         ),
@@ -329,8 +334,8 @@ STATEMENTS = (
     Statement(
         22,
         "Squared ReLU is always positive; cos/sin features are always positive.",
-        "Squared ReLU is non-negative, and 0 for q = 1, k = −1; cos/sin features can be negative. "
-        "ELU + 1 and exp are positive.",
+        "Squared ReLU is non-negative, but it is 0 for q = 1, k = −1. cos/sin features can be "
+        "negative. ELU + 1 and exp are positive.",
         (
             _wrong("sign", "relu2 > 0", "0 is reached"),
             _wrong("sign", "[cos(x), sin(x)] > 0", "it is negative here"),
@@ -344,19 +349,19 @@ STATEMENTS = (
         23,
         "Random features approximate softmax better than ELU + 1 at any m; the ranking is ELU > "
         "ReLU² > ReLU.",
-        "On lab 03's own Gaussian data (d = 64) FAVOR+ loses up to m = 4096, and the ranking is "
-        "ReLU > ReLU² > ELU. Measured, and true of that data only.",
+        "On the Gaussian data of lab 03 (d = 64), FAVOR+ loses up to m = 4096, and the ranking is "
+        "ReLU > ReLU² > ELU. This was measured and holds only for that data.",
         (
-            _wrong("ranking", "favor:features=64 beats elu", "elu is nearer to softmax"),
-            _wrong("ranking", "favor:features=4096 beats elu", "elu is nearer to softmax"),
-            _wrong("ranking", "elu beats relu2 beats relu", "relu2 is nearer to softmax"),
+            _wrong("ranking", "favor:features=64 beats elu", "elu is closer to softmax"),
+            _wrong("ranking", "favor:features=4096 beats elu", "elu is closer to softmax"),
+            _wrong("ranking", "elu beats relu2 beats relu", "relu2 is closer to softmax"),
             _right("ranking", "relu beats relu2 beats elu beats favor:features=4096"),
         ),
     ),
     Statement(
         24,
         "The Taylor map of order 2 maps ℝᵈ to a space of d² dimensions.",
-        "It has C(d+2, 2) features, or 1 + d + d² if products in either order are kept apart.",
+        "It has C(d+2, 2) features, or 1 + d + d² if xᵢxⱼ and xⱼxᵢ are counted separately.",
         (
             _wrong("dimension", "taylor:order=2 has d**2 features", "it has d²/2 + 3·d/2 + 1"),
             _right("dimension", "taylor:order=2 has C(d + 2, 2) features"),
@@ -367,8 +372,8 @@ STATEMENTS = (
     Statement(
         26,
         'A "positive definite" kernel is one with positive values.',
-        "It is one whose Gram matrices have no negative eigenvalue. elu(q·k) + 1 is positive and "
-        "not one; q·k is one and takes negative values.",
+        "It is a kernel whose Gram matrices have no negative eigenvalue. elu(q·k) + 1 has positive "
+        "values but is not such a kernel; q·k is one, but takes negative values.",
         (
             _wrong("psd", "elu(q·k) + 1", "the eigenvalue -0.0114"),
             _wrong("sign", "q·k >= 0", "it is negative here"),
@@ -381,30 +386,29 @@ STATEMENTS = (
 PROSE = {
     25: (
         "elu(q·k) + 1 is Performer's similarity.",
-        "ELU + 1 is applied elementwise, φ(x) = elu(x) + 1, by Katharopoulos et al. 2020. "
-        "Performer is Choromanski et al. 2021, with exponential random features. Neither uses "
-        "(q·k + 1)².",
+        "Katharopoulos et al. 2020 apply ELU + 1 elementwise: φ(x) = elu(x) + 1. Performer "
+        "(Choromanski et al. 2021) uses exponential random features. Neither uses (q·k + 1)².",
     ),
     27: (
         "cosFormer is cosine similarity.",
-        "Its cosine is of the positions, cos(π(i−j)/2N); the similarity is ReLU(q)·ReLU(k) times "
-        "that (Qin et al. 2022).",
+        "Its cosine depends on the positions: cos(π(i−j)/2N). The similarity is ReLU(q)·ReLU(k) "
+        "times that cosine (Qin et al. 2022).",
     ),
     28: (
         "RWKV and Mamba are implicit convolutions.",
-        "They are recurrences with a decay that (in Mamba, and in RWKV from version 6) depends on "
-        "the input, so no fixed convolution equals them. Of Hyena, RWKV and Mamba only Hyena is an "
+        "They are recurrences. In Mamba, and in RWKV from version 6 on, the decay depends on the "
+        "input, so no fixed convolution equals them. Among Hyena, RWKV and Mamba, only Hyena is an "
         "implicit long convolution.",
     ),
     29: (
         "Linformer drops the softmax; Longformer and Reformer need n².",
-        "Linformer keeps the softmax and projects keys and values to a fixed length; Longformer "
+        "Linformer keeps the softmax and projects keys and values to a fixed length. Longformer "
         "(windows) and Reformer (hashing) both avoid n².",
     ),
     30: (
-        "The sample figures of lab 03: an MSE of 0.0823 between attention weights.",
-        "Two row-stochastic 100×100 matrices cannot differ by more: a row's squared distance is at "
-        "most 2, so the MSE is at most 2/100 = 0.02.",
+        "The MSE between attention weights is 0.0823 (a sample figure of lab 03).",
+        "The MSE of two row-stochastic 100×100 matrices cannot be that large. The squared distance "
+        "of two rows is at most 2, so the MSE is at most 2/100 = 0.02.",
     ),
 }
 
@@ -416,10 +420,10 @@ FURTHER = (
     _right("map", "[c, √2*√c*x, x[i]*x[j] for i, j] gives (q·k + c)**2"),
     _wrong("map", "[√c, √2*x, x[i]*x[j] for i, j] gives (q·k + c)**2", "scale this feature"),
     _right("map", "taylor:order=3 gives 1 + q·k + (q·k)**2/2 + (q·k)**3/6"),
-    _wrong("map", "taylor:order=2 gives exp(q·k)", "part at degree 6"),
+    _wrong("map", "taylor:order=2 gives exp(q·k)", "first differ at degree 6"),
     _wrong("map", "square gives (q·k)**2", "the feature √2·x₁·x₂ is missing"),
     _right("map", "exp gives sum(i, exp(q[i] + k[i]))"),
-    _wrong("map", "exp gives exp(q·k)", "part at degree 1"),
+    _wrong("map", "exp gives exp(q·k)", "first differ at degree 1"),
     _wrong("map", "elu gives elu(q·k) + 1", "the sides differ at"),
     _right("map", "relu gives sum(i, relu(q[i])*relu(k[i]))", "every d"),
     _right("map", "[cos(x[1]), sin(x[1])] gives cos(q[1] - k[1]) for d = 1"),
@@ -427,7 +431,7 @@ FURTHER = (
     _right("map", "favor:features=16,kind=hyperbolic gives exp(q·k) for d = 3", "on average"),
     _wrong("map", "favor:features=16 gives exp(2*(q·k)) for d = 3", "the mean is not the kernel"),
     _wrong("map", "[x, x] gives q·k", "scale its 2 features together by √2/2"),
-    _wrong("map", "[x[i] - x[j] for i<j] gives q·k for d = 2", "must stay apart"),
+    _wrong("map", "[x[i] - x[j] for i<j] gives q·k for d = 2", "must stay separate"),
     _wrong("map", "[x] gives -(q·k)", "no real features give a negative coefficient"),
     _right("identity", "exp(q·k) = exp(norm2(q)/2)*exp(norm2(k)/2)*exp(-norm2(q - k)/2)"),
     _wrong("identity", "exp(a + b) = exp(a) + exp(b)", "the sides differ"),
@@ -440,11 +444,13 @@ FURTHER = (
     _wrong("identity", "sqrt(a**2) = a", "the sides differ"),
     _right("identity", "sqrt(a**2) = a where a > 0"),
     _right("cost", "softmax: n**2*(D + M)", "counted"),
-    _wrong("cost", "softmax: O(n**2)", "the terms n²·D + n²·M are missing"),
-    _wrong("cost", "softmax: O(n**2*D)", "right when M = D"),
+    _right("cost", "softmax: O(n**2)", "D and M are fixed"),
+    _wrong("cost", "softmax: O(n)", "the term n² is missing"),
+    _wrong("cost", "softmax: O(n**2*D) where D <= M", "right when M = D"),
     _right("cost", "projections: n*F*(2*D + M)"),
     _right("cost", "linear: 2*n*m*M + 2*n*m"),
-    _wrong("cost", "linear: O(n)", "the term n·m·M is missing"),
+    _right("cost", "linear: O(n)", "m and M are fixed"),
+    _wrong("cost", "linear: O(n**2)", "too loose"),
     _wrong("cost", "linear: O(n*log(n)*m*M)", "too loose"),
     _right("cost", "chunked: O(n*m*M)"),
     _right("cost", "linear memory: O(m*M)"),
@@ -479,7 +485,9 @@ FURTHER = (
         "moments",
         "Var[q·k] = d*(sigma_q**2*sigma_k**2 + mu_q**2*sigma_k**2 + mu_k**2*sigma_q**2)",
     ),
-    _wrong("moments", "Var[q·k] = d*sigma**4", "right where mu = 0"),
+    _wrong("moments", "Var[q·k] = d*sigma**4", "right where mu_k = 0, mu_q = 0"),
+    _right("moments", "E[q*k] = 6 where E[q] = 2, E[k] = 3", "may have different laws"),
+    _wrong("moments", "E[k] = 2 where E[q] = 2", "may have different laws"),
     _wrong("moments", "E[x**2] = E[x]**2", "differ by sigma_x²"),
     _right("moments", "Var[x + y] = Var[x] + Var[y]"),
     _right("dimension", "poly:degree=3,constant=0 has C(d + 2, 3) features"),

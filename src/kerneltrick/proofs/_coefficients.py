@@ -1,4 +1,4 @@
-"""Polynomials in one dimension, coefficient by coefficient: what a refutation shows."""
+"""Compare polynomials in one dimension coefficient by coefficient, for refutations to show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Table = dict[Powers, Expr]
 
 
 def wrong_coefficients(statement: Statement, d: int) -> list[str] | None:
-    """The coefficients that differ, as lines; None if the sides are no polynomials here."""
+    """One line for each coefficient that differs; None if a side is not a polynomial here."""
     try:
         given = setting(statement, d)
         left = table(scalar(statement.left, given.space))
@@ -46,7 +46,7 @@ def wrong_coefficients(statement: Statement, d: int) -> list[str] | None:
 
 
 def table(form: Form) -> Table | None:
-    """Coefficient by powers of letters and coordinates; None if it is no polynomial in them."""
+    """The coefficient of each product of letters and coordinates; None for other expressions."""
     found: Table = {}
     for m, c in form.terms.items():
         powers, value = dict[str, int](), sympy.Rational(c.numerator, c.denominator)
@@ -65,7 +65,7 @@ def table(form: Form) -> Table | None:
 
 
 def as_sympy(form: Form) -> Expr | None:
-    """A form as sympy writes it; None if it holds more than letters, roots and d."""
+    """A form as a sympy expression; None if it contains more than letters, roots and d."""
     total = sympy.Integer(0)
     for m, c in form.terms.items():
         term = sympy.Rational(c.numerator, c.denominator)
@@ -81,7 +81,7 @@ def as_sympy(form: Form) -> Expr | None:
 
 
 def as_expression(form: Form) -> Node:
-    """A form in letters and d as an expression of the claims' language."""
+    """A form in letters and d as an expression in the language of claims."""
     total = Node("number", 0, Fraction(0))
     for m, c in form.terms.items():
         term = Node("number", 0, c)
@@ -92,7 +92,7 @@ def as_expression(form: Form) -> Node:
             if base is None and a[0] == "prime":
                 base = Node("number", 0, Fraction(a[1]))
             if base is None:
-                raise NotNormalError(f"{a[0]} has no place in an expression")
+                raise NotNormalError(f"{a[0]} cannot be written as an expression")
             factor = Node("op", 0, "**", (base, Node("number", 0, e)))
             term = Node("op", 0, "*", (term, factor))
         total = Node("op", 0, "+", (total, term))

@@ -1,4 +1,4 @@
-"""Is a cost as claimed? Exact counts against O(…) or against exact expressions."""
+"""Decide claims about costs by comparing them with exact counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneltrick import costs
 from kerneltrick.costs import Cost, Direction, Polynomial, Relation
@@ -28,58 +28,93 @@ _ALIASES = {"N": "n", "T": "n", "L": "n"}
 
 
 def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Verdict:
-    """Whether an algorithm costs what is claimed: "O(n*D**2*M)", or an exact count.
+    """Decide a claim about the cost of an algorithm: "O(n*D**2*M)", or an exact count.
 
-    O(…) is read as the order of the cost: an upper bound that is larger than needed is "too loose",
-    and false. All sizes may grow at their own pace; conditions tie them: "O(n*D**3) where M = D",
-    "O(n**2*D) where M << D". `quantity` is time, elementwise, traffic or memory.
+    O(…) is read as the order of the cost. An upper bound that is larger than the order is false and
+    called "too loose". The length n and all sizes that the claim names may grow, each at its own
+    pace. Sizes that the claim does not name are fixed, and the verdict says which: "O(n)" is true
+    of linear attention, with m and M fixed. Conditions tie sizes to each other: "O(n*D**3) where
+    M = D", "O(n**2*D) where M << D". `quantity` is "time", "elementwise", "traffic" or "memory".
 
-    >>> print(check_cost("O(n**2*D)", "softmax"))
-    FALSE: softmax time: O(n**2*D)
-      wrong: the term n²·M is missing; it is O(n²·D + n²·M)
-      - right when M = D
-      counterexample: M = 1000, others = 1, count = 1001, claim = 1
-      assumed: sizes are whole numbers ≥ 1
+    >>> print(check_cost("O(n**2)", "softmax"))
+    TRUE: softmax time: O(n**2)
+      the count is n²·D + n²·M, which is O(n²) with D and M fixed
+      - if D and M grow as well, it is O(n²·D + n²·M)
+      assumed: D and M are fixed; sizes are whole numbers ≥ 1
+    >>> print(check_cost("O(n*D)", "softmax"))
+    FALSE: softmax time: O(n*D)
+      wrong: the term n²·D is missing; it is O(n²·D) with M fixed
+      - if M grows as well, it is O(n²·D + n²·M)
+      counterexample: n = 1000, others = 1, count = 2000000, claim = 1000
+      assumed: M is fixed; sizes are whole numbers ≥ 1
     """
     if quantity not in QUANTITIES:
         raise ValueError(f"quantity must be one of {', '.join(QUANTITIES)}, not {quantity!r}")
     cost = costs.get(algorithm) if isinstance(algorithm, str) else algorithm
     reader = Reader(claim)
     node = reader.expression()
-    relations, values = _conditions(claim, reader, cost)
+    related, values = _conditions(claim, reader, cost)
     name = algorithm if isinstance(algorithm, str) else cost.name
     label = f"{name} {quantity}: {claim}"
     is_order = node.kind == "call" and node.value in ("O", "Theta", "Θ")
     body = node.parts[0] if is_order else node
     if is_order and len(node.parts) != 1:
-        raise ClaimError(claim, node.at, "an order is one expression: O(n*D)")
+        raise ClaimError(claim, node.at, "an order contains one expression: O(n*D)")
     _check_sizes(claim, body, cost)
     claimed = _polynomial(claim, body)
     fitted, claimed, taken, values = _fitted(claim, cost, claimed, values)
-    limits = [(_of(a, values), _of(b, values)) for a, b in (*relations, *cost.relations)]
+    limits = [(_of(a, values), _of(b, values)) for a, b in (*related, *cost.relations)]
     field = QUANTITIES[quantity]
     if not getattr(fitted, field):
         return Verdict.undecided(label, f"the {quantity} of {cost.name} is not counted")
     logs = tuple(s for s in claimed.symbols if s.startswith("log "))
     if not is_order:
         if logs:
-            raise ClaimError(claim, body.at, "an exact count has no logarithm in it")
+            raise ClaimError(claim, body.at, "an exact count cannot contain a logarithm")
         return _exact(label, getattr(fitted, field), claimed, limits, taken, values)
     relations, bounded = _growing(claim, limits)
     constants = (*fitted.constants, *bounded)
-    taken = (*taken, *(f"{s} is a constant" for s in constants
-                       if s in getattr(fitted, field).symbols))  # fmt: skip
+    count = getattr(fitted, field)
+    taken = (*taken, *(f"{s} is a constant" for s in constants if s in count.symbols))
     relations = (*relations, *((s, s.removeprefix("log ")) for s in logs))
     growth, claimed = (x.subs(**dict.fromkeys(bounded, 1)) for x in (fitted.growth(field), claimed))
-    return _order(label, growth, claimed, relations, taken)
+    said = {s.removeprefix("log ") for s in claimed.symbols} | {s for pair in related for s in pair}
+    fixed = _unnamed(growth, said, relations)
+    return _order(label, _Growth(growth, claimed, relations, fixed), taken)
+
+
+def _unnamed(growth: Polynomial, named: set[str], relations: Sequence[Relation]) -> tuple[str, ...]:
+    """The sizes that a claim does not name. The length n always grows, and so does a size that is
+    at least as large as one that grows."""
+    growing = {*named, "n"}
+    for _ in relations:
+        growing |= {large for small, large in relations if small in growing}
+    fixed = tuple(s for s in growth.symbols if s not in growing)
+
+    def order(held: Sequence[str]) -> Polynomial:
+        return costs.leading(_held(growth, held), relations)
+
+    for s in fixed:  # those that do not matter need not be fixed
+        fewer = tuple(x for x in fixed if x != s)
+        if order(fewer) == order(fixed):
+            fixed = fewer
+    return fixed
+
+
+def _held(count: Polynomial, fixed: Sequence[str]) -> Polynomial:
+    """A count as a function of the sizes that are not fixed."""
+    ones = count.subs(**dict.fromkeys(fixed, 1))
+    primes = dict(zip(fixed, (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049), strict=False))
+    generic = count.subs(**primes).subs(**dict.fromkeys(fixed, 1051))
+    return ones if ones.terms.keys() == generic.terms.keys() else generic  # m − 1 is not 0
 
 
 def _conditions(
     text: str, reader: Reader, cost: Cost
 ) -> tuple[tuple[Relation, ...], dict[str, Polynomial]]:
-    """Sizes tied to each other, every one a size of the algorithm and explained once."""
+    """The conditions between sizes. Each size belongs to the algorithm and is defined once."""
     relations, values = list[Relation](), dict[str, Polynomial]()
-    problem = "conditions are of the form M = D or M <= D"
+    problem = "a condition has the form M = D or M <= D"
     for sides in reader.conditions():
         for before, right in itertools.pairwise(sides):
             left = before.node
@@ -90,7 +125,7 @@ def _conditions(
             name = _ALIASES.get(str(left.value), str(left.value))
             if right.relation == "=":
                 if name in values:
-                    raise ClaimError(text, left.at, f"{name} is explained twice")
+                    raise ClaimError(text, left.at, f"{name} is defined twice")
                 values[name] = _polynomial(text, right.node)
                 if not values[name].symbols and not _is_size(values[name].at()):
                     raise ClaimError(text, right.node.at, SIZES)
@@ -108,24 +143,24 @@ def _conditions(
 
 
 def _resolved(text: str, values: dict[str, Polynomial]) -> dict[str, Polynomial]:
-    """Explanations without letters that are explained themselves: M = D, D = 3."""
+    """Substitute definitions into each other: M = D, D = 3."""
     for _ in range(len(values)):
         values = {name: x.subs(**values) for name, x in values.items()}
     for name, x in values.items():
         if set(x.symbols) & set(values):
-            raise ClaimError(text, text.rfind(name), f"{name} is explained by itself")
+            raise ClaimError(text, text.rfind(name), f"{name} is defined by itself")
     return values
 
 
 def _polynomial(text: str, node: Node) -> Polynomial:
-    """The claimed expression, a sum of products of sizes."""
+    """The claimed expression as a sum of products of sizes."""
 
     def size(name: str) -> Polynomial:
         return costs.symbol(_ALIASES.get(name, name))
 
     def logarithm(x: Polynomial) -> Polynomial:
         if len(x.symbols) != 1 or x != costs.symbol(x.symbols[0]):
-            raise ClaimError(text, node.at, "log of a single size only, such as log(n)")
+            raise ClaimError(text, node.at, "log takes a single size, as in log(n)")
         return costs.symbol(f"log {x.symbols[0]}")
 
     functions: dict[str, Callable[..., Any]] = {"log": logarithm, "C": _binomial}
@@ -148,14 +183,14 @@ def _constant(x: Fraction) -> Polynomial:
 def _check_powers(text: str, node: Node) -> None:
     power = node.parts[1].value if node.kind == "op" and node.value == "**" else Fraction(0)
     if isinstance(power, Fraction) and power.denominator != 1:
-        raise ClaimError(text, node.at, "sizes have whole exponents in a cost")
+        raise ClaimError(text, node.at, "exponents of sizes must be whole numbers")
     for part in node.parts:
         _check_powers(text, part)
 
 
 def _binomial(top: Polynomial, bottom: Polynomial) -> Polynomial:
     if bottom.symbols:
-        raise ValueError("the lower number of C(…, …) must be a number")
+        raise ValueError("the second argument of C(…, …) must be a number")
     return costs.binomial(top, int(bottom.at()))
 
 
@@ -163,23 +198,23 @@ def _is_size(x: Any) -> bool:
     return bool(x == int(x) and x >= 1)
 
 
-Limit = tuple[Polynomial, Polynomial]  # the smaller and the larger
+Limit = tuple[Polynomial, Polynomial]  # the smaller size and the larger one
 
 
 def _of(name: str, values: Mapping[str, Polynomial]) -> Polynomial:
-    """A size in the letters that are left."""
+    """A size in terms of the remaining letters."""
     return values[name] if name in values else costs.symbol(name)
 
 
 def _growing(text: str, limits: Sequence[Limit]) -> tuple[tuple[Relation, ...], tuple[str, ...]]:
-    """Limits as relations between sizes that grow, and the sizes that are bounded by a number."""
+    """Split limits into relations between growing sizes and sizes bounded by a number."""
     relations, bounded = list[Relation](), list[str]()
     for small, large in limits:
         if not small.symbols or _at_most(small, large):
             continue
         names = [_only_symbol(small), _only_symbol(large)]
         if names[0] is None or (large.symbols and names[1] is None):
-            problem = f"orders are compared under relations between sizes, not {small} <= {large}"
+            problem = f"orders need conditions between two sizes, not {small} <= {large}"
             raise ClaimError(text, 0, problem)
         if names[1] is None:
             bounded.append(names[0])
@@ -191,7 +226,7 @@ def _growing(text: str, limits: Sequence[Limit]) -> tuple[tuple[Relation, ...], 
 
 
 def _only_symbol(x: Polynomial) -> str | None:
-    """The size that this is a multiple of, if it is one."""
+    """The size of which this is a multiple, if there is one."""
     if len(x.symbols) != 1 or len(x.terms) != 1:
         return None
     ratio = x / costs.symbol(x.symbols[0])
@@ -199,7 +234,7 @@ def _only_symbol(x: Polynomial) -> str | None:
 
 
 def _at_most(small: Polynomial, large: Polynomial) -> bool:
-    """Whether one term is at most another whatever the sizes are, as d/h and d."""
+    """Whether one term is at most another for all sizes, such as d/h and d."""
     if len(small.terms) != 1 or len(large.terms) != 1:
         return small == large
     ((key, c),) = (large / small).terms.items()
@@ -209,9 +244,11 @@ def _at_most(small: Polynomial, large: Polynomial) -> bool:
 def _fitted(
     text: str, cost: Cost, claimed: Polynomial, said: dict[str, Polynomial]
 ) -> tuple[Cost, Polynomial, tuple[str, ...], dict[str, Polynomial]]:
-    """Cost and claim in the same letters: with k = d/h and what `where` says, D = M = d where the
-    claim writes a small d only, and tile sizes constant unless it names them; what of this was
-    not said; and what every letter is that is not left."""
+    """Write cost and claim in the same letters.
+
+    Identities such as k = d/h and the conditions are substituted. D and M become d if the claim
+    writes a small d. Tile sizes are constants unless the claim names them. Returns the cost, the
+    claim, what was assumed without being said, and the values of the letters that were replaced."""
     kept = tuple(s for s in cost.constants if s not in claimed.symbols)
     every = _all_sizes(cost)
     silent: dict[str, Polynomial] = {}
@@ -228,8 +265,8 @@ def _fitted(
         try:
             meant = x.subs(**values)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise ClaimError(text, 0, f"{s} = {x} is no sum of products then: {error}") from None
-        if s not in values and meant != costs.symbol(s):  # k = d/h says nothing where d = h·k
+            raise ClaimError(text, 0, f"{s} = {x} is then not a sum of products: {error}") from None
+        if s not in values and meant != costs.symbol(s):  # k = d/h says nothing if d = h·k
             known[s] = meant
             taken += [f"{s} = {meant}"] if s in used else []
         elif s in values and s in used and values[s].subs(**known) != meant:
@@ -250,8 +287,8 @@ def _all_sizes(cost: Cost) -> set[str]:
 
 
 def _check_sizes(text: str, node: Node, cost: Cost) -> None:
-    """Every letter of the claim is a size of the algorithm; d stands for D and M, and N for n."""
-    known = _all_sizes(cost) | {"n"}  # a claim may say that the length matters where it does not
+    """Check that every letter is a size of the algorithm. d may stand for D and M, and N for n."""
+    known = _all_sizes(cost) | {"n"}  # a claim may use n even if the count does not
     if node.kind == "name":
         name = _ALIASES.get(str(node.value), str(node.value))
         same = {"d": "D", "D": "d"}.get(name, name)
@@ -276,7 +313,7 @@ def _exact(
     sizes = _sizes(count, claimed)
 
     def differ(values: Mapping[str, int]) -> bool:
-        """Whether they do, at sizes that meet all conditions; those that do not occur are 1."""
+        """Whether count and claim differ at sizes that meet all conditions. Unused sizes are 1."""
 
         def at(x: Polynomial) -> Any:
             return x.at(**{s: values.get(s, 1) for s in x.symbols})
@@ -294,11 +331,11 @@ def _exact(
             break
     else:
         return Verdict.undecided(
-            label, f"the count is {count}, but no sizes tell it from the claim"
+            label, f"the count is {count}, but no sizes were found for which the claim differs"
         )
     details = _equal_when(lambda a, b: a == b, count, claimed)
     example = Counterexample(
-        f"the count is {count}; claim and count differ by {count - claimed}",
+        f"the count is {count}; the claim differs from it by {count - claimed}",
         {**values, "count": _number(count.at(**values)), "claim": _number(claimed.at(**values))},
         lambda: differ(values),
         taken,
@@ -307,17 +344,17 @@ def _exact(
 
 
 def _small_sizes(sizes: list[str], relations: Sequence[Relation]) -> Iterator[dict[str, int]]:
-    """Sizes that meet the relations: distinct ones first, then larger."""
+    """Sizes that meet the relations: first distinct ones, then random ones."""
     for step in range(1, 40):
         values = {s: 1 + step * (i + 1) for i, s in enumerate(sizes)}
-        for _ in relations:  # the larger of two gets the larger value
+        for _ in relations:  # give the larger size the larger value
             for small, large in relations:
                 if values.get(small, 0) > values.get(large, 10**9):
                     values[small], values[large] = values[large], values[small]
         if _ordered(values, relations):
             yield values
     chooser = random.Random(0)
-    for _ in range(400):  # of which one divides another, as h does d
+    for _ in range(400):  # sizes that divide each other, as h divides d
         yield {s: chooser.choice((1, 2, 3, 4, 6, 12, 24, 60)) for s in sizes}
 
 
@@ -325,19 +362,48 @@ def _ordered(values: Mapping[str, int], relations: Sequence[Relation]) -> bool:
     return all(values.get(a, 0) <= values.get(b, 10**9) for a, b in relations)
 
 
-def _order(
-    label: str,
-    count: Polynomial,
-    claimed: Polynomial,
-    relations: Sequence[Relation],
-    taken: tuple[str, ...],
-) -> Verdict:
+class _Growth(NamedTuple):
+    """A count and a claim about its order, with the sizes that are fixed."""
+
+    total: Polynomial
+    claimed: Polynomial
+    relations: Sequence[Relation]
+    fixed: tuple[str, ...]
+
+    @property
+    def growing(self) -> Polynomial:
+        """The count as a function of the sizes that grow."""
+        return _held(self.total, self.fixed)
+
+    @property
+    def order(self) -> str:
+        text = f"O({costs.leading(self.growing, self.relations)})"
+        return text + (f" with {_listed(self.fixed)} fixed" if self.fixed else "")
+
+    @property
+    def note(self) -> str:
+        """The order if nothing is fixed, where that differs."""
+        if not self.fixed:
+            return ""
+        verb = "grows" if len(self.fixed) == 1 else "grow"
+        whole = costs.leading(self.total, self.relations)
+        return f"if {_listed(self.fixed)} {verb} as well, it is O({whole})"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _order(label: str, given: _Growth, taken: tuple[str, ...]) -> Verdict:
+    count, claimed, relations = given.growing, given.claimed, given.relations
+    if given.fixed:
+        verb = "is" if len(given.fixed) == 1 else "are"
+        taken = (*taken, f"{_listed(given.fixed)} {verb} fixed")
     taken = (*taken, SIZES)
-    true_order = f"O({costs.leading(count, relations)})"
     if any(c < 0 for c in claimed.terms.values()):
         return Verdict.undecided(label, "an order is a sum of positive terms")
     if not claimed:
-        return Verdict.undecided(label, "O(0) is no order of a cost")
+        return Verdict.undecided(label, "O(0) is not the order of a cost")
     missing = costs.missing_terms(count, claimed, relations)
     loose = costs.missing_terms(claimed, count, relations)
 
@@ -345,33 +411,31 @@ def _order(
         there, back = (costs.missing_terms(*x, relations) for x in ((a, b), (b, a)))
         return not there and not back
 
-    facts = {"order": true_order, "count": str(count)}
-    notes = tuple(filter(None, [_equal_when(right, count, claimed)]))
+    facts = {"order": f"O({costs.leading(count, relations)})", "count": str(given.total)}
+    if given.fixed:
+        facts["fixed"] = ", ".join(given.fixed)
+    if not missing and not loose:
+        derived = Derivation(f"the count is {given.total}, which is {given.order}", taken)
+        return Verdict.true(label, derived, tuple(filter(None, [given.note])), facts)
+    notes = tuple(filter(None, [given.note, _equal_when(right, given.total, claimed)]))
     if missing:
         terms = costs.leading(sum((t for t, _ in missing), Polynomial()), relations)
         plural = "s" if len(terms.terms) > 1 else ""
         verb = "are" if plural else "is"
-        reason = f"wrong: the term{plural} {terms} {verb} missing; it is {true_order}"
+        reason = f"wrong: the term{plural} {terms} {verb} missing; it is {given.order}"
         term, direction = next(x for x in missing if x[0] in list(terms.monomials()))
         point = _far(count, claimed, direction, "count", "claim")
         if loose:
             extra = sum((t for t, _ in loose), Polynomial())
             reason += f" (and {costs.leading(extra, relations)} is more than it takes)"
-        return Verdict.false(
-            label,
-            _outgrown(reason, point, term, claimed, direction, relations, taken),
-            notes,
-            facts,
-        )
-    if loose:
-        terms = costs.leading(sum((t for t, _ in loose), Polynomial()), relations)
-        reason = f"too loose: an upper bound, but {terms} is more than it takes; it is {true_order}"
-        term, direction = loose[0]
-        point = _far(claimed, count, direction, "claim", "count")
-        example = _outgrown(reason, point, term, count, direction, relations, taken)
+        example = _outgrown(reason, point, term, claimed, direction, relations, taken)
         return Verdict.false(label, example, notes, facts)
-    derived = Derivation(f"the count is {count}, which is {true_order}", taken)
-    return Verdict.true(label, derived, facts=facts)
+    terms = costs.leading(sum((t for t, _ in loose), Polynomial()), relations)
+    reason = f"too loose: an upper bound, but {terms} is more than it takes; it is {given.order}"
+    term, direction = loose[0]
+    point = _far(claimed, count, direction, "claim", "count")
+    example = _outgrown(reason, point, term, count, direction, relations, taken)
+    return Verdict.false(label, example, notes, facts)
 
 
 def _outgrown(
@@ -383,7 +447,7 @@ def _outgrown(
     relations: Sequence[Relation],
     taken: tuple[str, ...],
 ) -> Counterexample:
-    """Sizes s = t^w along which a term outgrows every term of a bound."""
+    """Sizes s = t^w for which a term outgrows every term of a bound."""
 
     def outgrows() -> bool:
         return costs.outgrows(term, bound, direction, relations)
@@ -392,7 +456,7 @@ def _outgrown(
 
 
 def _equal_when(right: Any, count: Polynomial, claimed: Polynomial) -> str:
-    """Two sizes whose equality would make the claim right."""
+    """Two sizes that would have to be equal for the claim to be right."""
     widths = [s for s in _sizes(count, claimed) if s in ("D", "M", "F", "d", "k", "v", "m")]
     for a, b in itertools.permutations(reversed(widths), 2):
         if right(count.subs(**{a: costs.symbol(b)}), claimed.subs(**{a: costs.symbol(b)})):
@@ -407,14 +471,14 @@ def _sizes(*polynomials: Polynomial) -> list[str]:
 def _far(
     large: Polynomial, small: Polynomial, direction: Direction, large_name: str, small_name: str
 ) -> dict[str, Any]:
-    """Sizes far out in a direction, where one outgrows the other."""
+    """Large sizes in a direction, where one polynomial outgrows the other."""
     symbols = {*large.symbols, *small.symbols}
     sizes: dict[str, Any] = {s: 1 for s in symbols if not s.startswith("log ")}
     top = max(direction.values(), default=1) or 1
     step = 1000 if top == 1 else 100 if top == 2 else 10
     grown = {s: step**e for s, e in direction.items() if s in sizes and e > 0}
     sizes |= grown
-    for s in symbols - set(sizes):  # log n is what it is
+    for s in symbols - set(sizes):  # log n follows from n
         sizes[s] = Fraction(max(math.log2(sizes.get(s.removeprefix("log "), 1)), 1))
     both = {large_name: large.at(**sizes), small_name: small.at(**sizes)}
     order = ("count", "claim")

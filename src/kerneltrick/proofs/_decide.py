@@ -1,11 +1,11 @@
-"""Claims as texts: which check each kind of claim goes to."""
+"""Read claims and pass each kind to its check."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from kerneltrick import _text
+from kerneltrick import _text, costs
 from kerneltrick.proofs._cost import QUANTITIES, check_cost
 from kerneltrick.proofs._dimension import check_dimension
 from kerneltrick.proofs._einsum import check_einsum
@@ -25,7 +25,7 @@ _FOR_SOME = re.compile(r"\s+for\s+some\s+([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*)\
 
 
 def decide(kind: str, claim: str) -> Verdict:
-    """The verdict on a claim of a kind, in this process and without a time limit.
+    """Decide a claim of a kind in this process, without a time limit.
 
     >>> decide("einsum", "bd,dk->bk").status
     'true'
@@ -35,12 +35,12 @@ def decide(kind: str, claim: str) -> Verdict:
     if len(claim) > LONGEST:
         raise ClaimError(claim, LONGEST, f"a claim has at most {LONGEST} characters")
     if not claim.strip():
-        raise ClaimError(claim, 0, f"the claim is empty; for example: {EXAMPLES[kind]}")
+        raise ClaimError(claim, 0, f"the claim is empty; an example is {EXAMPLES[kind]}")
     try:
         verdict = KINDS[kind](claim)
-    except NotBrokenError as error:  # what was found did not stand up to exact evaluation
+    except NotBrokenError as error:  # exact evaluation did not confirm what was found
         return Verdict.undecided(" ".join(claim.split()), str(error))
-    if kind in ("psd", "sign", "einsum"):  # these say what is claimed of the expression
+    if kind in ("psd", "sign", "einsum"):  # their verdicts spell out the claim
         return verdict
     return verdict.of(" ".join(claim.split()))
 
@@ -58,7 +58,7 @@ def _map(claim: str) -> Verdict:
         if tail.strip().startswith(equals):
             parts = [head, tail.strip()[1:]]
     if len(parts) > 2 or (len(parts) == 1 and text.lstrip().startswith("[")):
-        raise ClaimError(claim, len(text), f"expected {EXAMPLES['map']}")
+        raise ClaimError(claim, len(text), f"expected a claim such as {EXAMPLES['map']}")
     phi, kernel = parts[0].strip(), parts[1].strip() if len(parts) == 2 else None
     return _located(claim, (phi, kernel), lambda: check_feature_map(phi, kernel, d, some=some))
 
@@ -69,7 +69,11 @@ def _cost(claim: str) -> Verdict:
     if not colon:
         head, colon, tail = claim.rpartition(":")
     if not colon:
-        raise ClaimError(claim, len(claim), f"expected {EXAMPLES['cost']}")
+        problem = (
+            f"expected an algorithm, a colon and its cost, such as {EXAMPLES['cost']}; known "
+            f"algorithms are {', '.join(costs.algorithms())}"
+        )
+        raise ClaimError(claim, len(claim), problem)
     words = head.split()
     quantity = words.pop() if len(words) > 1 and words[-1] in QUANTITIES else "time"
     return _located(claim, (tail,), lambda: check_cost(tail.strip(), " ".join(words), quantity))
@@ -92,7 +96,7 @@ def _einsum(claim: str) -> Verdict:
 
 
 def _sizes(claim: str, part: str) -> list[int | str]:
-    """The sizes of one array: b d, 2 3, (2, 3) by now without its brackets, 2×3 or 2x3."""
+    """The sizes of one array: b d, 2 3, 2×3 or 2x3. Brackets are removed before."""
     words = re.sub(r"(?<=\d)x(?=\d)|×", " ", part).split()
     for word in words:
         if not re.fullmatch(r"[1-9]\d*|[A-Za-z]\w*", word):
@@ -116,7 +120,7 @@ def _dimension(claim: str) -> Verdict:
         text, d = text[: match.start()], int(match[1])
     found = re.fullmatch(r"\s*(.+?)\s+(has|needs)\s+(.+?)(?:\s+features?)?\s*", text)
     if found is None:
-        raise ClaimError(claim, len(claim), f"expected {EXAMPLES['dimension']}")
+        raise ClaimError(claim, len(claim), f"expected a claim such as {EXAMPLES['dimension']}")
     subject, verb, count = found.groups()
     return _located(
         claim,
@@ -129,15 +133,15 @@ def _shapes(claim: str) -> Verdict:
     """EXPRESSION -> n M where Q: n m, S: m M"""
     found = re.fullmatch(r"\s*(.+?)\s*->\s*(.+?)\s+where\s+(.+?)\s*", claim)
     if found is None:
-        raise ClaimError(claim, len(claim), f"expected {EXAMPLES['shapes']}")
+        raise ClaimError(claim, len(claim), f"expected a claim such as {EXAMPLES['shapes']}")
     expression, result, given = found.groups()
     shapes = {}
     for part in given.split(","):
         name, colon, sizes = part.partition(":")
         if not colon or not sizes.split():
-            raise ClaimError(claim, claim.rfind(part), "shapes read Q: n m, S: m M")
+            raise ClaimError(claim, claim.rfind(part), "shapes have the form Q: n m, S: m M")
         if name.strip() in shapes:
-            raise ClaimError(claim, claim.rfind(part), f"{name.strip()} has two shapes")
+            raise ClaimError(claim, claim.rfind(part), f"{name.strip()} is given two shapes")
         shapes[name.strip()] = re.split(r"[\s×]+", sizes.strip())
     parts = (expression, *(x for sizes in shapes.values() for x in sizes))
     return _located(
@@ -146,7 +150,7 @@ def _shapes(claim: str) -> Verdict:
 
 
 def _located(claim: str, parts: tuple[str | None, ...], check: Callable[[], Verdict]) -> Verdict:
-    """The check's verdict; an error in a part of the claim points into the whole of it."""
+    """Run the check. An error in a part of the claim is shown in the whole claim."""
     try:
         return check()
     except ClaimError as error:

@@ -1,4 +1,4 @@
-"""How many features a map has, and how many a kernel needs."""
+"""Decide how many features a map has, and how many a kernel needs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def check_dimension(
     *,
     minimal: bool = False,
 ) -> Verdict:
-    """Whether a map has as many features as claimed, such as "C(d+2, 2)"; or a kernel needs them.
+    """Decide whether a map has the claimed number of features, such as "C(d+2, 2)".
 
-    With `minimal` the subject is a polynomial kernel, and what counts is the rank of its
-    coefficients of q^α·k^β: no exact real map has fewer features, and one has as many.
+    With `minimal`, the subject is a polynomial kernel, and the claim is about the smallest number
+    of features of an exact real map. That number is the rank of the kernel's coefficients of
+    q^α·k^β. The claim holds for every dimension unless `d` is given.
 
     >>> print(check_dimension("taylor:order=2", "d**2"))
     FALSE: taylor:order=2 has d**2 features
@@ -42,7 +43,7 @@ def check_dimension(
     claimed = read_expression(text)
     for name in sorted(names(claimed) - {"d"}):
         at = place(claimed, name)
-        raise ClaimError(text, at, f"a number of features depends on d only, not on {name}")
+        raise ClaimError(text, at, f"a number of features depends only on d, not on {name}")
     verb = "needs" if minimal else "has"
     counter = _rank(subject, d) if minimal else _count(subject, d)
     label = f"{counter.text} {verb} {text} features" + ("" if d is None else f" for d = {d}")
@@ -71,31 +72,33 @@ def check_dimension(
 
 
 class _Counter:
-    """A number of features as an expression in d, or why there is none."""
+    """A number of features as an expression in d, or the reason why there is none."""
 
     def __init__(self, text: str, count: Node | str, why: str = "") -> None:
         self.text, self.count, self.why = text, count, why
 
 
 def _count(subject: Any, d: int | None) -> _Counter:
-    """The number of features as they come."""
+    """The number of features that a map has."""
     phi = Phi(subject)
     if phi.node is not None:
         return _Counter(phi.text, _of_list(phi.node))
     if isinstance(phi.map, maps.Softmax):
-        return _Counter(phi.text, "softmax has no features here, and e^{q·k} has infinitely many")
+        return _Counter(
+            phi.text, "softmax is computed without features; e^{q·k} has infinitely many"
+        )
     if phi.map is not None:
         known = costs.feature_cost(phi.map, 1)
         if known.counted:
             return _Counter(phi.text, _of_polynomial(known.features))
         if d is not None:
             return _Counter(phi.text, _number(Fraction(phi.map.dim(d))))
-        return _Counter(phi.text, "its number of features is known for a given d only")
-    return _Counter(phi.text, "a function is not looked into")
+        return _Counter(phi.text, "its number of features is known only for a given d")
+    return _Counter(phi.text, "the features of a function cannot be counted")
 
 
 def _of_list(features: Node) -> Node:
-    """Σ over the items: the number of index tuples, d for a vector, 1 for a number."""
+    """The sum over the items: the number of index tuples, d for a vector, 1 for a number."""
     one, parts = _number(Fraction(1)), []
     for item in features.parts:
         if item.kind == "for":
@@ -119,10 +122,10 @@ def is_vector(node: Node) -> bool:
 
 
 def _rank(subject: Any, d: int | None) -> _Counter:
-    """The least number of features of an exact map."""
+    """The smallest number of features of an exact map."""
     kernel = Kernel(subject)
     if kernel.node is None:
-        return _Counter(kernel.text, "only kernels that are texts are looked into")
+        return _Counter(kernel.text, "features are counted only for kernels that are given as text")
     for name in sorted(kernel.parameters):
         raise ValueError(f"{name} has no value: write a number in its place")
     if d is None:
@@ -133,14 +136,14 @@ def _rank(subject: Any, d: int | None) -> _Counter:
         return _Counter(kernel.text, f"its coefficients are not known: {error}")
     found = table(form)
     if found is None:
-        return _Counter(kernel.text, "it is not a polynomial: its features are not counted")
+        return _Counter(kernel.text, "it is not a polynomial, so its features cannot be counted")
     if not all(c.is_Rational for c in found.values()):
-        return _Counter(kernel.text, "its coefficients are no fractions")
+        return _Counter(kernel.text, "its coefficients are not fractions")
     return _Counter(kernel.text, _rank_of(found))
 
 
 def _rank_of(found: dict[Any, Expr]) -> Node | str:
-    """The rank of the coefficients of q^α·k^β, if some real map has them at all."""
+    """The rank of the coefficients of q^α·k^β, if a real map has them at all."""
     sides = [
         (tuple((x[1:], e) for x, e in key if x[0] == "q"),
          tuple((x[1:], e) for x, e in key if x[0] == "k"))
@@ -151,7 +154,7 @@ def _rank_of(found: dict[Any, Expr]) -> Node | str:
     for (alpha, beta), c in zip(sides, found.values(), strict=True):
         matrix[keys.index(alpha)][keys.index(beta)] = Fraction(int(c.p), int(c.q))
     if not is_psd(matrix):
-        return "it is not positive semi-definite: no real map has it as its kernel"
+        return "it is not positive semi-definite, so it is not the kernel of any real map"
     rank = sympy.Matrix(matrix).rank() if matrix else 0
     return _number(Fraction(int(rank)))
 
@@ -168,16 +171,18 @@ def _rank_formula(node: Node) -> Node | str:
         powers = dict(m)
         r = powers.pop(dot, Fraction(0))
         if powers or r.denominator != 1 or r < 0:
-            return "for every d it is known of polynomials in q·k only; give a d"
+            return (
+                "for every d it is known only for polynomials in q·k; give a dimension, for d = 2"
+            )
         if c < 0:
-            return "it is not positive semi-definite: no real map has it as its kernel"
+            return "it is not positive semi-definite, so it is not the kernel of any real map"
         count = read_expression(f"C(d + {int(r) - 1}, {int(r)})" if r > 1 else "d" if r else "1")
         total = Node("op", 0, "+", (total, count))
     return total
 
 
 def _of_polynomial(polynomial: costs.Polynomial) -> Node:
-    """A count of the costs as an expression in d."""
+    """A polynomial of the room `costs` as an expression in d."""
     total = _number(Fraction(0))
     for key, c in polynomial.terms.items():
         term = _number(c)

@@ -1,4 +1,4 @@
-"""Does an einsum compute what it is meant to? Which index comes from nowhere, which one stays."""
+"""Decide whether an einsum computes what it should, and find indices that are wrong."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def check_einsum(
     *,
     meant: str | None = None,
 ) -> Verdict:
-    """Whether an einsum is well formed, fits the shapes, and multiplies what it is given.
+    """Decide whether an einsum is well formed, fits the shapes, and contracts its operands.
 
-    Every index of the output must come from an input. Operands that share an index contract one;
-    if all that they share comes first in each of them and in the output, it is a batch, and the
-    rest an outer product, which is as right. `meant` is an equation that it must equal up to the
-    names of indices and the order of operands.
+    Every index of the output must come from an input. Operands that share an index must contract
+    one, with one exception: if all shared indices come first in every operand and in the output,
+    they are batch indices, and an outer product of the rest is right. `shapes` are the shapes of
+    the operands. `meant` is an equation that the einsum must equal, up to the names of indices
+    and the order of operands.
 
     >>> print(check_einsum("bd,dq->bhq"))
     FALSE: einsum bd,dq->bhq
@@ -72,12 +73,12 @@ READ_AS = "operands that share an index are meant to contract one"
 
 
 def _wrong(claim: str, reason: str, details: tuple[str, ...] = ()) -> Verdict:
-    """An einsum that no library takes: its text alone says so."""
+    """The verdict on an einsum that every library rejects because of its text alone."""
     return Verdict.false(claim, Derivation(reason), details)
 
 
 def _outer(found: Equation, summed: list[str]) -> bool:
-    """Whether nothing is to be contracted: one operand, or an outer product, perhaps of a batch."""
+    """Whether nothing needs to be contracted: one operand, or an outer product, maybe batched."""
     if len(found.inputs) == 1:
         return True
     common = [i for i in dict.fromkeys(found.inputs[0]) if any(i in x for x in found.inputs[1:])]
@@ -90,11 +91,15 @@ def _outer(found: Equation, summed: list[str]) -> bool:
 def _compared(
     claim: str, found: Equation, meant: Equation, shared: list[str], summed: list[str]
 ) -> Verdict:
-    """Whether two equations compute the same, up to names and the order of operands."""
+    """Decide whether two equations compute the same, up to names and the order of operands."""
     if not all(i in "".join(meant.inputs) for i in meant.output):
-        raise ClaimError(str(meant), 0, "what is meant has an output index that no input has")
+        raise ClaimError(
+            str(meant), 0, "the equation after computes has an output index that no input has"
+        )
     if len(set(meant.output)) < len(meant.output):
-        raise ClaimError(str(meant), 0, "what is meant has an index twice in its output")
+        raise ClaimError(
+            str(meant), 0, "the equation after computes has an index twice in its output"
+        )
     if len(found.inputs) > MOST_OPERANDS or len(meant.inputs) > MOST_OPERANDS:
         missing = f"einsums of more than {MOST_OPERANDS} operands are not compared"
         return Verdict.undecided(claim, missing)
@@ -107,7 +112,7 @@ def _compared(
 
 
 def _differing(found: Equation, meant: Equation) -> Counterexample:
-    """What two equations make of arrays of whole numbers, in every order of the operands."""
+    """The results of two equations on arrays of whole numbers, in every order of the operands."""
     reason = _different(found, meant)
     if len(found.inputs) != len(meant.inputs):
         counts = {"operands": len(found.inputs), "meant": len(meant.inputs)}
@@ -120,7 +125,7 @@ def _differing(found: Equation, meant: Equation) -> Counterexample:
         )
 
     def _value(equation: Equation, order: Sequence[int] | None) -> Any:
-        """The result on arrays made for `meant`, as nested lists; None if they do not fit."""
+        """The result on the arrays of `meant`, as nested lists; None if they do not fit."""
         arrays = _arrays(meant)
         if order is not None:
             arrays = [arrays[i] for i in order]
@@ -133,13 +138,13 @@ def _differing(found: Equation, meant: Equation) -> Counterexample:
 
 
 def _shape_or_value(equation: Equation) -> str:
-    """The output of an equation on its own whole numbers, in short."""
+    """The output of an equation on its own arrays, shortened."""
     text = str(np.asarray(np.einsum(str(equation), *_arrays(equation))).tolist())
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _arrays(equation: Equation) -> list[Any]:
-    """Arrays of size 2 along every axis, of whole numbers of any length that sums tell apart."""
+    """Arrays of size 2 along every axis; their exact whole numbers make different sums differ."""
     return [
         np.array([(i + 2) ** (j + 1) for j in range(2 ** len(letters))], dtype=object).reshape(
             (2,) * len(letters)
@@ -152,23 +157,25 @@ def _read(text: str) -> Equation:
     plain = text.replace("→", "->")
     for match in re.finditer(r"[^A-Za-z,\s>-]", plain):
         raise ClaimError(
-            text, match.start(), f"an einsum has letters, ',' and '->', not {match[0]!r}"
+            text, match.start(), f"an einsum consists of letters, ',' and '->', not {match[0]!r}"
         )
     squeezed = re.sub(r"\s+", "", plain)
     if squeezed.count("->") != 1 or re.search(r"(?<!-)>|-(?!>)", squeezed):
-        raise ClaimError(text, len(text), "an einsum reads inputs->output, such as bd,dk->bk")
+        raise ClaimError(
+            text, len(text), "an einsum has the form inputs->output, such as bd,dk->bk"
+        )
     left, _, output = squeezed.partition("->")
     inputs = tuple(left.split(","))
     if "," in output or not all(inputs):
         at = plain.find(",", plain.find("->")) if "," in output else 0
-        raise ClaimError(text, at, "an einsum has one output, and no input without an index")
+        raise ClaimError(text, at, "an einsum has one output, and every input has an index")
     if len(set(squeezed)) > 16 or len(text) > 200:
         raise ClaimError(text, 0, "an einsum has at most 200 characters and 13 indices")
     return Equation(inputs, output)
 
 
 def _misfit(found: Equation, shapes: Sequence[Shape]) -> Counterexample | Derivation | None:
-    """Why the equation does not take arrays of these shapes; a size of 1 fits every other."""
+    """Why the equation cannot take arrays of these shapes. A size of 1 fits every other size."""
     if len(shapes) != len(found.inputs):
         return Derivation(f"it has {len(found.inputs)} inputs, but {len(shapes)} shapes are given")
     sizes: dict[str, tuple[int | str, str]] = {}
@@ -180,20 +187,25 @@ def _misfit(found: Equation, shapes: Sequence[Shape]) -> Counterexample | Deriva
             )
         own: dict[str, int | str] = {}
         for letter, size in zip(letters, shape, strict=True):
-            if own.setdefault(letter, size) != size:  # the diagonal of a square: 1 fits no other
+            if (
+                own.setdefault(letter, size) != size
+            ):  # a diagonal needs a square: 1 does not fit other sizes here
                 reason = f"the index {letter} is both {own[letter]} and {size} in {letters}"
                 return _unequal(reason, own[letter], size)
             before = sizes.setdefault(letter, (size, letters))
             if before[0] == 1:
                 sizes[letter] = (size, letters)
-            elif size not in (before[0], 1):  # neither is 1, and letters stand for others
+            elif size not in (
+                before[0],
+                1,
+            ):  # neither is 1, and letters stand for sizes other than 1
                 reason = f"the index {letter} is {before[0]} in {before[1]} and {size} in {letters}"
                 return _unequal(reason, before[0], size)
     return None
 
 
 def _unequal(reason: str, left: int | str, right: int | str) -> Counterexample:
-    """Two sizes that are not the same number: as they are, or for some values of their letters."""
+    """Two sizes that differ, either as numbers or for some values of their letters."""
     values: dict[str, Any] = {}
     for size in (left, right):
         if isinstance(size, str):
@@ -230,7 +242,7 @@ def _without(found: Equation, nowhere: list[str], meant: Equation | None) -> tup
 def _uncontracted(found: Equation, summed: list[str]) -> str:
     common = [i for i in dict.fromkeys(found.inputs[0]) if any(i in x for x in found.inputs[1:])]
     if not common:
-        return "the operands share no index: nothing is contracted, this is an outer product"
+        return "the operands share no index: nothing is contracted, so this is an outer product"
     kept = [i for i in common if i in found.output]
     many = len(kept) > 1
     text = f"nothing is contracted: {', '.join(kept)} {'stay' if many else 'stays'} in the output"
@@ -238,7 +250,7 @@ def _uncontracted(found: Equation, summed: list[str]) -> str:
 
 
 def _contracting(found: Equation, summed: list[str]) -> tuple[str, ...]:
-    """The equation with its last shared index contracted, in favour of one that was summed away."""
+    """The equation with its last shared index contracted and a summed index kept instead."""
     shared = [i for i in found.output if sum(i in x for x in found.inputs) > 1]
     if not shared or len(found.output) < 2:
         return ()
@@ -247,7 +259,7 @@ def _contracting(found: Equation, summed: list[str]) -> tuple[str, ...]:
 
 
 def _same(a: Equation, b: Equation) -> bool:
-    """Equal up to the names of indices, and up to the order of the operands."""
+    """Whether they are equal up to the names of indices and the order of the operands."""
     if len(a.inputs) != len(b.inputs):
         return False
     orders = itertools.permutations(b.inputs)
@@ -280,7 +292,7 @@ def _describe(found: Equation, shared: list[str], summed: list[str]) -> str:
         batch = [i for i in found.output if all(i in x for x in found.inputs)]
         kind = "an outer product" + (f" for every {', '.join(batch)}" if batch else "")
         if batch and len(batch) == len(found.output):
-            kind = "a product entry by entry"
+            kind = "an elementwise product (entry by entry)"
         parts.append(f"nothing is summed: it is {kind}")
     letters = "·".join(dict.fromkeys("".join(found.inputs)))
     parts.append(f"{letters} multiply-adds" if len(found.inputs) > 1 else "one operand")

@@ -1,4 +1,4 @@
-"""The value of an expression: exact with sympy, or fast with NumPy arrays."""
+"""Evaluate expressions: exactly, with sympy, or with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerneltrick.proofs._syntax import ClaimError, Node
 
 Vector = list[Any]
 LARGEST_FACTORIAL = 1000
-VECTORS = ("q", "k", "x", "y", "w")  # letters that stand for vectors unless said otherwise
+VECTORS = ("q", "k", "x", "y", "w")  # names that are vectors by default
 
 
 def _elu_sympy(x: Any) -> Any:
@@ -26,7 +26,7 @@ def _elu_sympy(x: Any) -> Any:
 
 def _small(x: Any) -> Any:
     if x.is_number and abs(x) > LARGEST_FACTORIAL:
-        raise ValueError(f"factorials and binomials are of numbers up to {LARGEST_FACTORIAL}")
+        raise ValueError(f"factorials and binomials need numbers up to {LARGEST_FACTORIAL}")
     return x
 
 
@@ -82,7 +82,7 @@ _ARGUMENTS = {"max": 2, "min": 2, "C": 2, "dot": 2, "cosine": 2}
 
 
 class Scope:
-    """What the names of an expression stand for, and the arithmetic its value is found in."""
+    """The values of names, and the arithmetic in which an expression is evaluated."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Scope:
         self.text, self.vectors, self.scalar, self.functions = text, vectors, scalar, functions
         self.number = number or _rational
         self.power = power or (lambda x, p: x ** self.number(p))
-        self.d = d  # what indices run over where there is no vector
+        self.d = d  # the range of indices if there is no vector
 
     @property
     def length(self) -> int:
@@ -107,8 +107,25 @@ class Scope:
         return ClaimError(self.text, node.at, problem)
 
 
+def float_scope(text: str, vectors: Mapping[str, Vector], letter: Callable[[str], Any]) -> Scope:
+    """A scope that computes with NumPy's floats.
+
+    They become infinite or NaN where Python's own floats raise: 1/0, 10.0**400.
+    """
+    return Scope(text, vectors, lambda name: _as_float(letter(name)), FLOATS, _as_float)
+
+
+def _as_float(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return np.float64(x)
+    except OverflowError:  # a whole number or a fraction beyond the largest float
+        return np.float64(np.inf if x > 0 else -np.inf)
+
+
 def evaluate(node: Node, scope: Scope, index: Mapping[str, int] | None = None) -> Any:
-    """The value: a scalar, or a list for a vector."""
+    """The value of an expression: a scalar, or a list for a vector."""
     index = index or {}
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
@@ -132,15 +149,15 @@ def evaluate(node: Node, scope: Scope, index: Mapping[str, int] | None = None) -
 
 
 def scalar_value(node: Node, scope: Scope, index: Mapping[str, int] | None = None) -> Any:
-    """The value, which must not be a vector."""
+    """The value of an expression that must not be a vector."""
     value = evaluate(node, scope, index)
     if isinstance(value, list):
-        raise scope.error(node, "expected a number here, not a vector; write q·k or x[i]")
+        raise scope.error(node, "expected a number here, but this is a vector; write q·k or x[i]")
     return value
 
 
 def feature_list(node: Node, scope: Scope) -> list[Any]:
-    """The features of [ … ]: vectors spread out, `for` repeated."""
+    """The features of [ … ]. Vectors are flattened, and `for` is expanded."""
     found = []
     for item in node.parts:
         if item.kind == "for":
@@ -157,9 +174,9 @@ def feature_list(node: Node, scope: Scope) -> list[Any]:
 
 
 def _read_body(node: Node, scope: Scope, index: Mapping[str, int]) -> None:
-    """Refuse what cannot be read under a sum or `for`, also where its indices have no values."""
+    """Refuse a body of a sum or `for` that cannot be read, even if its indices have no values."""
     if scope.functions is EXACT or scope.functions is FLOATS or not scope.length:
-        return  # those are for showing what was read and evaluated before
+        return  # used only to show what was read before
     indices, body = node.parts
     if next(index_tuples(indices, scope.length, index), None) is None:
         at = {**index, **{str(part.value): 0 for part in indices.parts}}
@@ -168,7 +185,7 @@ def _read_body(node: Node, scope: Scope, index: Mapping[str, int]) -> None:
 
 
 def index_tuples(node: Node, d: int, outer: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The values of the indices i<j, i<=j or i, j that are summed over."""
+    """The values of the indices of a sum over i<j, i<=j or i, j."""
     words = [str(part.value) for part in node.parts]
     between = str(node.value).split("|") if node.value else []
     for values in itertools.product(range(d), repeat=len(words)):
@@ -178,12 +195,12 @@ def index_tuples(node: Node, d: int, outer: Mapping[str, int]) -> Iterator[dict[
 
 
 def satisfies(a: int, sign: str, b: int) -> bool:
-    """Whether a < b or a <= b, as the sign between two indices says; a comma allows all."""
+    """Whether two indices satisfy the sign between them. A comma allows all pairs."""
     return a < b if sign == "<" else a <= b if sign == "<=" else True
 
 
 def vector_names(node: Node) -> set[str]:
-    """Names that stand for vectors: the usual letters, and whatever has an index."""
+    """The names of vectors: the usual letters, and all names with an index."""
     found = {str(node.value)} if node.kind == "index" else set[str]()
     if node.kind == "name" and node.value in VECTORS:
         found = {str(node.value)}
@@ -200,7 +217,7 @@ def _rational(x: Fraction) -> Any:
 def _name(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
     name = str(node.value)
     if name in index:
-        raise scope.error(node, f"the index {name} can only stand inside [ ]")
+        raise scope.error(node, f"the index {name} can be used only inside [ ]")
     if name in scope.vectors:
         return scope.vectors[name]
     if name in ("pi", "π") and "pi" in scope.functions:
@@ -208,7 +225,7 @@ def _name(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
     if len(name) > 1 and (name in scope.functions or name in _ON_VECTORS):
         raise scope.error(node, f"{name} is a function: write {name}(…)")
     if name in maps.names():
-        raise scope.error(node, f"{name} is a feature map, which stands alone")
+        raise scope.error(node, f"{name} is a feature map and cannot be part of an expression")
     return scope.scalar(name)
 
 
@@ -224,7 +241,7 @@ def _coordinate(node: Node, scope: Scope, index: Mapping[str, int]) -> Any:
             )
         return vector[int(at.value) - 1]
     if at.value not in index:
-        raise scope.error(at, f"the index {at.value} is not summed over")
+        raise scope.error(at, f"the index {at.value} has no sum")
     return vector[index[at.value]]
 
 
@@ -268,7 +285,9 @@ def _operate(node: Node, scope: Scope, left: Any, right: Any) -> Any:
     if sign == "/" and vectors[1]:
         raise scope.error(node, "cannot divide by a vector")
     if sign == "*" and all(vectors):
-        raise scope.error(node, "a product of two vectors: write q·k, or q[i]*k[i] in a sum")
+        raise scope.error(
+            node, "vectors cannot be multiplied by *: write q·k, or q[i]*k[i] in a sum"
+        )
     function = _OPERATIONS[str(sign)]
     if sign == "/" and scope.functions is EXACT and right == 0:
         raise scope.error(node, "division by zero")

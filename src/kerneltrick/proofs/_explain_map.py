@@ -1,4 +1,4 @@
-"""What is wrong with a feature map, in words: monomials and series. Nothing here decides."""
+"""Explain in words what is wrong with a feature map. Nothing here affects the verdict."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from kerneltrick.proofs._sympy import Expr, sympy
 from kerneltrick.proofs._syntax import degree
 
 SHOWN = 8  # wrong monomials listed
-LARGEST = (4, 200, 12)  # d, features and degree up to which monomials are listed
+LARGEST = (
+    4,
+    200,
+    12,
+)  # the largest d, number of features and degree for which monomials are listed
 
 Explanation = tuple[str, tuple[str, ...], dict[str, Any]]
 
 
 def explanation(phi: Phi, kernel: Kernel, statement: Statement, d: int) -> Explanation:
-    """A reason, details and facts for a map that does not give the kernel in dimension d."""
+    """The reason, details and facts for a map that does not give the kernel in dimension d."""
     reason, facts = f"the sides differ at a point (d = {d})", {"d": d}
     if d > LARGEST[0]:
         return reason, (), facts
@@ -44,12 +48,12 @@ def explanation(phi: Phi, kernel: Kernel, statement: Statement, d: int) -> Expla
             facts["wrong"] = len(wrong)
             return f"{count} wrong (d = {d})", tuple(lines), facts
     parting = parting_degree(statement) if d == 1 else None
-    line = f"the series in q and k part at degree {parting}"
+    line = f"the power series in q and k first differ at degree {parting}"
     return reason, () if parting is None else (line,), facts
 
 
 def _small(phi: Phi, kernel: Kernel) -> bool:
-    """Whether the polynomials are small enough to be written out."""
+    """Whether the polynomials are small enough to write out."""
     nodes = [x for x in (phi.node, kernel.node) if x is not None]
     return all(degree(node) <= LARGEST[2] for node in nodes)
 

@@ -1,4 +1,4 @@
-"""Does φ(q)·φ(k) equal the kernel?"""
+"""Decide whether φ(q)·φ(k) equals a kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kerneltrick.proofs._symbolic import (
 from kerneltrick.proofs._syntax import ClaimError, Node, largest_index, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
-DIMENSIONS = (1, 2, 3, 4)  # of functions, whose dimension is that of the symbols they are run on
+DIMENSIONS = (1, 2, 3, 4)  # for functions: they are run on symbols of these widths
 _ZERO = Node("number", 0, Fraction(0))
 
 
@@ -43,13 +43,14 @@ def check_feature_map(
     *,
     some: Sequence[str] = (),
 ) -> Verdict:
-    """Whether φ(q)·φ(k) = k(q, k), with every wrong monomial and what would mend it.
+    """Decide whether φ(q)·φ(k) = k(q, k). A refutation lists wrong monomials and how to fix them.
 
-    φ is a text `[1, √2*x, x[i]*x[j] for i<=j]`, a feature map or its name, or a function; the
-    kernel a text `(q·k + 1)**2`, a map or a function (None: the map's own). Texts and maps are
-    compared in every dimension at once, or in `d`; functions are run on symbols for d = 1 to 4
-    unless given; what cannot be run on symbols is compared in numbers, which prove nothing, and
-    random functions by their mean over seeds. `some` names parameters of φ that may be chosen.
+    `phi` is a text such as "[1, √2*x, x[i]*x[j] for i<=j]", a feature map or its name, or a
+    function. `kernel` is a text such as "(q·k + 1)**2", a map or a function; None stands for the
+    map's own kernel. Texts and maps are compared in every dimension at once, or in `d` if it is
+    given. Functions are run on symbols, for d = 1 to 4 by default. A function that cannot be run
+    on symbols is compared at points, which can refute a claim but not prove it. Random functions
+    are judged by their mean over seeds. `some` names parameters of φ that may be chosen freely.
 
     >>> print(check_feature_map("[x[i]*x[j] for i<=j]", "(q·k)**2", d=2))
     FALSE: [x[i]*x[j] for i<=j] gives (q·k)**2
@@ -61,7 +62,7 @@ def check_feature_map(
     wanted_map = Phi(phi)
     if kernel is None:
         if wanted_map.map is None:
-            raise ValueError("a feature map that is not one of kerneltrick's needs a kernel")
+            raise ValueError("a kernel is needed, because φ is not one of kerneltrick's maps")
         kernel = wanted_map.map
     wanted = Kernel(kernel)
     own = kernel is wanted_map.map
@@ -80,7 +81,7 @@ def check_feature_map(
         if widths == [None]:
             widths = list(DIMENSIONS)
             claim += f" for d = {DIMENSIONS[0]} to {DIMENSIONS[-1]}"
-    judged = Verdict.undecided(claim, "no dimension was looked at")
+    judged = Verdict.undecided(claim, "no dimension was checked")
     for width in widths:
         judged = _judge(claim, wanted_map, wanted, left, right, width, why, tuple(some))
         if judged.status != "true":
@@ -98,30 +99,30 @@ def _dimensions(d: int | Sequence[int] | None) -> list[int | None]:
 
 
 def _check_names(phi: Phi, kernel: Kernel, some: Sequence[str]) -> None:
-    """Features are of x, kernels of q and k, and what is to be chosen occurs."""
+    """Check that kernels are functions of q and k, and that names in `some` occur."""
     if kernel.node is not None:
         for name in sorted(names(kernel.node) & {"x", "y", "w"}):
             at = place(kernel.node, name)
             raise ClaimError(kernel.text, at, f"a kernel is a function of q and k, not of {name}")
         least = largest_index(phi.node, kernel.node)
         ones = [Number(1)] * least
-        with contextlib.suppress(ArithmeticError):  # what cannot be read is refused in its own text
+        with contextlib.suppress(ArithmeticError):  # an error points into the text of the kernel
             scalar_value(kernel.node, with_ones(kernel.text, {"q": ones, "k": ones}, least))
     known = phi.parameters | kernel.parameters
     for name in some:
         if name not in known:
-            raise ValueError(f"{name} is to be chosen, but it does not occur in the claim")
+            raise ValueError(f"{name} may be chosen freely, but it does not occur in the claim")
 
 
 def _by_definition(claim: str, feature_map: maps.FeatureMap) -> Verdict:
-    """A map of ours without an exact form here, such as one with learned weights."""
+    """The verdict on a kerneltrick map without an exact form, such as one with learned weights."""
     if type(feature_map).kernel is maps.FeatureMap.kernel:
         return Verdict.true(claim, Derivation("its kernel is defined as φ(q)·φ(k)"))
-    return Verdict.undecided(claim, f"{feature_map} has no exact form here")
+    return Verdict.undecided(claim, f"{feature_map} has no exact form that could be compared")
 
 
 def _product(phi: Phi) -> tuple[Node | None, str]:
-    """φ(q)·φ(k) as an expression, and the theorem behind it if it is not plain."""
+    """φ(q)·φ(k) as an expression, and the theorem that it needs, if any."""
     features = phi.node
     if phi.map is not None:
         known = own_kernel(phi.map)
@@ -193,12 +194,12 @@ def _judge(
 
 
 def _implied(phi: Phi) -> list[str]:
-    """Features with an index but without `for`, as they are read."""
+    """How features with an index but without `for` are read."""
     if phi.node is None:
         return []
     loose = [x.parts[0].parts[0] for x in phi.node.parts
              if x.kind == "for" and x.at == x.parts[1].at]  # fmt: skip
-    return [f"features with [{x.value}] are for every {x.value}" for x in loose[:1]]
+    return [f"features with [{x.value}] are repeated for every {x.value}" for x in loose[:1]]
 
 
 def _of_symbols(features: list[Node]) -> Node:

@@ -1,9 +1,10 @@
-"""Normal forms: sums of products of atoms with fractions in front, so that equal is equal.
+"""Normal forms: sums of products of atoms with rational coefficients.
 
-This is the other of the two small pieces that definite verdicts rest on: two expressions are called
-the same only if their forms are. An atom is a letter, a coordinate, a root of a prime, a function
-of a form, or a sum over all coordinates; the rules below hold for all real numbers at which the
-expressions are defined. Different forms may still be equal: that is for others to say.
+Definite verdicts rest on two small modules, this one and `_number`. Two expressions are called
+equal only if their normal forms are the same. An atom is a letter, a coordinate, a root of a prime,
+a function of a form, or a sum over all coordinates. The rules below hold for all real numbers for
+which the expressions are defined. Expressions with different forms may still be equal; this module
+does not decide that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kerneltrick.proofs._sympy import sympy
 
 Atom = tuple[Any, ...]
 Monomial = frozenset[tuple[Atom, Fraction]]
-# "positive", "non-negative", "non-positive", "negative" or "any", of an atom, or of ("form", form).
+# The sign of an atom or of ("form", form): "positive", "non-negative", "non-positive", "negative",
+# or "any".
 Known = Callable[[Atom], str]
 
 UNIT: Monomial = frozenset()
@@ -29,7 +31,7 @@ _ALWAYS = {"exp": "positive", "pi": "positive", "prime": "positive", "abs": "non
 
 
 class NotNormalError(ValueError):
-    """An expression that has no normal form here: too large, or with sums that do not part."""
+    """An expression has no normal form here: it is too large, or its sums do not separate."""
 
 
 class Form:
@@ -80,7 +82,7 @@ class Form:
 
     @property
     def constant(self) -> Fraction | None:
-        """The fraction it is, if it is one."""
+        """The value, if the form is a rational number."""
         if not self.terms:
             return Fraction(0)
         return self.terms.get(UNIT) if len(self.terms) == 1 else None
@@ -114,7 +116,7 @@ def _add_product(
 
 
 def _reduced(powers: dict[Atom, Fraction]) -> Form:
-    """∏ atomᵉ with whole powers of roots, |x|², sin² and powers of sums multiplied out."""
+    """∏ atomᵉ, with whole powers of roots, |x|², sin² and powers of sums multiplied out."""
     c, plain, further = _ONE, dict[Atom, Fraction](), list[Form]()
     for a, e in powers.items():
         if a[0] == "prime":
@@ -150,7 +152,7 @@ def _inverse_power(form: Form, e: Fraction) -> Form:
 
 
 def inverse(form: Form) -> Form:
-    """1/form, where it is not 0."""
+    """1/form, where the form is not 0."""
     if not form:
         raise ZeroDivisionError
     if len(form.terms) == 1:
@@ -161,7 +163,7 @@ def inverse(form: Form) -> Form:
 
 
 def power(form: Form, e: Fraction, known: Known = lambda _: "any") -> Form:
-    """formᵉ, where it is defined: roots are of numbers ≥ 0."""
+    """formᵉ, where it is defined. Roots are taken of numbers ≥ 0."""
     if e.denominator == 1:
         if e < 0:
             return power(inverse(form), -e)
@@ -185,7 +187,7 @@ def power(form: Form, e: Fraction, known: Known = lambda _: "any") -> Form:
 
 
 def _monomial_root(form: Form, e: Fraction, known: Known) -> Form:
-    """(c·∏ atomᵖ)ᵉ: what is positive leaves the root; all does if nothing can be negative."""
+    """(c·∏ atomᵖ)ᵉ. Positive factors leave the root, and all do if none can be negative."""
     ((m, c),) = form.terms.items()
     if c < 0:
         return Form({frozenset([(("power", form), e)]): _ONE})
@@ -214,7 +216,7 @@ def _monomial_root(form: Form, e: Fraction, known: Known) -> Form:
 
 def _number_power(c: Fraction, e: Fraction) -> Form:
     if max(c.numerator, c.denominator) > LARGEST_FACTORED:
-        raise NotNormalError("its numbers are too large to take roots of")
+        raise NotNormalError("its numbers are too large for roots")
     powers: dict[Atom, Fraction] = {}
     for part, sign in ((c.numerator, 1), (c.denominator, -1)):
         for p, n in sympy.factorint(part).items():
@@ -268,7 +270,7 @@ def logarithm(form: Form, known: Known) -> Form:
             total = Form({})
             if c != 1:
                 if max(c.numerator, c.denominator) > LARGEST_FACTORED:
-                    raise NotNormalError("its numbers are too large to take logarithms of")
+                    raise NotNormalError("its numbers are too large for logarithms")
                 for part, sign in ((c.numerator, 1), (c.denominator, -1)):
                     for p, n in sympy.factorint(part).items():
                         total += atom("log", number(int(p))).times(Fraction(sign * n))
@@ -282,11 +284,11 @@ def logarithm(form: Form, known: Known) -> Form:
 
 
 def circular(form: Form) -> tuple[Form, Form]:
-    """cos and sin of a form, by the sums of its terms."""
+    """cos and sin of a form, by the addition theorems."""
     cosine, sine = number(1), Form({})
     for m, c in form.terms.items():
         if abs(c.numerator) > LARGEST_ANGLE:
-            raise NotNormalError("an angle is too large a multiple of another")
+            raise NotNormalError("an angle has too large a factor")
         base = (atom("cos", m, c.denominator), atom("sin", m, c.denominator))
         if c < 0:
             base = base[0], -base[1]
@@ -299,7 +301,7 @@ def circular(form: Form) -> tuple[Form, Form]:
 
 
 def cleared(form: Form) -> Form:
-    """The form times what stands below its fractions: 0 exactly if the form is, where defined."""
+    """The form times its denominators. Where the form is defined, one is 0 if the other is."""
     for _ in range(20):
         lowest: dict[Atom, Fraction] = {}
         for m in form.terms:
@@ -310,11 +312,11 @@ def cleared(form: Form) -> Form:
             return form
         a, e = min(lowest.items(), key=lambda item: (_depth(item[0]), _text(item[0])))
         form = form * Form({frozenset([(a, Fraction(-(e.numerator // e.denominator)))]): _ONE})
-    raise NotNormalError("its fractions are too deep")
+    raise NotNormalError("its fractions are nested too deeply")
 
 
 def _depth(a: Atom) -> int:
-    """Fractions within fractions are cleared from the outside."""
+    """The order in which nested fractions are cleared: from the outside."""
     return -len(_text(a)) if a[0] == "power" else 1
 
 
@@ -323,7 +325,7 @@ def sign_of(a: Atom, known: Known) -> str:
 
 
 def form_sign(form: Form, known: Known) -> str:
-    """The sign of a form, where it shows: every term has it."""
+    """The sign of a form, if all its terms have that sign or a condition says so."""
     signs = [_term_sign(m, c, known) for m, c in form.terms.items()]
     if not signs:
         return "non-negative"
@@ -332,7 +334,7 @@ def form_sign(form: Form, known: Known) -> str:
 
 
 def sum_sign(a: str, b: str) -> str:
-    """The sign of a sum of numbers of these signs."""
+    """The sign of a sum of numbers with these signs."""
     for strict, weak in (("positive", "non-negative"), ("negative", "non-positive")):
         if {a, b} <= {strict, weak}:
             return strict if strict in (a, b) else weak
@@ -340,7 +342,7 @@ def sum_sign(a: str, b: str) -> str:
 
 
 def product_sign(a: str, b: str) -> str:
-    """The sign of a product of numbers of these signs."""
+    """The sign of a product of numbers with these signs."""
     if "any" in (a, b):
         return "any"
     weak = not {a, b} <= {"positive", "negative"}
@@ -366,14 +368,14 @@ def _term_sign(m: Monomial, c: Fraction, known: Known) -> str:
         even = e.denominator == 1 and e % 2 == 0
         if even or (e.denominator % 2 == 0 and e > 0):
             one = "positive" if even and one in ("positive", "negative") else "non-negative"
-        if e < 0:  # it is not 0 where it is defined
+        if e < 0:  # it cannot be 0 where the quotient is defined
             one = {"non-negative": "positive", "non-positive": "negative"}.get(one, one)
         sign = product_sign(sign, one)
     return sign if c > 0 else FLIPPED_SIGN[sign]
 
 
 def rebuilt(form: Form, leaf: Callable[[Atom], Form | None], known: Known) -> Form:
-    """The form with other forms for some of its atoms, deep inside functions too."""
+    """The form with some atoms replaced by other forms, also inside functions."""
     total = Form({})
     for m, c in form.terms.items():
         term = number(c)
@@ -411,7 +413,7 @@ def _rebuilt_atom(a: Atom, leaf: Callable[[Atom], Form | None], known: Known) ->
 
 
 def labels(a: Atom) -> frozenset[str]:
-    """The indices that are not summed over yet inside an atom."""
+    """The indices inside an atom that no sum has bound yet."""
     kind = a[0]
     if kind == "any":
         return frozenset([a[2]])
@@ -430,7 +432,7 @@ _TEXTS: dict[Any, str] = {}
 
 
 def _text(x: Any) -> str:
-    """A text by which atoms, monomials and forms are ordered, the same in every run."""
+    """A text that orders atoms, monomials and forms in the same way in every run."""
     if isinstance(x, Form):
         return "+".join(sorted(f"{c}*{_text(m)}" for m, c in x.terms.items()))
     if isinstance(x, frozenset):

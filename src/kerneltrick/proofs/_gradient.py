@@ -1,4 +1,4 @@
-"""Which inputs of an attention receive a gradient?"""
+"""Decide which inputs of an attention receive a gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = 20
 STEP = 1e-6
 INPUTS = ("q", "k", "v")
 GENERIC = "at least two keys, values that differ, and no ties (which have measure 0)"
-TWO = "at least two features, for one alone cancels: d ≥ 2 where there is one per coordinate"
+TWO = "at least two features, because a single one cancels (d ≥ 2 for elementwise maps)"
 _HARD, _SOFT = ("hard", "argmax"), ("softmax", "gumbel", "temperature")
 _KNOWN: dict[str, Attention] = {
     "hard": lambda q, k, v: hard_attention(q, k, v),
@@ -46,7 +46,7 @@ _WHICH = {"selected": "selected", "chosen": "selected", "unselected": "unselecte
 
 
 class Trained(NamedTuple):
-    """What is said to receive a gradient: how many of which inputs."""
+    """The inputs that a claim says receive a gradient."""
 
     what: str  # q, k or v
     how_many: str = ""  # "", some, every or no
@@ -57,16 +57,16 @@ class Trained(NamedTuple):
 
 
 def check_gradient(attention: str | Attention, trains: str = "k") -> Verdict:
-    """Whether inputs ("q", "k", "v", "every key", "no unselected value") receive a gradient.
+    """Decide whether inputs receive a gradient: "q", "every key", "no unselected value".
 
     `attention` is "hard" (argmax), "softmax", "gumbel", "temperature", a feature map for linear
-    attention, or a function (q, k, v). The choice of an argmax is piecewise constant; the others
-    have the slopes that the verdict shows. Functions are moved by a little at random points, which
-    proves nothing.
+    attention, or a function of (q, k, v). `trains` names the inputs. The choice of an argmax is
+    piecewise constant; the other kinds have the derivatives that the verdict shows. The inputs of
+    a function are moved slightly at random points, which proves nothing.
 
     >>> print(check_gradient("hard", "k"))  # doctest: +ELLIPSIS
     FALSE: hard trains k
-      the gradient to every k is 0: the choice stays when k moves a little ...
+      the gradient to every k is 0: a small change of k does not change the choice ...
     """
     said = _read(trains, trains)
     function, name = _function(attention)
@@ -90,7 +90,7 @@ def read_gradient(text: str) -> Verdict:
 
 
 def _read(words: str, text: str, at: int = 0) -> Trained:
-    """Every word is one of how many, which and what; others are refused."""
+    """Read which inputs are meant. Unknown words are refused."""
     found = {"how_many": "", "which": "", "what": ""}
     tables = {"how_many": _HOW_MANY, "which": _WHICH, "what": _NOUNS}
     for match in re.finditer(r"\S+", words):
@@ -100,24 +100,24 @@ def _read(words: str, text: str, at: int = 0) -> Trained:
         kind = next((x for x, known in tables.items() if word in known), None)
         if kind is None or found[kind] or found["what"]:
             raise ClaimError(
-                text, at + match.start(), "expected q, k or v, or query, key or value, with "
-                "every, some or no, and selected or unselected before it"
+                text, at + match.start(), "expected q, k, v, query, key or value, optionally after "
+                "every, some or no, and selected or unselected"
             )  # fmt: skip
         found[kind] = tables[kind][word]
     if not found["what"]:
-        raise ClaimError(text, at + len(words), "expected q, k or v, or query, key or value")
+        raise ClaimError(text, at + len(words), "expected q, k, v, query, key or value")
     if found["what"] == "q" and found["which"]:
-        raise ClaimError(text, at, "keys and values are selected, queries are not")
+        raise ClaimError(text, at, "only keys and values can be selected, not queries")
     return Trained(**found)
 
 
 def _hard(claim: str, said: Trained) -> Verdict:
-    """argmax: only the selected value, and that always."""
+    """The verdict for argmax: the selected value always receives a gradient, nothing else does."""
     facts = {"gradient": {"q": False, "k": False, "v": True}}
     if said.what != "v":
         reason = (
-            f"the gradient to every {said.what} is 0: the choice stays when {said.what} moves a "
-            "little (all but ties, which have measure 0)"
+            f"the gradient to every {said.what} is 0: a small change of {said.what} does not "
+            "change the choice (except at ties, which have measure 0)"
         )
         return _settled(claim, said, False, reason, facts)
     reason = "o is the selected value itself: only the chosen value receives a gradient"
@@ -136,7 +136,7 @@ def _settled(
     facts: dict[str, Any] | None = None,
     taken: tuple[str, ...] = (),
 ) -> Verdict:
-    """The verdict where all inputs that are meant are trained, or none of them."""
+    """The verdict if either all the inputs that are meant are trained, or none of them."""
     facts = facts or {"gradient": dict.fromkeys(INPUTS, True)}
     derived = Derivation(reason, (GENERIC, *taken))
     if trained == (said.how_many != "no"):
@@ -148,15 +148,17 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
     reason = _LINEAR_SLOPES[said.what]
     if said.what == "q" and feature_map.dim(2) == 1:
         facts = {"gradient": {"q": False, "k": True, "v": True}}
-        reason = "with one feature φ(q) stands above and below the fraction: o does not depend on q"
+        reason = "with one feature φ(q) cancels from the fraction, so o does not depend on q"
         return _settled(claim, said, False, reason, facts)
     flat = isinstance(feature_map, maps.Relu | maps.Relu2 | maps.T2R | maps.Cosformer)
     if said.what == "q" and said.how_many == "every" and flat:
-        missing = f"{feature_map} is flat below 0, so it depends on the data which queries move"
+        missing = f"{feature_map} is flat below 0, so the data decides which queries get a gradient"
         return Verdict.undecided(claim, missing)
     all_alike = feature_map.sign == "positive" or said.what == "q"
     if (said.how_many == "every" or said.which) and not all_alike:
-        missing = f"{feature_map} gives some pairs no weight, so it depends on the data which"
+        missing = (
+            f"{feature_map} can give a pair no weight, so the data decides which inputs get one"
+        )
         return Verdict.undecided(claim, missing)
     return _settled(claim, said, True, reason, None, (TWO,) if said.what == "q" else ())
 
@@ -164,7 +166,7 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
 def _measured(claim: str, said: Trained, function: Attention) -> Verdict:
     share = _moves(function, said.what)
     missing = (
-        f"a function is not looked into; moving {said.what} a little moved its output at "
+        f"a function cannot be analysed; a small change of {said.what} changed its output at "
         f"{100 * share:.0f} % of {POINTS} random points, which is not a proof"
     )
     return Verdict.undecided(claim, missing, facts={"moved": share}, basis="measurement")
@@ -185,7 +187,7 @@ def _function(attention: str | Attention) -> tuple[Attention, str]:
 
 
 def _moves(function: Attention, which: str) -> float:
-    """The share of random points at which the output changes when one input moves."""
+    """The share of random points at which the output changes with one input."""
     rng = np.random.default_rng([0, *b"gradient"])
     changed = 0
     for _ in range(POINTS):

@@ -1,4 +1,4 @@
-"""Algebraic claims: are two expressions equal?"""
+"""Decide whether two expressions are equal."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from kerneltrick.proofs._sympy import vector
 from kerneltrick.proofs._syntax import ClaimError, Reader
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
-DIMENSIONS = (1, 2, 3)  # of functions, whose dimension is that of the symbols they are run on
+DIMENSIONS = (1, 2, 3)  # for functions: they are run on symbols of these widths
 Side_ = str | Callable[..., Any]
 
 
 def check_identity(
     left: Side_, right: Side_ | None = None, d: int | Sequence[int] | None = None
 ) -> Verdict:
-    """Whether two expressions in q, k and other letters are equal, in every dimension or in `d`.
+    """Decide whether two expressions in q, k and other letters are equal.
 
-    Both sides are brought into one normal form, in all dimensions at once; where the forms differ,
-    points are tried, and one at which the sides differ in exact arithmetic refutes the claim.
-    `left` may hold the whole claim, "a = b", also with conditions, "a = b where c = 1, d = 2";
-    functions of (q, k) are run on symbols, for d = 1, 2 and 3 unless given.
+    The claim is proven in every dimension at once, or in `d` if it is given. Both sides are brought
+    into a normal form. If the forms differ, points are tried; a point at which the sides differ in
+    exact arithmetic refutes the claim. `left` may contain the whole claim, "a = b", also with
+    conditions, "a = b where c = 1, d = 2". Functions of (q, k) are run on symbols, for d = 1, 2 and
+    3 by default.
 
     >>> print(check_identity("(q·k + 1)**2 = (q·k)**2 + 2*(q·k) + 1"))
     TRUE: (q·k + 1)**2 = (q·k)**2 + 2*(q·k) + 1
@@ -62,7 +63,7 @@ def _read(text: str) -> Statement:
     said = reader.conditions()
     if len(sides) != 2 or sides[1].relation != "=":
         at = sides[1].node.at if len(sides) > 1 else len(text)
-        raise ClaimError(text, at, "an identity has two sides: a = b")
+        raise ClaimError(text, at, "an identity has the form a = b")
     conditions = read_conditions(text, said)
     return Statement(text, sides[0].node, "=", sides[1].node, conditions)
 
@@ -78,20 +79,20 @@ def judge(claim: str, statement: Statement) -> Verdict:
 
 
 def settle(statement: Statement) -> Derivation | Found | str:
-    """A derivation of an equation, values that break it, or what is missing."""
-    found = search(statement, 1)  # what cannot be read is refused at the first point
+    """A derivation of an equation, values that break it, or the reason for neither."""
+    found = search(statement, 1)  # the first point refuses what cannot be read
     if found is not None:
         return found
     derived = derive(statement)
     if isinstance(derived, Derivation):
         return derived if speaks_of_something(statement) else NOTHING
     return search(statement) or (
-        f"no values were found at which the sides differ, and no derivation: {derived}"
+        f"no values were found for which the sides differ, and no proof: {derived}"
     )
 
 
 def refuted(claim: str, statement: Statement, found: Found) -> Verdict:
-    """The verdict from values at which the sides differ, with the coefficients that do."""
+    """The verdict from values that break an equation, with the coefficients that differ."""
     lines = wrong_coefficients(statement, found.d) if found.d <= 4 else None
     reason = "the sides differ at a point" + (f" (d = {found.d})" if statement.vectors else "")
     if lines:
@@ -111,7 +112,7 @@ def refuted(claim: str, statement: Statement, found: Found) -> Verdict:
 
 def _of_functions(left: Side_, right: Side_ | None, widths: Sequence[int]) -> Verdict:
     if right is None:
-        raise ValueError("an identity of functions needs both sides")
+        raise ValueError("an identity between functions needs both left and right")
     a, b = Kernel(left), Kernel(right)
     span = ", ".join(map(str, widths))
     claim = f"{a.text} = {b.text} for d = {span}"
@@ -120,7 +121,9 @@ def _of_functions(left: Side_, right: Side_ | None, widths: Sequence[int]) -> Ve
         try:
             sides = [as_node(x.symbolic(*vectors.values())) for x in (a, b)]
         except NotSymbolicError as error:
-            raise ValueError(f"an identity is decided on symbols, but {error}") from None
+            raise ValueError(
+                f"an identity needs functions that run on symbols, but {error}"
+            ) from None
         statement = Statement(claim, sides[0], "=", sides[1], (), d)
         verdict = judge(claim, statement)
         if verdict.status != "true":

@@ -1,7 +1,7 @@
-"""Which values an expression can take: intervals, with their ends in or out.
+"""Bound the values that an expression can take by intervals with open or closed ends.
 
-Ends are fractions or infinite; the end of what is no fraction is rounded outwards and counts as
-never reached, so that every interval surely holds all values.
+Ends are fractions or infinite. An irrational end is rounded outwards and counts as open, so that an
+interval always contains all values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ End = float | Fraction  # a fraction, or ±∞
 
 
 class Interval(NamedTuple):
-    """From low to high; an end that is `open` is never reached."""
+    """All numbers from low to high. An open end is never reached."""
 
     low: End
     high: End
@@ -35,6 +35,12 @@ class Interval(NamedTuple):
     @property
     def negative(self) -> bool:
         return self.high < 0 or (self.high == 0 and self.high_open)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it contains no number. The rules below need intervals that are not empty."""
+        is_open = self.low_open or self.high_open
+        return self.low > self.high or (self.low == self.high and is_open)
 
     def __str__(self) -> str:
         low, high = (_end(x) for x in (self.low, self.high))
@@ -63,9 +69,9 @@ Scalars = Mapping[str, Interval]
 
 
 def interval(node: Node, scalars: Scalars, least: int = 1) -> Interval:
-    """A set that holds every value of an expression where it is defined.
+    """An interval that contains every value of an expression where it is defined.
 
-    Vectors are anything of at least `least` coordinates, letters are as given.
+    Vectors have at least `least` coordinates; `scalars` gives the intervals of letters.
     """
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
@@ -111,7 +117,7 @@ def _call(node: Node, scalars: Scalars, least: int) -> Interval:
     return ALL
 
 
-# Growing functions, with their limits at −∞ and ∞ and the least argument they take.
+# Growing functions: their limits at −∞ and ∞, and the lowest argument that they accept.
 _GROWING: dict[str, tuple[End, End, End]] = {
     "exp": (ZERO, INFINITY, -INFINITY),
     "relu": (ZERO, INFINITY, -INFINITY),
@@ -142,7 +148,7 @@ def _grown(name: str, x: Interval) -> Interval:
 
 
 def _at(name: str, x: End, is_open: bool, *, below: bool) -> tuple[End, bool]:
-    """The value at an end, rounded away from the inside, and whether it is never reached."""
+    """The value at an end, rounded outwards, and whether that end is open."""
     bottom, top, _ = _GROWING[name]
     worst = bottom if below else top
     if not isinstance(x, Fraction) or (name == "sqrt" and x < 0):
@@ -228,7 +234,7 @@ def _absolute(a: Interval) -> Interval:
 
 
 def _upper(*ends: tuple[End, bool]) -> tuple[End, bool]:
-    """The largest end; it is reached if any of the largest is."""
+    """The largest end. It is closed if any of the largest ends is."""
     high = max(x for x, _ in ends)
     return high, all(is_open for x, is_open in ends if x == high)
 
@@ -256,11 +262,13 @@ def _sum(a: Interval, b: Interval) -> Interval:
 def _plus(x: End, y: End) -> End:
     if isinstance(x, Fraction) and isinstance(y, Fraction):
         return x + y
-    return y if isinstance(x, Fraction) else x  # the infinite one; both have one sign
+    return (
+        y if isinstance(x, Fraction) else x
+    )  # the infinite one; two infinite ends have the same sign
 
 
 def _repeated(a: Interval, *, may_be_empty: bool) -> Interval:
-    """A sum of such terms: of at least one, or perhaps of none."""
+    """A sum of such terms: at least one, or possibly none."""
     low: tuple[End, bool] = (a.low, a.low_open) if a.low >= 0 else (-INFINITY, True)
     high: tuple[End, bool] = (a.high, a.high_open) if a.high <= 0 else (INFINITY, True)
     if may_be_empty:
@@ -270,7 +278,7 @@ def _repeated(a: Interval, *, may_be_empty: bool) -> Interval:
 
 
 def _product(a: Interval, b: Interval) -> Interval:
-    """All products: the extreme ones are products of ends."""
+    """All products. The extreme ones are products of ends."""
     corners = [
         _corner(x, y)
         for x in ((a.low, a.low_open), (a.high, a.high_open))
@@ -279,7 +287,7 @@ def _product(a: Interval, b: Interval) -> Interval:
     low, low_open = _upper(*((-x, is_open) for x, is_open in corners))
     high, high_open = _upper(*corners)
     low = -low
-    # A 0 inside one factor is reached, whatever the other's ends are.
+    # A 0 inside one factor is reached, whatever the ends of the other factor are.
     if low == 0 and (_reaches_zero(a) or _reaches_zero(b)):
         low_open = False
     if high == 0 and (_reaches_zero(a) or _reaches_zero(b)):
@@ -301,6 +309,6 @@ def _corner(x: tuple[End, bool], y: tuple[End, bool]) -> tuple[End, bool]:
 
 
 def same(a: Node, b: Node) -> bool:
-    """Whether two expressions read the same."""
+    """Whether two expressions are written in the same way."""
     alike = (a.kind, a.value, len(a.parts)) == (b.kind, b.value, len(b.parts))
     return alike and all(same(x, y) for x, y in zip(a.parts, b.parts, strict=True))

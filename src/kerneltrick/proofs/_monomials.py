@@ -1,4 +1,4 @@
-"""Polynomial maps and kernels, coefficient by coefficient."""
+"""Compare polynomial maps and kernels coefficient by coefficient."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Wrong(NamedTuple):
     k_powers: Powers
     kernel: Expr
     found: Expr
-    features: int  # how many features contribute
+    features: int  # how many features contain it
 
 
 def feature_table(features: Sequence[Expr], xs: Sequence[Expr]) -> tuple[Table, dict[Powers, int]]:
-    """φ(q)·φ(k) as coefficients of q^α k^β, and how many features have x^α."""
+    """The coefficients of q^α k^β in φ(q)·φ(k), and how many features contain x^α."""
     table: Table = {}
     uses: dict[Powers, int] = {}
     for feature in features:
@@ -37,7 +37,7 @@ def feature_table(features: Sequence[Expr], xs: Sequence[Expr]) -> tuple[Table, 
 
 
 def kernel_table(kernel: Expr, qs: Sequence[Expr], ks: Sequence[Expr]) -> Table:
-    """A polynomial kernel as coefficients of q^α k^β."""
+    """The coefficients of q^α k^β in a polynomial kernel."""
     d = len(qs)
     return {
         (powers[:d], powers[d:]): c for powers, c in polynomial_terms(kernel, [*qs, *ks]).items()
@@ -45,7 +45,7 @@ def kernel_table(kernel: Expr, qs: Sequence[Expr], ks: Sequence[Expr]) -> Table:
 
 
 def polynomial_terms(expression: Expr, symbols: Sequence[Expr]) -> dict[Powers, Expr]:
-    """Coefficient by exponents; ValueError if it is not a polynomial in these symbols."""
+    """The coefficient for each tuple of exponents. Raises ValueError for other expressions."""
     expanded = sympy.expand(expression)
     if not expanded.is_polynomial(*symbols):
         raise ValueError(f"{expression} is not a polynomial")
@@ -55,7 +55,7 @@ def polynomial_terms(expression: Expr, symbols: Sequence[Expr]) -> dict[Powers, 
 
 
 def wrong_monomials(kernel: Table, found: Table, uses: dict[Powers, int]) -> list[Wrong]:
-    """Every monomial with different coefficients, lowest degree first."""
+    """All monomials whose coefficients differ, lowest degree first."""
     wrong = []
     for key in sorted({*kernel, *found}, key=lambda x: (sum(x[0]), [-e for e in x[0]], x[1])):
         wanted, has = kernel.get(key, sympy.Integer(0)), found.get(key, sympy.Integer(0))
@@ -66,7 +66,7 @@ def wrong_monomials(kernel: Table, found: Table, uses: dict[Powers, int]) -> lis
 
 
 def is_zero(expression: Expr) -> bool:
-    """Whether a coefficient is zero: exactly, or to 1e-9 where a float could not be recognised."""
+    """Whether a coefficient is zero: exactly, or to 1e-9 if it contains an unrecognised float."""
     expression = sympy.expand(expression)
     if expression == 0:
         return True
@@ -78,7 +78,7 @@ def is_zero(expression: Expr) -> bool:
 
 
 def explain(wrong: Wrong, names: Sequence[str]) -> str:
-    """One line: the monomial, both coefficients, and what would mend it."""
+    """One line with the monomial, both coefficients, and how to fix the map."""
     kernel, has = sympy.nsimplify(wrong.kernel), sympy.simplify(wrong.found)
     if wrong.q_powers != wrong.k_powers:
         left = write_monomial(list(zip([f"q{x}" for x in names], wrong.q_powers, strict=True)))
@@ -100,4 +100,4 @@ def explain(wrong: Wrong, names: Sequence[str]) -> str:
 
 
 def _mixed(has: Expr) -> str:
-    return "" if is_zero(has) else " → a feature adds two monomials that must stay apart"
+    return "" if is_zero(has) else " → a feature adds two monomials that must stay separate"

@@ -1,12 +1,13 @@
-"""Expressions as normal forms, in one dimension or in all of them at once.
+"""Normal forms of expressions, in one dimension or in all dimensions at once.
 
-In all dimensions a vector has some named coordinates, x[1] to x[L], and d − L further ones. A sum
-over the further ones of a product becomes an atom, the power sum of that product: Σqᵢkᵢ, Σqᵢ², … In
-dimensions above the degree of an expression power sums are independent of each other, and
-polynomials in d vanish only at finitely many d: so two expressions in sums over coordinates are
-equal in all dimensions exactly if their forms are, d being an atom as well. A sum over i < j of a
-product that is not symmetric becomes an atom of its own, Σ_{i<j} aᵢbⱼ for a before b; the other
-order follows, and these too are independent (Hoffman 2000, Theorem 2.6: Lyndon words).
+In all dimensions, a vector has some named coordinates, x[1] to x[L], and d − L others. The sum of a
+product over the other coordinates becomes an atom, the power sum of that product: Σqᵢkᵢ, Σqᵢ², … If
+the dimension exceeds the degree of an expression, power sums are independent of each other, and a
+polynomial in d that is not 0 vanishes only at finitely many d. Therefore two expressions in sums
+over coordinates are equal in all dimensions exactly if their forms are the same, where d is an atom
+too. The sum over i < j of a product that is not symmetric becomes an atom of its own, Σ_{i<j} aᵢbⱼ
+with a before b. The other order follows from it. These atoms are independent as well (Hoffman 2000,
+Theorem 2.6: Lyndon words).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from kerneltrick.proofs._form import (
 )
 from kerneltrick.proofs._syntax import Node
 
-BOUND = "*"  # the index of a coordinate inside a power sum
-REST: Atom = ("rest",)  # how many coordinates there are beside the named ones
+BOUND = "*"  # the index of coordinates inside a power sum
+REST: Atom = ("rest",)  # the number of coordinates without a name
 LARGEST_BINOMIAL = 20
 _HALF = Fraction(1, 2)
-Index = Mapping[str, int | str]  # an index stands for a named place, or for a label
+Index = Mapping[str, int | str]  # the place or the label that each index stands for
 
 
 class Vector:
-    """Coordinates at the named places, and at any other one."""
+    """The coordinates at the named places, and at any other place."""
 
     def __init__(self, places: list[Form], rest: Form | None) -> None:
         self.places, self.rest = places, rest
@@ -64,8 +65,9 @@ class Vector:
 
 
 class Space:
-    """What names stand for: vectors of width d (None: of every width from `places` on), letters
-    with what is known of their signs."""
+    """The meaning of names: vectors of width d, and letters with known signs.
+
+    If d is None, vectors have every width from `places` on."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Space:
         self.vectors = {name: self._vector(name) for name in sorted(vectors)}
         self.letters: dict[str, Form] = {}
         self.signs = dict(signs or {})
-        self.positive: list[tuple[Form, bool]] = []  # forms that are ≥ 0, and whether > 0
+        self.positive: list[tuple[Form, bool]] = []  # forms that are ≥ 0, and whether they are > 0
 
     def known(self, a: Atom) -> str:
         if a[0] == "name":
@@ -92,7 +94,7 @@ class Space:
         return "any"
 
     def _by_conditions(self, form: Form) -> str:
-        """The sign of ±c·f + r, where a condition says that f ≥ 0 and c, r ≥ 0 are numbers."""
+        """The sign of ±c·f + r, if a condition says that f ≥ 0, for numbers c, r ≥ 0."""
         found = "any"
         for fact, strict in self.positive:
             m = next((m for m in fact.terms if m), UNIT)
@@ -122,11 +124,11 @@ class Space:
             return atom("pi")
         return self.letters.get(name) or (
             Form({}) if name in self.letters else atom("name", name)
-        )  # a letter that is 0 has an empty form
+        )  # the form of a letter that is 0 is empty
 
 
 def normal(node: Node, space: Space, index: Index | None = None) -> Any:
-    """The form of an expression, or the Vector of one."""
+    """The form of a number, or the Vector of a vector expression."""
     index = index or {}
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
@@ -153,13 +155,13 @@ def normal(node: Node, space: Space, index: Index | None = None) -> Any:
 def scalar(node: Node, space: Space, index: Index | None = None) -> Form:
     value = normal(node, space, index)
     if isinstance(value, Vector):
-        raise NotNormalError("a vector stands where a number should")
+        raise NotNormalError("there is a vector in place of a number")
     assert isinstance(value, Form)
     return value
 
 
 def total(indices: Node, space: Space, body: Callable[[Index], Form], outer: Index) -> Form:
-    """Σ over the indices of `body`, over named places and all others."""
+    """The sum of `body` over the indices, over named places and all others."""
     words = [str(part.value) for part in indices.parts]
     between = str(indices.value).split("|") if indices.value else []
     choices: list[int | str] = list(range(space.places))
@@ -185,7 +187,7 @@ def dot(left: Vector, right: Vector, space: Space) -> Form:
 
 
 def _allowed(a: int | str, b: int | str, sign: str) -> bool:
-    """Named places come before all others."""
+    """Whether two indices may take these values. Named places come before all others."""
     if sign not in ("<", "<=") or a == b == "rest":
         return True
     if a == "rest":
@@ -194,7 +196,7 @@ def _allowed(a: int | str, b: int | str, sign: str) -> bool:
 
 
 def _runs(chosen: tuple[int | str, ...], signs: list[str]) -> list[str]:
-    """What stands between neighbours among the indices that run over the unnamed places."""
+    """The signs between neighbouring indices that run over the unnamed places."""
     kept = list[str]()
     last = None
     for i, c in enumerate(chosen):
@@ -207,7 +209,7 @@ def _runs(chosen: tuple[int | str, ...], signs: list[str]) -> list[str]:
 
 
 def _over_rest(form: Form, free: list[str], signs: list[str], space: Space) -> Form:
-    """Σ over unnamed places of a form with these free labels, with <, <= or , between them."""
+    """The sum over unnamed places of a form with these labels and the signs between them."""
     if not free:
         return form
     groups, start = list[tuple[list[str], str]](), 0
@@ -215,7 +217,7 @@ def _over_rest(form: Form, free: list[str], signs: list[str], space: Space) -> F
         if i == len(free) or signs[i - 1] == ",":
             inside = set(signs[start : i - 1])
             if len(inside) > 1:
-                raise NotNormalError("a sum with both < and <= between its indices")
+                raise NotNormalError("a sum has both < and <= between its indices")
             groups.append((free[start:i], inside.pop() if inside else ","))
             start = i
     for group, sign in reversed(groups):
@@ -237,12 +239,14 @@ def _over_group(form: Form, group: list[str], sign: str, space: Space) -> Form:
         if sign == "<":
             return strict
         return strict + _over(_renamed(form, {second: first}, space), first, space)
-    raise NotNormalError("a sum over three ordered indices that is not symmetric in them")
+    raise NotNormalError("a sum over three ordered indices is not symmetric in them")
 
 
 def _over_symmetric(form: Form, group: list[str], sign: str, space: Space) -> Form:
-    """Burnside: Σ over i ≤ j ≤ … of a symmetric form is the mean over permutations of its sum over
-    the tuples each one leaves alone; with i < j < … odd permutations count −1."""
+    """The sum of a symmetric form over i ≤ j ≤ …, by Burnside's lemma.
+
+    It is the mean over all permutations of the sum over the tuples that the permutation fixes. For
+    i < j < … odd permutations count −1."""
     result = Form({})
     for order_ in itertools.permutations(range(len(group))):
         cycles = _cycles(order_)
@@ -268,7 +272,7 @@ def _cycles(permutation: tuple[int, ...]) -> list[list[int]]:
 
 
 def _over(form: Form, label: str, space: Space) -> Form:
-    """Σ over the unnamed places of one index."""
+    """The sum over the unnamed places of one index."""
     result = Form({})
     for m, c in form.terms.items():
         inside = frozenset((a, e) for a, e in m if label in labels(a))
@@ -283,7 +287,7 @@ def _over(form: Form, label: str, space: Space) -> Form:
 
 
 def _over_ordered(form: Form, first: str, second: str, space: Space) -> Form:
-    """Σ over unnamed i < j: of products aᵢbⱼ with a before b an atom, of others what follows."""
+    """The sum over unnamed i < j. Products aᵢbⱼ with a before b give atoms; others follow."""
     result = Form({})
     for m, c in form.terms.items():
         sides = []
@@ -312,7 +316,7 @@ def _power_sum(m: Any) -> Form:
 
 
 def _over_bound(a: Any, b: Any) -> Form:
-    """The power sum of a product of two bound monomials."""
+    """The power sum of the product of two monomials."""
     product = Form({a: Fraction(1)}) * Form({b: Fraction(1)})
     found = Form({})
     for m, c in product.terms.items():
@@ -368,7 +372,7 @@ def _call(node: Node, space: Space, index: Index) -> Any:
 
 def _of_vectors(name: str, values: list[Any], space: Space) -> Form:
     if not all(isinstance(x, Vector) for x in values):
-        raise NotNormalError(f"{name} is of vectors")
+        raise NotNormalError(f"{name} needs vectors")
     if name == "sum":
         return _sum_vector(values[0], space)
     product = dot(values[0], values[-1], space)
@@ -429,7 +433,7 @@ def _counting(name: str, values: list[Form]) -> Form:
 def _power(base: Node, e: Fraction, space: Space, index: Index) -> Any:
     whole = base.parts[1].value if base.kind == "op" and base.value == "**" else None
     even = isinstance(whole, Fraction) and whole.denominator == 1 and whole % 2 == 0
-    if e.denominator != 1 and isinstance(whole, Fraction) and even:  # √(x²) = |x|, also of a sum
+    if e.denominator != 1 and isinstance(whole, Fraction) and even:  # √(x²) = |x|, also for a sum
         inner = normal(base.parts[0], space, index)
         return _each(lambda x: power(absolute(x, space.known), whole * e, space.known), inner)
     return _each(lambda x: power(x, e, space.known), normal(base, space, index))

@@ -1,7 +1,7 @@
-"""Numbers that are never rounded in silence: fractions, and enclosures of what is no fraction.
+"""Exact numbers: fractions, and intervals that enclose irrational numbers.
 
-This is one of the two small pieces that definite verdicts rest on: a counterexample counts only if
-its numbers, evaluated here, lie strictly apart.
+Definite verdicts rest on two small modules, this one and `_form`. A counterexample counts only if
+its numbers, evaluated here, are strictly apart.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from kerneltrick.proofs._sympy import iv, sympy
 
 PRECISIONS = (80, 400, 2000)  # bits, tried in this order until the signs are clear
-LARGEST_EXPONENT = 10**6  # of e: beyond it an enclosure takes too long
+LARGEST_EXPONENT = 10**6  # of e: beyond it an interval takes too long
 LARGEST_BITS = 20_000  # of a fraction
 
 
 class UndefinedError(ArithmeticError):
-    """No real number: a division by 0, the root or logarithm of a negative number."""
+    """There is no real value: a division by 0, or a root or logarithm of a negative number."""
 
 
 class UnknownSignError(ArithmeticError):
-    """An enclosure holds 0, so that its sign is not known at this precision."""
+    """An interval contains 0, so the sign is unknown at this precision."""
 
 
 class Number:
-    """A real number: a fraction, or an interval of rational ends that surely holds it."""
+    """A real number: a fraction, or an interval with rational ends that contains it."""
 
     __slots__ = ("value",)
 
@@ -45,14 +45,14 @@ class Number:
 
     @property
     def sign(self) -> int:
-        """-1, 0 or 1; 0 only for a fraction that is 0."""
+        """-1, 0 or 1. Only a fraction can have the sign 0."""
         if isinstance(self.value, Fraction):
             return (self.value > 0) - (self.value < 0)
         if self.value.a > 0:
             return 1
         if self.value.b < 0:
             return -1
-        raise UnknownSignError("this precision does not tell the sign")
+        raise UnknownSignError("the sign is unknown at this precision")
 
     def __float__(self) -> float:
         if isinstance(self.value, Fraction):
@@ -104,8 +104,9 @@ class Number:
 
 
 def exactly(evaluate: Callable[[], Number]) -> tuple[int, Number] | None:
-    """The sign and the value of an expression, with as many digits as that takes; None if the sign
-    stays unclear, or if there is no value."""
+    """The sign and the value of an expression, with as many digits as needed.
+
+    Returns None if the sign remains unknown or there is no value."""
     before = iv.prec
     try:
         for precision in PRECISIONS:
@@ -135,14 +136,14 @@ def _exact_root(x: Fraction, n: int) -> Fraction | None:
 
 
 def _function(name: str, at_zero: int | None = None) -> Callable[[Number], Number]:
-    """A function of mpmath's interval arithmetic; its value at 0 is a fraction where it is one."""
+    """A function of mpmath's interval arithmetic, with an exact value at 0 if there is one."""
 
     def value(x: Number) -> Number:
         if x.exact and x.value == 0 and at_zero is not None:
             return Number(at_zero)
         inner = _enclosed(x.value) if x.exact else x.value
         if name == "exp" and max(abs(inner.a), abs(inner.b)) > LARGEST_EXPONENT:
-            raise UndefinedError("an exponent beyond what is evaluated here")
+            raise UndefinedError("the exponent is too large to evaluate")
         if name == "log":
             if x.sign <= 0:
                 raise UndefinedError("the logarithm of a number that is not positive")
@@ -175,7 +176,7 @@ def _smaller(x: Number, y: Number) -> Number:
 
 def _whole(x: Number) -> int:
     if not (x.exact and x.value.denominator == 1 and abs(x.value) <= 1000):
-        raise UndefinedError("factorials and binomials are of whole numbers up to 1000 here")
+        raise UndefinedError("factorials and binomials need whole numbers up to 1000")
     return int(x.value)
 
 

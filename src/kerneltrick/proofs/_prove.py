@@ -1,4 +1,4 @@
-"""Claims as texts, decided in a process of their own so that a time limit holds."""
+"""Decide claims in a separate process, so that a time limit can be enforced."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from kerneltrick.proofs._syntax import ClaimError
 from kerneltrick.proofs._verdict import Verdict
 
 TIMEOUT = 30.0  # seconds
-MEMORY = 4 << 30  # bytes of the other process
+MEMORY = 4 << 30  # bytes that the other process may use
 
 
 def prove(kind: str, claim: str, *, timeout: float | None = TIMEOUT) -> Verdict:
-    """The verdict on a claim given as text; "undecided" if it takes longer than `timeout` seconds.
+    """Decide a claim that is given as text.
 
-    kind is map, identity, cost, einsum, sign, psd, moments, dimension, shapes, gradient or ranking.
-    The claim is read by a small grammar, never run as code, and decided in another process that is
-    ended at the time limit. With timeout=None it is decided in this process, without a limit.
+    `kind` is map, identity, cost, einsum, sign, psd, moments, dimension, shapes, gradient or
+    ranking. The claim is parsed by a small grammar and never run as code. It is decided in another
+    process, which is stopped after `timeout` seconds; the claim is then undecided. With
+    `timeout=None` it is decided in this process without a limit.
 
     >>> prove("identity", "1 + t + t**2/2 = ((1 + t)**2 + 1)/2", timeout=None).status
     'true'
@@ -30,7 +31,9 @@ def prove(kind: str, claim: str, *, timeout: float | None = TIMEOUT) -> Verdict:
     if kind not in KINDS or timeout is None:
         return decide(kind, claim)
     if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout must be > 0 seconds, or None for no limit, not {timeout!r}")
+        raise ValueError(
+            f"timeout must be a number of seconds > 0, or None for no limit, not {timeout!r}"
+        )
     command = [sys.executable, "-c", "from kerneltrick.proofs import _prove; _prove.answer()"]
     question = json.dumps({"kind": kind, "claim": claim})
     try:
@@ -54,7 +57,7 @@ def _read(found: dict[str, Any]) -> Verdict:
 
 
 def answer() -> None:
-    """Read a question on standard input, print its answer: what the other process does."""
+    """Run in the other process: read a question from standard input and print the answer."""
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # both are text files
     _limit_memory()
@@ -72,7 +75,7 @@ def answer() -> None:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system can
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not every system supports it
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -1,8 +1,9 @@
-"""Is a kernel positive semi-definite? That is a matter of Gram matrices, not of positive values."""
+"""Decide whether a kernel is positive semi-definite, a property of its Gram matrices."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -25,17 +26,18 @@ from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 SETS = 400  # random sets of points per dimension
-SUSPICIOUS = 1e-13  # of the size of the matrix: below it an eigenvalue is surely rounding
-CONFIRMED = 6  # suspected Gram matrices that are looked at exactly, per dimension
+SUSPICIOUS = 1e-13  # relative to the matrix: smaller eigenvalues are rounding errors
+CONFIRMED = 6  # suspicious Gram matrices that are checked exactly in each dimension
 LARGEST_WIDTH = 8
 
 
 def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
-    """Whether every Gram matrix K_ij = k(x_i, x_j) is symmetric without a negative eigenvalue.
+    """Decide whether every Gram matrix K_ij = k(x_i, x_j) is symmetric with eigenvalues ≥ 0.
 
-    Proven where the kernel is built from q·k by sums, products, exponentials and factors f(q)f(k),
-    or where the coefficients of its normal form are positive semi-definite; refuted by points and
-    weights with Σ wᵢwⱼK_ij < 0 in exact arithmetic. Otherwise the verdict is "undecided".
+    The claim is proven if the kernel is built from q·k by sums, products, exponentials and factors
+    f(q)f(k), or if the coefficients of its normal form are positive semi-definite. It is refuted by
+    points and weights with Σ wᵢwⱼK_ij < 0 in exact arithmetic. Otherwise it is undecided. Points
+    have every dimension, or `d` if it is given.
 
     >>> print(check_psd("elu(q·k) + 1"))
     FALSE: elu(q·k) + 1 is positive semi-definite
@@ -48,8 +50,8 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     claim = f"{wanted.text} is positive semi-definite" + ("" if d is None else f" for d = {d}")
     if wanted.map is not None:
         if isinstance(wanted.map, maps.Hedgehog) and wanted.map.key_weight is not None:
-            return Verdict.undecided(claim, "keys have features of their own")
-        reason = "its Gram matrix is ΦΦᵀ, the product of features with itself"
+            return Verdict.undecided(claim, "its keys have other features than its queries")
+        reason = "its Gram matrix is ΦΦᵀ, where Φ holds the features"
         if isinstance(wanted.map, maps.Softmax):
             reason = "it is e^{q·k}, and exp has a power series with coefficients ≥ 0"
         return Verdict.true(claim, Derivation(reason))
@@ -61,10 +63,10 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     found = settle(symmetry)
     if isinstance(found, Found):
         return _asymmetric(claim, symmetry, found)
+    if not speaks_of_something(symmetry):
+        return Verdict.undecided(claim, NOTHING)
     derived = _derived(wanted, symmetry)
     if derived is not None:
-        if not speaks_of_something(symmetry):
-            return Verdict.undecided(claim, NOTHING)
         return Verdict.true(claim, derived)
     widths = [x for x in dimensions(symmetry) if x <= LARGEST_WIDTH]
     for width in widths:
@@ -84,7 +86,7 @@ def _check_names(kernel: Kernel) -> None:
         at = place(kernel.node, name)
         raise ClaimError(kernel.text, at, f"a kernel is a function of q and k, not of {name}")
     for name in sorted(kernel.parameters):
-        raise ValueError(f"{name} has no value: write a number in its place")
+        raise ValueError(f"{name} has no value: write a number instead")
 
 
 def _asymmetric(claim: str, symmetry: Statement, found: Found) -> Verdict:
@@ -99,7 +101,7 @@ def _asymmetric(claim: str, symmetry: Statement, found: Found) -> Verdict:
 
 
 def _derived(kernel: Kernel, symmetry: Statement) -> Derivation | None:
-    """A proof by rules, or by the coefficients of the normal form."""
+    """A proof from rules or from the coefficients of the normal form."""
     assert kernel.node is not None
     given = setting(symmetry)
     covered = f" ({span(symmetry, given)})"
@@ -138,7 +140,7 @@ def _counterexample(
 
 
 def _is_negative(kernel: Kernel, points: list[list[Fraction]], weights: list[Fraction]) -> bool:
-    """Whether Σ wᵢwⱼ·k(xᵢ, xⱼ) < 0, in exact arithmetic; the kernel is symmetric there."""
+    """Whether Σ wᵢwⱼ·k(xᵢ, xⱼ) < 0 in exact arithmetic. The kernel is symmetric."""
     assert kernel.node is not None
     node, d = kernel.node, len(points[0])
 
@@ -161,7 +163,7 @@ def _is_negative(kernel: Kernel, points: list[list[Fraction]], weights: list[Fra
 
 
 def _negative(kernel: Kernel, d: int) -> _Negative | None:
-    """Points whose Gram matrix has a negative eigenvalue, suspected in floats and confirmed."""
+    """Find points whose Gram matrix has a negative eigenvalue, first in floats, then exactly."""
     looked = 0
     for points in _point_sets(d):
         with np.errstate(all="ignore"):
@@ -170,15 +172,15 @@ def _negative(kernel: Kernel, d: int) -> _Negative | None:
             continue
         kept = _fewest(gram)
         for digits in (1, 2, 4, 8):
-            part = gram[np.ix_(kept, kept)]
-            values, vectors = np.linalg.eigh((part + part.T) / 2)
+            part, size = _symmetric(gram[np.ix_(kept, kept)])
+            values, vectors = np.linalg.eigh(part)
             scale = 10**digits
             weights = [Fraction(round(float(x) * scale), scale) for x in vectors[:, 0]]
             if next((w for w in weights if w), 0) < 0:
                 weights = [-w for w in weights]
             exact = [[Fraction(float(x)) for x in points[i]] for i in kept]
             if any(weights) and _is_negative(kernel, exact, weights):
-                return _Negative(exact, weights, float(values[0]))
+                return _Negative(exact, weights, float(values[0]) * size)
         looked += 1
         if looked == CONFIRMED:
             return None
@@ -186,14 +188,25 @@ def _negative(kernel: Kernel, d: int) -> _Negative | None:
 
 
 def _lowest(gram: Floats, tolerance: float) -> float | None:
-    """The lowest eigenvalue, if it is negative beyond a share of the matrix's size."""
-    value = float(np.linalg.eigvalsh((gram + gram.T) / 2)[0])
-    size = max(float(np.abs(gram).sum()), 1e-300)
-    return value if value < -tolerance * size else None
+    """The lowest eigenvalue, if it is below −tolerance relative to the matrix."""
+    matrix, size = _symmetric(gram)
+    value = float(np.linalg.eigvalsh(matrix)[0])
+    return value * size if value < -tolerance * float(np.abs(matrix).sum()) else None
+
+
+def _symmetric(gram: Floats) -> tuple[Floats, float]:
+    """(K + Kᵀ)/2 divided by a power of two near its largest entry, and that power.
+
+    Without the division, entries near the largest float overflow in sums and in the eigenvalues.
+    """
+    largest = float(np.abs(gram).max())
+    size = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
+    scaled = gram / size
+    return (scaled + scaled.T) / 2, size
 
 
 def _fewest(gram: Floats) -> list[int]:
-    """As few of the points as still give a negative eigenvalue: those whose removal keeps it."""
+    """Remove points as long as the Gram matrix keeps a negative eigenvalue."""
     kept = list(range(len(gram)))
     for i in range(len(gram)):
         fewer = [j for j in kept if j != i]
@@ -203,7 +216,7 @@ def _fewest(gram: Floats) -> list[int]:
 
 
 def _point_sets(d: int) -> Iterator[Floats]:
-    """Small whole numbers first, then random points of many sizes."""
+    """Sets of points: small whole numbers first, then random points of many sizes."""
     grid = [np.array(x, dtype=float) for x in itertools.product((-2, -1, 1, 2), repeat=min(d, 3))]
     grid = [np.concatenate([x, np.ones(d - len(x))]) for x in grid]
     for count in (1, 2, 4, min(len(grid), 64)):
@@ -219,14 +232,14 @@ def _point_sets(d: int) -> Iterator[Floats]:
 
 
 def _of_function(claim: str, kernel: Kernel, widths: tuple[int, ...]) -> Verdict:
-    """Functions are judged by the numbers they return: refuted, or undecided."""
+    """Judge a function by the numbers it returns: refuted or undecided."""
     for d in widths:
         for points in _point_sets(d):
             with np.errstate(all="ignore"):
                 gram = kernel.gram(points)
             if np.isfinite(gram).all() and _broken(gram):
                 return Verdict.false(claim, _returned(kernel, points, d, gram))
-    missing = "no negative eigenvalue in the Gram matrices tried; a function is not looked into"
+    missing = "no negative eigenvalue in the Gram matrices tried; a function cannot be analysed"
     return Verdict.undecided(claim, missing, basis="measurement")
 
 
@@ -240,7 +253,7 @@ def _returned(kernel: Kernel, points: Floats, d: int, gram: Floats) -> Counterex
     values: dict[str, object] = {"points": points.tolist()}
     if lowest is not None:
         kept = _fewest(gram)
-        lowest = float(np.linalg.eigvalsh(gram[np.ix_(kept, kept)])[0])
+        lowest = _lowest(gram[np.ix_(kept, kept)], 0.0)
         points = points[kept]
         values = {"points": points.tolist(), "eigenvalue": lowest}
     what = "is not symmetric" if lowest is None else f"has the eigenvalue {lowest:.3g}"
@@ -253,8 +266,9 @@ def _returned(kernel: Kernel, points: Floats, d: int, gram: Floats) -> Counterex
 
 
 def _psd(node: Node, steps: list[str], space: Space) -> bool:
-    """Whether an expression is a kernel: by the ways in which kernels make kernels, or else by the
-    coefficients of its normal form; the steps of the proof are noted."""
+    """Whether rules or the coefficients of its normal form prove that an expression is a kernel.
+
+    The steps of the proof are appended to `steps`."""
     own: list[str] = []
     if _by_rules(node, own, space):
         steps += own
@@ -271,10 +285,10 @@ def _psd(node: Node, steps: list[str], space: Space) -> bool:
 def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
     if node.kind == "number":
         assert isinstance(node.value, Fraction)
-        steps.append("a constant ≥ 0 is one")
+        steps.append("a constant ≥ 0 is a kernel")
         return node.value >= 0
     if node.kind == "name" and node.value in ("d", "pi", "π"):
-        steps.append("a constant ≥ 0 is one")
+        steps.append("a constant ≥ 0 is a kernel")
         return True
     if is_dot(node):
         steps.append("q·k is a Gram matrix")
@@ -287,7 +301,7 @@ def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
         steps.append(f"{node.value} has a power series with coefficients ≥ 0")
         return ok
     if node.kind == "sum":
-        steps.append("sums keep it")
+        steps.append("sums of kernels are kernels")
         return _psd(node.parts[1], steps, space)
     if node.kind != "op":
         return False
@@ -297,11 +311,11 @@ def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
         return True
     if node.value == "+":
         ok = _psd(left, steps, space) and _psd(right, steps, space)
-        steps.append("sums keep it")
+        steps.append("sums of kernels are kernels")
         return ok
     if node.value == "*":
         ok = _psd(left, steps, space) and _psd(right, steps, space)
-        steps.append("products keep it (Schur)")
+        steps.append("products of kernels are kernels (Schur)")
         return ok
     positive = right.kind in ("number", "call", "name") and _positive_number(right)
     if node.value == "/" and positive:
@@ -309,7 +323,7 @@ def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
     if node.value == "**" and isinstance(right.value, Fraction):
         whole = right.value.denominator == 1 and right.value >= 0
         ok = whole and _psd(left, steps, space)
-        steps.append("products keep it (Schur)")
+        steps.append("products of kernels are kernels (Schur)")
         return ok
     return False
 
@@ -321,7 +335,7 @@ def _factors(node: Node) -> list[Node]:
 
 
 def _mirrored(factors: list[Node]) -> bool:
-    """Whether the factors are functions of q alone, and the same ones of k."""
+    """Whether the factors are functions of q and the same functions of k."""
     sides = {"q": list[Node](), "k": list[Node]()}
     for factor in factors:
         found = names(factor) & {"q", "k"}

@@ -1,8 +1,9 @@
-"""Kernels that are positive semi-definite by their normal form.
+"""Prove that a kernel is positive semi-definite from its normal form.
 
-A form in q and k is a sum of terms c·u(q)·v(k)·M(q, k), where M is a product of what is a kernel by
-itself: Σᵢ f(qᵢ)f(kᵢ), and exp of such products. If for every M the coefficients of u(q)·v(k) form a
-positive semi-definite matrix, the form is a kernel: sums and products of kernels are kernels.
+A form in q and k is a sum of terms c·u(q)·v(k)·M(q, k). M is a product of factors that are kernels
+themselves: Σᵢ f(qᵢ)f(kᵢ), and exp of such products. If for every M the coefficients of u(q)·v(k)
+form a positive semi-definite matrix, the form is a kernel, because sums and products of kernels are
+kernels.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Matrix = list[list[Fraction]]
 
 
 def kernel_by_form(form: Form, least: int) -> str | None:
-    """Why a form in q and k is a kernel, in every dimension from `least` on; None if it is not
-    seen to be one. The atom `rest` stands for the number of coordinates that are not named."""
+    """Why a form in q and k is a kernel in every dimension from `least` on; None if no proof is
+    found. The atom `rest` stands for the number of coordinates that are not named."""
     groups: dict[tuple[Monomial, Monomial], dict[tuple[Monomial, Monomial], Fraction]] = {}
     grows = False
     for m, c in form.terms.items():
@@ -39,7 +40,7 @@ def kernel_by_form(form: Form, least: int) -> str | None:
 
 
 def _split(m: Monomial) -> tuple[Monomial, Monomial, Monomial, Monomial] | None:
-    """A term as a constant ≥ 0, functions of q and of k alone, and a product of kernels."""
+    """Split a term into a constant ≥ 0, a function of q, a function of k, and kernels."""
     parts: dict[str, list[tuple[Atom, Fraction]]] = {"": [], "q": [], "k": [], "qk": []}
     for a, e in m:
         side = "".join(x for x in "qk" if x in vectors_of(a))
@@ -53,7 +54,7 @@ def _split(m: Monomial) -> tuple[Monomial, Monomial, Monomial, Monomial] | None:
 
 
 def mirrored(m: Monomial) -> Monomial:
-    """A monomial of k alone with q in its place."""
+    """A monomial in k with q in place of k."""
 
     def leaf(a: Atom) -> Form | None:
         if a[0] in ("at", "any") and a[1] == "k":
@@ -67,7 +68,7 @@ def mirrored(m: Monomial) -> Monomial:
 
 
 def _is_kernel(a: Atom, e: Fraction) -> bool:
-    """Whether a mixed atom to this power is a kernel."""
+    """Whether this power of an atom in q and k is a kernel."""
     if a[0] == "sum":
         return e.denominator == 1 and e > 0 and _is_mirrored(a[1])
     if a[0] == "exp":  # e^{c·M} with c > 0 and M a product of kernels
@@ -116,8 +117,9 @@ def _psd(table: dict[tuple[Monomial, Monomial], Fraction]) -> bool:
 
 
 def is_psd(matrix: Sequence[Sequence[Fraction]]) -> bool:
-    """Whether a matrix of fractions is symmetric without a negative eigenvalue, exactly: every
-    pivot of Gaussian elimination is ≥ 0, and the row of a pivot that is 0 is 0."""
+    """Whether a matrix of fractions is symmetric and has no negative eigenvalue, exactly.
+
+    That is so if every pivot of Gaussian elimination is ≥ 0, and the row of a zero pivot is 0."""
     rows = [list(row) for row in matrix]
     n = len(rows)
     if any(rows[i][j] != rows[j][i] for i in range(n) for j in range(i)):
@@ -141,7 +143,7 @@ def _with_d(
     groups: dict[tuple[Monomial, Monomial], dict[tuple[Monomial, Monomial], Fraction]],
     least: int,
 ) -> bool:
-    """The same for diagonal coefficients that are polynomials in the number of coordinates."""
+    """The same test for diagonal coefficients that are polynomials in the number of coordinates."""
     polynomials: dict[tuple[Monomial, ...], dict[int, Fraction]] = {}
     for (mixed, constant), table in groups.items():
         exponent = dict(constant).get(REST, Fraction(0))
@@ -158,8 +160,9 @@ def _with_d(
 
 
 def never_negative(polynomial: dict[int, Fraction], least: int) -> bool:
-    """Whether Σ cₑ·nᵉ ≥ 0 for every whole n ≥ least: looked at up to Cauchy's bound on roots,
-    beyond which the leading term decides."""
+    """Whether Σ cₑ·nᵉ ≥ 0 for every whole n ≥ least.
+
+    It is evaluated up to Cauchy's bound on the roots; beyond it the leading term decides."""
     powers = {e: c for e, c in polynomial.items() if c}
     if not powers:
         return True

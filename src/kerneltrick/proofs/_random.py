@@ -1,4 +1,4 @@
-"""Random feature maps: unbiasedness and variance over seeds, with z-scores."""
+"""Check that random feature maps are unbiased, and their variance over seeds, with z-scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 SEEDS = 2000
 PAIRS = 4
-CLEAR = 6.0  # |z| above which draws and theory contradict each other
+CLEAR = 6.0  # a larger |z| contradicts the theory
 
 
 class _Sample(NamedTuple):
-    """Means, and variances where the theory knows them, over seeds, with their z-scores."""
+    """Means over seeds, and variances if the theory predicts them, with their z-scores."""
 
     details: tuple[str, ...]
     mean_z: float
@@ -40,10 +40,10 @@ def check_favor(
     found: Derivation | Found | str,
     why: str,
 ) -> Verdict:
-    """Whether the mean of φ(q)·φ(k) over draws is the kernel: a theorem, with draws beside it.
+    """Decide whether the mean of φ(q)·φ(k) over draws is the kernel, by a theorem.
 
-    Draws that contradict the theorem (|z| > 6) mean that the code is not what the theorem is
-    about: then nothing is decided.
+    Draws of the actual code are compared with the theorem. If they contradict it (|z| > 6), the
+    code does not do what the theorem is about, and the claim stays undecided.
     """
     if isinstance(found, str):
         return Verdict.undecided(claim, found)
@@ -59,7 +59,9 @@ def check_favor(
     sample = _sample(feature_map, Kernel(feature_map), statement.d or 3)
     if max(sample.mean_z, sample.variance_z) > CLEAR:
         what = "mean" if sample.mean_z > CLEAR else "variance"
-        missing = f"the {what} over {SEEDS} seeds contradicts the theory: the code draws otherwise"
+        missing = (
+            f"the {what} over {SEEDS} seeds contradicts the theory: the code draws something else"
+        )
         return Verdict.undecided(claim, missing, sample.details, sample.facts, "measurement")
     reason = found.reason.replace("both sides", "that mean and the kernel")
     derived = Derivation(f"on average: {why}; {reason}", found.assumptions)
@@ -67,12 +69,12 @@ def check_favor(
 
 
 def check_drawn_function(claim: str, phi: PhiLike, kernel: Kernel, d: int) -> Verdict:
-    """The mean of a function over seeds beside the kernel: a measurement, which decides nothing."""
+    """Compare the mean of a function over seeds with the kernel. This decides nothing."""
     sample = _sample(phi, kernel, d)
     seen = "the mean is not the kernel" if sample.mean_z > CLEAR else "the mean is near the kernel"
     missing = (
-        f"{seen}: |z| = {sample.mean_z:.1f} over {SEEDS} seeds (d = {d}); a measurement, not a "
-        "proof: draws of a function prove nothing"
+        f"{seen}: |z| = {sample.mean_z:.1f} over {SEEDS} seeds (d = {d}); this is a measurement, "
+        "not a proof"
     )
     return Verdict.undecided(claim, missing, sample.details, sample.facts, "measurement")
 
@@ -110,7 +112,7 @@ def _drawer(phi: PhiLike) -> Callable[[int, Floats], Floats]:
 
 
 def _variance(feature_map: maps.Favor, q: Floats, k: Floats) -> Floats | None:
-    """The exact variance of independent draws; None where no closed form is known."""
+    """The exact variance of independent draws; None if no closed form is known."""
     if feature_map.orthogonal:
         return None
     m, dot = feature_map.features, (q * k).sum(axis=1)

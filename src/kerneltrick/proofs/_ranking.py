@@ -1,4 +1,4 @@
-"""Which map comes nearer to softmax, measured on lab 03's data."""
+"""Measure which map comes closer to softmax on the data of lab 03."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kerneltrick.proofs._verdict import Computation, Verdict
 
 N, D, SEEDS = 100, 64, 12
 CLEAR = 4.0  # |z| of a paired difference that counts
-DATA = "the claim is about this data; of other data it says nothing"
+DATA = "the claim is about this data and says nothing about other data"
 
 
 def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdict:
-    """Whether each map's weights have a lower MSE to softmax than the next one's.
+    """Decide whether the weights of each map have a lower MSE to softmax than those of the next.
 
-    Data as in lab 03: Q and K are 100×64 with independent N(0, 1) entries. The differences are
-    paired over seeds; a random map is drawn anew for each unless it names its seed.
-    `scale` is softmax's, 1/√d unless given.
+    The data is that of lab 03: Q and K are 100×64 with independent N(0, 1) entries. Differences
+    are paired over seeds. A random map is drawn again for each seed unless its text names a seed.
+    `scale` is the scale of softmax. It defaults to 1/√d.
 
     >>> check_ranking(["relu", "elu"]).status
     'true'
@@ -41,7 +41,7 @@ def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdic
     where = f"on {N}×{D} Gaussian data, {SEEDS} seeds, softmax scale {softmax_scale:.3g}"
     for text, e in errors.items():
         if not np.isfinite(e).all():
-            missing = f"the weights of {text} are no finite numbers, {where}"
+            missing = f"the weights of {text} are not finite, {where}"
             return Verdict.undecided(claim, missing, shown, basis="measurement")
     lowest = math.inf
     for better, worse in itertools.pairwise(order):
@@ -49,7 +49,7 @@ def check_ranking(order: Sequence[str], *, scale: float | None = None) -> Verdic
         z = float(gap.mean() / max(gap.std(ddof=1) / math.sqrt(SEEDS), 1e-300))
         lowest = min(lowest, z)
         if z <= -CLEAR:
-            reason = f"{worse} is nearer to softmax than {better} (z = {-z:.1f}), {where}"
+            reason = f"{worse} is closer to softmax than {better} (z = {-z:.1f}), {where}"
             return Verdict.false(claim, Computation(reason, (DATA,)), shown, facts)
     if lowest < CLEAR:
         missing = f"the difference is not clear (z = {lowest:.1f}), {where}"
@@ -75,7 +75,7 @@ def _errors(text: str, softmax_scale: float) -> Floats:
         weights = _rows(np.exp(scores - scores.max(axis=1, keepdims=True)))
         own = weights
         if not isinstance(maps.get(text), maps.Softmax):
-            with np.errstate(all="ignore"):  # what is not finite is said
+            with np.errstate(all="ignore"):  # weights that are not finite are reported
                 own = _weights(text, seed, q, k, softmax_scale)
         found.append(np.mean((own - weights) ** 2))
     return np.array(found)

@@ -1,6 +1,6 @@
-"""Values to try against a statement: small whole numbers first, then others of all sizes.
+"""Search for values that break a statement: small whole numbers first, then all sizes.
 
-Nothing here is trusted: what is found is evaluated exactly by `_statement.breaks`.
+Nothing here is trusted. `_statement.breaks` evaluates every point exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POOLS = (
 
 
 class Found(NamedTuple):
-    """A breach: the dimension, the values, and what the sides are there."""
+    """Values that break a statement, with the dimension and both sides there."""
 
     d: int
     point: Point
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     right: Number
 
     def shown(self, statement: Statement) -> dict[str, Any]:
-        """Vectors and letters, and d where nothing else tells it."""
+        """The values of vectors and letters, and d if no vector shows it."""
         values = {
             name: [plain(x) for x in value] if isinstance(value, list) else plain(value)
             for name, value in self.point.items()
@@ -64,7 +64,7 @@ class Found(NamedTuple):
         return values
 
     def sides(self, left: str, right: str) -> dict[str, Any]:
-        """What the sides are; and their difference, where it would not be seen."""
+        """Both sides, and their difference if rounding would hide it."""
         values = {left: plain(self.left), right: plain(self.right)}
         rounded = [f"{float(x):.6g}" for x in (self.left, self.right)]
         if rounded[0] == rounded[1]:
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
 
 def plain(x: Fraction | Number) -> int | str | float:
-    """A number for people: whole, a fraction, or rounded if it is neither."""
+    """A number as it is shown: whole, as a fraction, or rounded."""
     value = x.value if isinstance(x, Number) else x
     if not isinstance(value, Fraction):
         rounded = float(x)
@@ -82,13 +82,13 @@ def plain(x: Fraction | Number) -> int | str | float:
     if value.denominator == 1 and abs(value) < 10**15:
         return int(value)
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > 70:
-        return float(Number(value))  # Python writes no number of thousands of digits
+        return float(Number(value))  # Python refuses to print thousands of digits
     text = str(value)
     return text if len(text) <= 20 else float(x)
 
 
 def search(statement: Statement, tries: int = TRIES) -> Found | None:
-    """A point at which the statement breaks."""
+    """Find a point that breaks the statement."""
     for d in dimensions(statement):
         for point in points(statement, d, tries):
             sides = breaks(statement, d, point)
@@ -97,12 +97,13 @@ def search(statement: Statement, tries: int = TRIES) -> Found | None:
     return None
 
 
-NOTHING = "no values were found that meet all conditions and at which both sides are defined"
+NOTHING = "no values were found that meet all conditions and for which both sides are defined"
 
 
 def speaks_of_something(statement: Statement) -> bool:
-    """Whether a point was found at which the conditions hold and both sides have values: what is
-    derived of a statement that speaks of nothing would be true only because there is nothing."""
+    """Whether some point meets the conditions and gives both sides a value.
+
+    A statement without such a point would be true only because it says nothing."""
     widths = dimensions(statement) or [largest_index(*statement.nodes)]
     return any(
         speaks_of(statement, d, point) for d in widths for point in points(statement, d, TRIES)
@@ -110,7 +111,7 @@ def speaks_of_something(statement: Statement) -> bool:
 
 
 def points(statement: Statement, d: int, tries: int) -> Iterator[dict[str, Any]]:
-    """Values for all that no condition explains, inside the bounds that conditions set."""
+    """Points inside the bounds of the conditions, for all names that no condition defines."""
     vectors, letters = _free(statement)
     bounds = {name: _bounds(statement, name) for name in letters}
     solved = {
@@ -129,7 +130,7 @@ def points(statement: Statement, d: int, tries: int) -> Iterator[dict[str, Any]]
 
 
 def dimensions(statement: Statement) -> list[int]:
-    """The dimensions to try: small ones, and as many as a polynomial in d can have zeros."""
+    """The dimensions to try: small ones, and more than a polynomial in d can have zeros."""
     fixed = fixed_dimension(statement)
     if fixed is not None:
         return [fixed]
@@ -142,7 +143,7 @@ def dimensions(statement: Statement) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _zeros(statement: Statement) -> int:
-    """How many d the difference can vanish at without being 0: its degree in d."""
+    """The degree of the difference in d, which bounds its number of zeros."""
     try:
         form = difference(statement, setting(statement))
     except (NotNormalError, ZeroDivisionError):
@@ -153,7 +154,7 @@ def _zeros(statement: Statement) -> int:
 
 
 def _largest_number(statement: Statement) -> int:
-    """A little more than the bounds that conditions set to d."""
+    """A little more than the largest bound on d in a condition."""
     found = [0]
     for left, _, right in statement.conditions:
         if "d" in names(left) | names(right):
@@ -162,7 +163,7 @@ def _largest_number(statement: Statement) -> int:
 
 
 def _free(statement: Statement) -> tuple[list[str], list[str]]:
-    """Vectors and letters that no condition explains."""
+    """The vectors and letters that no condition defines."""
     explained = explanations(statement)
     vectors = sorted((x for x in statement.vectors if x not in explained), reverse=True)
     return vectors, sorted(x for x in statement.letters if x not in explained)
@@ -213,7 +214,7 @@ def _point(
     bounds: Mapping[str, Bounds],
     chooser: random.Random,
 ) -> dict[str, Any]:
-    """The i-th point: 1, 2, 3, … first, then drawn from pools of numbers."""
+    """The i-th point. The first counts 1, 2, 3, …; the others are drawn from pools of numbers."""
     pool = _POOLS[i % len(_POOLS)]
     counted: Iterator[int] = iter(range(1, 10**6))
     point: dict[str, Any] = {}
@@ -228,7 +229,7 @@ def _point(
 
 
 def _inside(value: Fraction, low: Fraction | None, high: Fraction | None) -> Fraction:
-    """The number, moved into the bounds."""
+    """Move a number into the bounds."""
     if low is not None and high is not None:
         return low + (high - low) * (abs(value) / (1 + abs(value)))
     if low is not None:
@@ -239,7 +240,7 @@ def _inside(value: Fraction, low: Fraction | None, high: Fraction | None) -> Fra
 
 
 def _rational(form: Form, point: Point, d: int) -> Fraction | None:
-    """The value of a form in letters at fractions, if it is one."""
+    """The value of a form in letters at a point, if it is a fraction."""
     total = Fraction(0)
     for m, c in form.terms.items():
         for a, e in m:

@@ -1,4 +1,4 @@
-"""At which degree two expressions part: their power series along a few directions."""
+"""Find the degree at which the power series of two expressions first differ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DIRECTIONS = ((1, 2, 3, 5), (2, -1, 1, 3), (-3, 1, 2, 1))
 
 
 class NoSeriesError(ArithmeticError):
-    """A function without a power series with fractions at 0."""
+    """The function has no power series at 0 with rational coefficients."""
 
 
 class Series:
-    """c₀ + c₁t + … + c₆t⁶ + …, with fractions."""
+    """c₀ + c₁t + … + c₆t⁶ + …, with rational coefficients."""
 
     __slots__ = ("c",)
 
@@ -65,7 +65,7 @@ def constant(x: Fraction) -> Series:
 
 
 def parting_degree(statement: Statement) -> int | None:
-    """The lowest degree in q and k at which the series of the two sides differ, up to 6."""
+    """The lowest degree in q and k, up to 6, at which the series of the two sides differ."""
     found = list[int]()
     for direction in _DIRECTIONS:
         vectors = {

@@ -1,4 +1,4 @@
-"""Do the shapes of a product fit? Sizes are expressions: n, m, h*k."""
+"""Decide whether the shapes of a product fit. Sizes are expressions such as n, m or h*k."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Operand(NamedTuple):
 def check_shapes(
     expression: str, shapes: Mapping[str, Sequence[int | str]], result: Sequence[int | str]
 ) -> Verdict:
-    """Whether a product such as "Q @ S", "phi.T @ V" or "split(V, h, k)" has the claimed shape.
+    """Decide whether a product such as "Q @ S" or "split(V, h, k)" has the claimed shape.
 
-    `@` is the matrix product with NumPy's broadcasting of leading axes, `.T` or ᵀ turns a matrix
-    over (`.mT` the last two of more axes), `split(X, h, k)` cuts n × h·k into h
-    heads n × k, `combine(X)` puts them together again.
+    `shapes` gives the shape of every array in the expression, and `result` the claimed shape. `@`
+    is the matrix product with NumPy's broadcasting of leading axes. `.T` or ᵀ transposes a matrix,
+    `.mT` the last two axes of an array. `split(X, h, k)` splits n × h·k into h heads of n × k;
+    `combine(X)` joins them again.
 
     >>> shapes = {"phi": ("n", "m"), "S": ("m", "M")}
     >>> print(check_shapes("phi.T @ S", shapes, ("n", "M")))
@@ -53,7 +54,9 @@ def check_shapes(
         x for x in known if not re.search(rf"(?<!{word}){re.escape(x)}(?!{word})", expression)
     ]
     if unused:
-        raise ClaimError(expression, 0, f"{unused[0]} has a shape, but does not occur")
+        raise ClaimError(
+            expression, 0, f"{unused[0]} has a shape but does not occur in the product"
+        )
     if isinstance(found, Operand) and found.shape == wanted:
         return Verdict.true(claim, Derivation(f"it is {_show(wanted)}", (SIZES,)))
     reason = found if isinstance(found, str) else (
@@ -61,17 +64,17 @@ def check_shapes(
     )  # fmt: skip
     example = _example(reason, expression, known, wanted)
     if example is None:
-        return Verdict.undecided(claim, f"{reason}; but for no sizes tried does it fail")
+        return Verdict.undecided(claim, f"{reason}; but it did not fail for any sizes tried")
     return Verdict.false(claim, example, _mended(expression, known, wanted))
 
 
 def _example(
     reason: str, expression: str, known: Mapping[str, Shape], wanted: Shape
 ) -> Counterexample | None:
-    """Sizes for which arrays have another shape, or do not fit: by the rules, in numbers."""
+    """Sizes for which the arrays do not fit, or give another shape."""
     letters = {s for shape in (*known.values(), wanted) for x in shape for s in x.symbols}
     words = set(re.findall(r"[A-Za-z_φ]\w*", expression)) - {*known, "split", "combine", "T", "mT"}
-    letters |= words - {"transpose"}  # sizes that heads are cut to
+    letters |= words - {"transpose"}  # sizes of heads
 
     def fails(values: Mapping[str, int]) -> bool:
         at = {name: _numbers(shape, values) for name, shape in known.items()}
@@ -91,7 +94,7 @@ def _example(
 
 
 def _numbers(shape: Shape, values: Mapping[str, int]) -> Shape | None:
-    """The shape with numbers for its letters; None if these are no sizes."""
+    """The shape with numbers for its letters; None if they are not sizes."""
     found = [x.at(**{s: values[s] for s in x.symbols}) for x in shape]
     if any(x != int(x) or x < 1 for x in found):
         return None
@@ -128,7 +131,7 @@ def _show(shape: Shape) -> str:
 def _evaluate(
     text: str, known: Mapping[str, Shape], values: Mapping[str, int] | None = None
 ) -> Operand | str:
-    """The shape of a product, or why it has none; sizes that are named get their values."""
+    """The shape of a product, or why it has none. `values` gives numbers for letters."""
     factors = text.split("@")
     total: Operand | str = ""
     at = 0
@@ -144,7 +147,8 @@ def _evaluate(
 
 
 def _product(a: Operand, b: Operand) -> Operand | str:
-    """The matrix product: leading axes are broadcast; a vector is a row before, a column after."""
+    """The matrix product. Leading axes are broadcast. A vector on the left is a row, on the right a
+    column."""
     pair = f"{a.text} is {_show(a.shape)} and {b.text} is {_show(b.shape)}"
     inner, outer = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[-1]
     if inner != outer:
@@ -154,7 +158,7 @@ def _product(a: Operand, b: Operand) -> Operand | str:
     width = max(map(len, heads))
     for x, y in zip(*(((_ONE,) * (width - len(h)) + h) for h in heads), strict=True):
         if x != y and _ONE not in (x, y):
-            return f"{pair}: the leading axes {x} and {y} are not the same"
+            return f"{pair}: the leading axes {x} and {y} differ"
         lead.append(y if x == _ONE else x)
     rows = a.shape[-2:-1]
     columns = b.shape[-1:] if len(b.shape) > 1 else ()
@@ -179,11 +183,11 @@ def _factor(
     if match["turned"]:
         if len(shape) > 2 and match["turned"] != ".mT":
             raise ClaimError(
-                text, text.find(name, at), f"{name} has {len(shape)} axes: write {name}.mT to turn "
-                f"the last two over ({match['turned']} turns all over in NumPy)"
+                text, text.find(name, at), f"{name} has {len(shape)} axes: write {name}.mT to "
+                f"transpose the last two ({match['turned']} reverses all axes in NumPy)"
             )  # fmt: skip
         if len(shape) < 2 and match["turned"] == ".mT":
-            problem = f"{name} has one axis: .mT turns two over"
+            problem = f"{name} has one axis, and .mT needs two"
             raise ClaimError(text, text.find(name, at), problem)
         shape = (*shape[:-2], *reversed(shape[-2:]))
     return Operand(factor.strip(), shape)
@@ -200,7 +204,7 @@ def _heads(
     count = 3 if what == "split" else 1
     if len(arguments) != count or arguments[0] not in known:
         example = "split(V, h, k)" if what == "split" else "combine(X)"
-        raise ClaimError(text, at, f"expected {example} of a known array")
+        raise ClaimError(text, at, f"expected {example}, with an array whose shape is given")
     shape = known[arguments[0]]
     if what == "combine":
         if len(shape) < 3:
@@ -213,14 +217,14 @@ def _heads(
     h, width = (x.subs(**{s: values[s] for s in x.symbols if s in values}) for x in sizes)
     if shape[-1] != h * width:
         return (
-            f"{arguments[0]} has {shape[-1]} columns, which cannot be cut into {h} heads of width "
-            f"{width}: that takes {h * width}"
+            f"{arguments[0]} has {shape[-1]} columns, which cannot be split into {h} heads of "
+            f"width {width}: that needs {h * width} columns"
         )
     return Operand(f"split({', '.join(arguments)})", (*shape[:-2], h, shape[-2], width))
 
 
 def _mended(text: str, known: Mapping[str, Shape], wanted: Shape) -> tuple[str, ...]:
-    """Products of the same names, turned over or not, and the width that splits, which fit."""
+    """Products of the same names, transposed or not, that fit; or a width that splits."""
     if any(len(shape) > 2 for shape in known.values()):
         return ()
     names = [re.sub(r"(\.mT|\.T|ᵀ|\.transpose\(\))\s*$", "", x.strip()) for x in text.split("@")]
@@ -244,4 +248,4 @@ def _mended_split(text: str, known: Mapping[str, Shape]) -> tuple[str, ...]:
         width = known[name][-1] / _size(h)
     except (KeyError, ValueError):
         return ()
-    return (f"split({name}, {h}, {width}) fits: the width is what the columns give",)
+    return (f"split({name}, {h}, {width}) fits the number of columns",)

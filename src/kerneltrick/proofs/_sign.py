@@ -1,4 +1,4 @@
-"""Can the normaliser Σⱼ sim(q, kⱼ) vanish? Proofs of sign, and witnesses."""
+"""Decide whether a similarity keeps its sign, and whether Σⱼ sim(q, kⱼ) can be 0."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from kerneltrick.proofs._witness import (
 _CLAIM = re.compile(r"^(?P<sim>.*?)\s*(?P<relation>>=|<=|!=|>|<|≥|≤|≠)\s*0\s*$", re.DOTALL)
 _SPELLED = {"≥": ">=", "≤": "<=", "≠": "!="}
 _WORDS = {">": "positive", ">=": "non-negative", "<": "negative", "<=": "non-positive"}
-LARGEST = 200  # degree of a polynomial whose roots are counted: e is an atom, e^1000000 its power
+LARGEST = 200  # the highest degree of a polynomial whose roots are counted
 _ZERO = Node("number", 0, Fraction(0))
 Subject = Kernel | Phi
 
 
 class Known(NamedTuple):
-    """What is proven about the sign of a similarity, and how."""
+    """The sign of a similarity as far as it is proven, and the proof."""
 
     sign: str  # positive, non-negative, negative, non-positive or any
     why: str
 
 
 class _Claim(NamedTuple):
-    """sim relation 0, under conditions; the similarity as an expression where it has one."""
+    """A claim `sim relation 0` under conditions. `node` is sim as an expression, if it has one."""
 
     subject: Subject
     node: Node | None
@@ -78,13 +78,13 @@ class _Claim(NamedTuple):
 
 
 def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
-    """Whether a similarity keeps a sign, and so whether its normaliser can vanish.
+    """Decide whether a similarity keeps its sign, and so whether its normaliser can be 0.
 
-    `sim` is a text, also with a relation ("relu(q·k) > 0") and conditions ("where s > 0"), a
-    feature map, a list of features or a function. Without a relation the claim is that
-    Σⱼ sim(q, kⱼ) is never 0. Proven by the values each part can take, by the real roots of
-    polynomials, and by the sign of features; refuted by a query and keys. "… suffices" and "… is
-    necessary" judge conditions: "sim > 0 suffices", "some sim != 0 suffices".
+    `sim` is a text, a feature map, a list of features or a function. A text may contain a relation
+    ("relu(q·k) > 0") and conditions ("where s > 0"). Without a relation the claim is that
+    Σⱼ sim(q, kⱼ) is never 0. Proofs use the range of each part, the real roots of polynomials, and
+    the signs of features. A query and keys refute a claim. Texts that end in "suffices" or "is
+    necessary" are claims about conditions: "sim > 0 suffices", "some sim != 0 suffices".
 
     >>> print(check_sign("1 + q·k + (q·k)**2/2"))
     TRUE: Σ 1 + q·k + (q·k)**2/2 is never 0
@@ -107,7 +107,7 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     facts = {"sign": known.sign}
     if evidence is None:
         missing = known.why if known.why == NOTHING else (
-            "no proof of the sign, and no counterexample was found"
+            "neither a proof of the sign nor a counterexample was found"
         )  # fmt: skip
         return Verdict.undecided(claim.text, missing, facts=facts)
     if holds and not isinstance(evidence, Counterexample):
@@ -116,10 +116,10 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
 
 
 def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
-    """What decides the claim, whether it holds, and what is known of the sign."""
-    tried = search(claim.statement, 1) if claim.node is not None else None  # reads every name
-    if claim.node is not None and setting(claim.statement).impossible:
-        return None, False, Known("any", "")
+    """The evidence, whether the claim holds, and what is known about the sign."""
+    tried = search(claim.statement, 1) if claim.node is not None else None  # refuses unknown names
+    if claim.node is not None and _contradictory(claim.statement):
+        return None, False, Known("any", NOTHING)
     known, taken = _prove(claim)
     if tried is None and _settles(known.sign, claim.relation):
         if claim.node is not None and not speaks_of_something(claim.statement):
@@ -138,7 +138,7 @@ def _witness(claim: _Claim, known: Known) -> Counterexample | None:
             return drawn_witness(subject.map, claim.relation)
         return zero_features(subject, claim.relation)
     statement = claim.statement
-    beyond = {">": ">=", "<": "<="}.get(claim.relation)  # the wrong sign says more than 0
+    beyond = {">": ">=", "<": "<="}.get(claim.relation)  # a wrong sign says more than a zero
     found = search(statement._replace(relation=beyond)) if beyond else None
     found = found or search(statement)
     if found is not None:
@@ -158,7 +158,7 @@ def _witness(claim: _Claim, known: Known) -> Counterexample | None:
 
 
 def _root(statement: Statement) -> Counterexample | None:
-    """A zero of a polynomial in q·k that is no fraction: q·k takes every value."""
+    """Find an irrational zero of a polynomial in q·k, which takes every value."""
     if statement.relation in (">=", "<=") or statement.conditions:
         return None
 
@@ -202,7 +202,11 @@ def _read(sim: KernelLike, relation: str | None) -> _Claim:
         raise ValueError(f"relation must be one of >, >=, <, <=, !=, not {relation!r}")
     subject = _subject(body)
     if conditions and not (isinstance(subject, Kernel) and subject.node is not None):
-        raise ClaimError(str(sim), str(sim).find(" where "), "conditions are on texts with letters")
+        raise ClaimError(
+            str(sim),
+            str(sim).find(" where "),
+            "conditions need a similarity that is written as an expression",
+        )
     text = f"{subject.text} {relation} 0{tail}"
     if relation == "!=":
         text = f"Σ {subject.text} is never 0{tail}"
@@ -227,12 +231,14 @@ def _subject(sim: Any) -> Subject:
 
 
 def _node(subject: Subject) -> Node | None:
-    """sim as an expression in q and k; None for what has none."""
+    """The similarity as an expression in q and k, if it has one."""
     if isinstance(subject, Kernel):
         if subject.node is not None:
             for name in sorted(names(subject.node) & {"x", "y", "w"}):
                 at = place(subject.node, name)
-                raise ClaimError(subject.text, at, f"a similarity is of q and k, not of {name}")
+                raise ClaimError(
+                    subject.text, at, f"a similarity is a function of q and k, not of {name}"
+                )
         return subject.node
     if subject.map is None:
         return None if subject.node is None else product_of(subject.node)
@@ -257,7 +263,7 @@ def _settles(sign: str, relation: str) -> bool:
 
 
 def _prove(claim: _Claim) -> tuple[Known, tuple[str, ...]]:
-    """The best that is known of the sign, and what it takes for granted."""
+    """The strongest proven sign, and the assumptions of its proof."""
     subject = claim.subject
     if claim.node is None:
         return _by_definition(subject), ()
@@ -274,7 +280,7 @@ def _best(*found: Known) -> Known:
 
 
 def _of_node(node: Node, claim: _Claim, space: Space) -> Known:
-    """The sign of an expression as a whole, or else by the signs of its parts."""
+    """The sign of an expression, from the whole or from the signs of its parts."""
     found = [_by_values(node, claim, space)]
     try:
         form = scalar(node, space)
@@ -304,11 +310,11 @@ def _by_definition(subject: Subject) -> Known:
         elif isinstance(subject.map, maps.Cosformer):
             why = "it is ReLU(q)·ReLU(k)·cos(π(i−j)/2N), and refuses |i − j| > N"
             return Known("non-negative", why)
-    return Known("any", "a function is not looked into")
+    return Known("any", "a function cannot be analysed")
 
 
 def _by_features(subject: Subject) -> Known:
-    """φ(q)·φ(k) is a sum of products of one feature at two places."""
+    """The sign of φ(q)·φ(k), a sum of products of one feature at q and at k."""
     if isinstance(subject, Kernel):
         return Known("any", "")
     node = subject.node or (own_features(subject.map) if subject.map is not None else None)
@@ -321,11 +327,11 @@ def _by_features(subject: Subject) -> Known:
             body = item.parts[1]
             strict += str(item.parts[0].value).split("|").count("<")
         kept.append(interval(body, {}))
-        sometimes.append(strict > 1)  # for i<j there may be none
+        sometimes.append(strict > 1)  # for i<j there may be no such feature
     if all(x.low >= 0 or x.high <= 0 for x in kept):
         always = [x for x, rare in zip(kept, sometimes, strict=True) if not rare]
         if any(x.positive or x.negative for x in always):
-            return Known("positive", "no feature changes its sign, and one never vanishes")
+            return Known("positive", "no feature changes its sign, and one is never 0")
         return Known("non-negative", "no feature changes its sign")
     return Known("any", "")
 
@@ -336,8 +342,15 @@ def _by_values(node: Node, claim: _Claim, space: Space) -> Known:
     return Known(_word(values), f"its values lie in {values}")
 
 
+def _contradictory(statement: Statement) -> bool:
+    """Whether conditions contradict each other: an equation never holds, or c < 0 and c > 1."""
+    given = setting(statement)
+    limits = (_limits(name, given.space) for name in statement.letters)
+    return bool(given.impossible) or any(x.empty for x in limits)
+
+
 def _limits(name: str, space: Space) -> Interval:
-    """Where a letter lies, by the conditions of the form c·letter + r ≥ 0."""
+    """The interval of a letter according to conditions of the form c·letter + r ≥ 0."""
     found, own = ALL, frozenset([(("name", name), Fraction(1))])
     for form, strict in space.positive:
         c = form.terms.get(own)
@@ -355,7 +368,7 @@ def _limits(name: str, space: Space) -> Interval:
 
 
 def _least(claim: _Claim) -> int:
-    """The least d that the conditions allow: where d >= 2."""
+    """The smallest d that conditions such as d >= 2 allow."""
     found = 1
     for left, relation, right in claim.conditions:
         if left.kind == "name" and left.value == "d" and isinstance(right.value, Fraction):
@@ -381,12 +394,12 @@ def _by_terms(form: Form, space: Space) -> Known:
 
 
 def _by_roots(form: Form, space: Space) -> Known:
-    """The sign of a polynomial in one atom, by its real roots (Sturm) where that atom can be."""
+    """The sign of a polynomial in one atom, from its real roots in the atom's range (Sturm)."""
     found = _one_atom(form)
     if found is None:
         return Known("any", "")
     a, polynomial = found
-    low, closed = None, False  # where the atom is ≥ 0 or > 0
+    low, closed = None, False  # the range of an atom that is ≥ 0 or > 0
     sign = space.known(a)
     if sign in ("positive", "non-negative"):
         low, closed = sympy.Integer(0), sign == "non-negative"
@@ -396,7 +409,7 @@ def _by_roots(form: Form, space: Space) -> Known:
 
 
 def _one_atom(form: Form) -> tuple[Any, Any] | None:
-    """The atom that a form is a polynomial in, and that polynomial."""
+    """The single atom of a form, and the form as a polynomial in it."""
     atoms = form.atoms()
     powers = [e for m in form.terms for _, e in m]
     if len(atoms) != 1 or any(e.denominator != 1 or not 0 <= e <= LARGEST for e in powers):
@@ -409,7 +422,7 @@ def _one_atom(form: Form) -> tuple[Any, Any] | None:
 
 
 def _by_squares(form: Form) -> Known:
-    """Σᵢ of a quadratic form in the coordinates that is nowhere negative, as norm2(q − k)."""
+    """The sign of a sum of squares of the coordinates, such as norm2(q − k)."""
     letters = list[str]()
     table: dict[tuple[str, str], Fraction] = {}
     for m, c in form.terms.items():
@@ -435,14 +448,14 @@ def _by_squares(form: Form) -> Known:
 
 
 def _polynomial_sign(polynomial: Any, low: Any, closed: bool, name: str) -> Known:
-    """By square-free factors: those of odd power must not change their sign."""
+    """The sign from square-free factors. Those with odd powers must not change their sign."""
     t = polynomial.gen
     odd = reached = False
     for factor, power in polynomial.sqf_list()[1]:
         inside = factor.count_roots(low, None)
         if low is not None and factor.eval(low) == 0:
             reached |= closed
-            inside -= 1  # a root at the end of the range changes no sign inside
+            inside -= 1  # a root at the end of the range changes no sign
         odd |= power % 2 == 1 and inside > 0
         reached |= inside > 0
     if odd:
@@ -471,11 +484,11 @@ def _atom_name(a: tuple[Any, ...]) -> str:
 
 
 def _flipped(evidence: Evidence | None, holds: bool, known: Known, claim: str) -> Verdict:
-    """The verdict on "can vanish" from what decides "is never 0"."""
+    """The verdict on "can vanish" from the evidence on "is never 0"."""
     facts = {"sign": known.sign}
     if evidence is None:
         missing = known.why if known.why == NOTHING else (
-            "no proof of the sign, and no keys with sum 0 were found"
+            "neither a proof of the sign nor keys with sum 0 were found"
         )  # fmt: skip
         return Verdict.undecided(claim, missing, facts=facts)
     if isinstance(evidence, Counterexample):

@@ -1,4 +1,4 @@
-"""Can letters be chosen so that an equation holds?"""
+"""Decide whether letters can be chosen so that an equation holds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kerneltrick.proofs._syntax import replaced
 from kerneltrick.proofs._verdict import Derivation, Verdict
 
 SHOWN = 8
-WIDTHS = 4  # dimensions in which a choice is shown to be impossible
+WIDTHS = 4  # dimensions in which to look for a proof that no choice works
 _Table = dict[Monomial, Expr]
 
 
 def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict:
-    """Whether real numbers for the letters `some` make an equation hold.
+    """Decide whether real numbers for the letters in `some` make an equation hold.
 
-    The sides are compared coefficient by coefficient. A choice that is found is put in and derived
-    like any other claim. That there is none follows from equations without a common root in one
-    dimension: so there is none either if the choice may depend on d.
+    The sides are compared coefficient by coefficient. If a choice is found, it is inserted and
+    the equation is derived like any other claim. If the equations have no common root in one
+    dimension, no choice works, even if the choice may depend on d.
     """
     settle(statement)  # refuses what cannot be read
     letters = ", ".join(some)
@@ -35,7 +35,7 @@ def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict
     except (NotNormalError, ZeroDivisionError) as error:
         return Verdict.undecided(claim, f"no normal form: {error}")
     if found is None:
-        return Verdict.undecided(claim, f"the sides are no polynomials in {letters}")
+        return Verdict.undecided(claim, f"the sides are not polynomials in {letters}")
     chosen = _choice(claim, statement, some, found)
     if chosen is not None:
         return chosen
@@ -47,18 +47,18 @@ def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict
             continue
         if at is not None and _unsolvable(at, some):
             where = f" ({span(statement, given)})" if statement.speaks_of_d else ""
-            reason = f"no real {letters} meets all conditions{where}"
+            reason = f"no real {letters} satisfies all equations{where}"
             return Verdict.false(claim, Derivation(reason, assumptions(statement)), at.needs)
-    missing = f"no choice of {letters} was found, and no derivation that there is none"
+    missing = f"no choice of {letters} was found, and no proof that there is none"
     return Verdict.undecided(claim, missing, found.needs)
 
 
 class _Equations(NamedTuple):
-    """What the letters must meet, and that in words."""
+    """The equations that the letters must satisfy, and the same in words."""
 
     equations: list[Expr]
     needs: tuple[str, ...]
-    others: bool  # whether there are further letters, which the choice might depend on
+    others: bool  # whether the choice might depend on further letters
 
 
 def _equations(statement: Statement, given: Setting, some: Sequence[str]) -> _Equations | None:
@@ -78,7 +78,7 @@ def _equations(statement: Statement, given: Setting, some: Sequence[str]) -> _Eq
 
 
 def _table(form: Form, some: Sequence[str]) -> _Table | None:
-    """Coefficients, polynomials in the letters to choose, by the monomials in all else."""
+    """The coefficients of monomials in the other names, as polynomials in the letters to choose."""
     found: _Table = {}
     for m, c in form.terms.items():
         value, rest = sympy.Rational(c.numerator, c.denominator), set[tuple[Atom, Fraction]]()
@@ -100,7 +100,7 @@ def _table(form: Form, some: Sequence[str]) -> _Table | None:
 
 
 def _plain_sum(a: Atom) -> bool:
-    """Whether a sum is of coordinates only, so that no letter hides in it."""
+    """Whether a sum contains only coordinates, so that no letter hides in it."""
     return all(x[0] == "any" for x, _ in a[1])
 
 
@@ -133,7 +133,7 @@ def _choice(
 
 
 def _unsolvable(found: _Equations, some: Sequence[str]) -> bool:
-    """Whether the equations surely have no common real root, whatever the other letters are."""
+    """Whether the equations have no common real root, for any values of the other letters."""
     unknowns = [real(name) for name in some]
     if found.others or not found.equations:
         return False
@@ -155,7 +155,7 @@ def _order(key: Monomial) -> tuple[int, str]:
 
 
 def _name(key: Monomial) -> str:
-    """x₁·x₂ for q₁q₂k₁k₂; other monomials as they are."""
+    """x₁·x₂ for q₁q₂k₁k₂; other monomials unchanged."""
     powers: dict[tuple[str, int], int] = {}
     others = []
     for a, e in key:

@@ -1,8 +1,8 @@
-"""A relation between two expressions with conditions: derived for all values, or broken at some.
+"""Statements: a relation between two expressions under conditions.
 
-Searching for values may be clever and is not trusted. A statement is true only if the normal forms
-of its sides are the same; it is false only at values where all conditions hold and the relation
-does not, evaluated exactly.
+A statement is true only if the normal forms of its sides are the same. It is false only if exact
+evaluation finds values for which all conditions hold and the relation does not. The search for such
+values may be clever, because it is not trusted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._syntax import ClaimError, Node, Side, has_gaps, largest_index, names
 from kerneltrick.proofs._verdict import DEFINED, REAL, WHOLE, Derivation
 
-Point = Mapping[str, Any]  # letters as fractions, vectors as lists of them
+Point = Mapping[str, Any]  # letters are fractions, vectors are lists of fractions
 _BROKEN = {
     "=": lambda s: s != 0,
     "!=": lambda s: s == 0,
@@ -30,11 +30,11 @@ _BROKEN = {
     ">=": lambda s: s < 0,
 }
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-_PARTIAL = ("log", "sqrt", "cosine", "factorial")  # not defined everywhere
+_PARTIAL = ("log", "sqrt", "cosine", "factorial")  # functions that are not defined everywhere
 
 
 class Condition(NamedTuple):
-    """left relation right, as said after `where`."""
+    """A condition after `where`: left relation right."""
 
     left: Node
     relation: str
@@ -42,7 +42,7 @@ class Condition(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """left relation right for all values that meet the conditions, in dimension d or in all."""
+    """left relation right, for all values that meet the conditions, in dimension d or in all."""
 
     text: str
     left: Node
@@ -50,7 +50,7 @@ class Statement(NamedTuple):
     right: Node
     conditions: tuple[Condition, ...] = ()
     d: int | None = None
-    scalars: frozenset[str] = frozenset()  # letters that are numbers here, whatever they look like
+    scalars: frozenset[str] = frozenset()  # names of vectors that are numbers here
 
     @property
     def nodes(self) -> list[Node]:
@@ -68,7 +68,7 @@ class Statement(NamedTuple):
 
     @property
     def speaks_of_d(self) -> bool:
-        """Whether the dimension matters: there is a vector, a sum, or d itself."""
+        """Whether the dimension matters because of a vector, a sum, or d itself."""
         return bool(self.vectors) or any("d" in names(x) or _sums(x) for x in self.nodes)
 
 
@@ -77,15 +77,15 @@ def _sums(node: Node) -> bool:
 
 
 def read_conditions(text: str, said: Sequence[Sequence[Side]]) -> tuple[Condition, ...]:
-    """What stands after `where`, every relation of it."""
+    """All conditions after `where`."""
     found = []
     for sides in said:
         if len(sides) < 2:
-            raise ClaimError(text, sides[0].node.at, "conditions are of the form c = 1 or c > 0")
+            raise ClaimError(text, sides[0].node.at, "a condition has the form c = 1 or c > 0")
         for before, side in itertools.pairwise(sides):
             if side.relation not in _BROKEN:
                 raise ClaimError(
-                    text, side.node.at, f"conditions compare by =, <, <=, >, >= or !=, not "
+                    text, side.node.at, f"a condition uses =, <, <=, >, >= or !=, not "
                     f"{side.relation}"
                 )  # fmt: skip
             found.append(Condition(before.node, side.relation, side.node))
@@ -93,18 +93,18 @@ def read_conditions(text: str, said: Sequence[Sequence[Side]]) -> tuple[Conditio
 
 
 class Setting(NamedTuple):
-    """What the conditions make of the letters: a space, and those that bound nothing in it."""
+    """The consequences of the conditions for the letters."""
 
     space: Space
     d: int | None
-    impossible: str  # why no values meet the conditions, if none do
-    solved: dict[str, Form]  # letters that a condition fixes by the others
+    impossible: str  # why no values meet the conditions, or empty
+    solved: dict[str, Form]  # letters that a condition determines from the others
 
 
 def setting(statement: Statement, d: int | None = None) -> Setting:
-    """The letters as the conditions have them, for derivations: equations are solved, signs noted.
+    """Solve the equations among the conditions and note the signs that they imply.
 
-    A condition that cannot be used here is left out: what holds without it holds with it."""
+    A condition that cannot be used is ignored: what holds without it also holds with it."""
     fixed = fixed_dimension(statement) if d is None else d
     places = largest_index(*statement.nodes) if _names_a_place(*statement.nodes) else 0
     if fixed is not None and fixed < max(places, 1):
@@ -124,7 +124,7 @@ def setting(statement: Statement, d: int | None = None) -> Setting:
 
 
 def fixed_dimension(statement: Statement) -> int | None:
-    """d, as given or as a condition says: where d = 2."""
+    """The dimension, if it is given or a condition such as d = 2 fixes it."""
     if statement.d is not None:
         return statement.d
     for left, relation, right in statement.conditions:
@@ -134,7 +134,7 @@ def fixed_dimension(statement: Statement) -> int | None:
                 if isinstance(number, Fraction):
                     if number.denominator != 1 or not 1 <= number <= 12:
                         raise ClaimError(
-                            statement.text, value.at, "d is a whole number from 1 to 12"
+                            statement.text, value.at, "d must be a whole number from 1 to 12"
                         )
                     return int(number)
     return None
@@ -149,13 +149,13 @@ def _names_a_place(*nodes: Node) -> bool:
 
 
 def _equate(condition: Condition, space: Space, solved: dict[str, Form]) -> str:
-    """Solve an equation for a letter or a vector; says so if it has no solution at all."""
+    """Solve an equation for a letter or a vector. Returns the reason if it has no solution."""
     sides = [normal(x, space) for x in (condition.left, condition.right)]
     if any(isinstance(x, Vector) for x in sides):
         _equate_vectors(condition, sides, space)
         return ""
     for name, value in ((condition.left, sides[1]), (condition.right, sides[0])):
-        said = str(name.value)  # s = 1/√d first of all explains s
+        said = str(name.value)  # s = 1/√d defines s
         free = name.kind == "name" and said != "d" and said not in solved
         if free and not _holds_name(value, said):
             _set_letter(said, value, space, solved)
@@ -171,7 +171,7 @@ def _equate(condition: Condition, space: Space, solved: dict[str, Form]) -> str:
 
 
 def _explains(name: str, difference: Form) -> Form | None:
-    """The letter's value, if the difference is c·letter + what does not hold it, c a number."""
+    """The value of a letter, if the difference is c·letter + r with a number c and r without it."""
     alone = frozenset([(("name", name), Fraction(1))])
     c = difference.terms.get(alone)
     rest = Form({m: x for m, x in difference.terms.items() if m != alone})
@@ -186,7 +186,7 @@ def _holds_name(form: Form, name: str) -> bool:
     def leaf(a: Any) -> Form | None:
         nonlocal found
         found |= a == ("name", name)
-        if a[0] in ("sum", "ordered"):  # a form of their own, not looked into by `rebuilt`
+        if a[0] in ("sum", "ordered"):  # `rebuilt` does not look into these
             found |= f"(name {name})" in order(a)
         return None
 
@@ -205,7 +205,7 @@ def _set_letter(name: str, form: Form, space: Space, solved: dict[str, Form]) ->
 
 
 def _equate_vectors(condition: Condition, sides: list[Any], space: Space) -> None:
-    """q = 0, q = k, q = 2*k: the first vector by the other side."""
+    """Solve q = 0, q = k or q = 2*k for the first vector."""
     for node, value in ((condition.left, sides[1]), (condition.right, sides[0])):
         name = str(node.value)
         if node.kind != "name" or name not in space.vectors:
@@ -226,7 +226,7 @@ def _nothing(_: Form) -> Form:
 
 
 def _note_signs(statement: Statement, space: Space) -> None:
-    """What conditions such as a > 0, 2 <= b or a > b say of signs."""
+    """Note the signs that follow from conditions such as a > 0, 2 <= b or a > b."""
     space.signs, space.positive = {}, []
     nonzero = set[str]()
     for left, relation, right in statement.conditions:
@@ -252,28 +252,30 @@ def _note_signs(statement: Statement, space: Space) -> None:
 
 
 def difference(statement: Statement, given: Setting) -> Form:
-    """left − right, with nothing below a fraction."""
+    """left − right, multiplied by its denominators."""
     return cleared(scalar(statement.left, given.space) - scalar(statement.right, given.space))
 
 
 def derive(statement: Statement) -> Derivation | str:
-    """A derivation that two sides are equal, or why there is none."""
+    """A derivation that the two sides are equal, or the reason why there is none."""
     if statement.relation != "=":
-        return "only equations are derived from normal forms"
+        return "normal forms only prove equations"
     widths = _few_dimensions(statement)
     if widths is None:
         return _derive(statement, None)
     found = [_derive(statement, d) for d in widths]
     failed = next((x for x in found if isinstance(x, str)), None)
     if failed is not None or not found:
-        return failed or "no d meets the conditions"
+        return failed or "no dimension d meets the conditions"
     text = ", ".join(map(str, widths))
-    reason = f"both sides have the same normal form (d = {text}, all that the conditions allow)"
+    reason = (
+        f"both sides have the same normal form (d = {text}, which is all that the conditions allow)"
+    )
     return Derivation(reason, assumptions(statement))
 
 
 def _few_dimensions(statement: Statement) -> list[int] | None:
-    """The dimensions, where a condition such as d < 3 leaves but a few."""
+    """The possible dimensions, if a condition such as d < 3 leaves only a few."""
     if fixed_dimension(statement) is not None:
         return None
     top, conditions = None, []
@@ -304,14 +306,14 @@ def _derive(statement: Statement, d: int | None) -> Derivation | str:
     except NotNormalError as error:
         return str(error)
     except ZeroDivisionError:
-        return "something is divided by 0"
+        return "the claim divides by 0"
     if form:
         return "the normal forms of the two sides differ"
     return Derivation(_said(statement, given), assumptions(statement))
 
 
 def assumptions(statement: Statement) -> tuple[str, ...]:
-    """What every verdict on a statement takes for granted."""
+    """The assumptions of every verdict on a statement."""
     found = [REAL]
     if statement.speaks_of_d and fixed_dimension(statement) is None:
         found.append(WHOLE)
@@ -337,9 +339,9 @@ def _said(statement: Statement, given: Setting) -> str:
 
 
 def span(statement: Statement, given: Setting) -> str:
-    """For which d a derivation holds."""
+    """The dimensions for which a derivation holds."""
     if not statement.speaks_of_d:
-        return "no vectors in it"
+        return "it has no vectors"
     if given.d is not None:
         return f"d = {given.d}"
     return "every d" if given.space.places <= 1 else f"every d ≥ {given.space.places}"
@@ -351,7 +353,7 @@ def _calls(node: Node) -> bool:
 
 
 def breaks(statement: Statement, d: int, point: Point) -> tuple[Number, Number] | None:
-    """Both sides at a point, if all conditions hold there and the relation does not; exactly."""
+    """Both sides at a point, if all conditions hold there and the relation fails, exactly."""
     if not _meets_conditions(statement, d, point):
         return None
     sides = list[Number]()
@@ -367,15 +369,15 @@ def breaks(statement: Statement, d: int, point: Point) -> tuple[Number, Number] 
 
 
 def speaks_of(statement: Statement, d: int, point: Point) -> bool:
-    """Whether a statement says something here: all conditions hold, and both sides have values."""
+    """Whether all conditions hold at a point and both sides have values there."""
     return _meets_conditions(statement, d, point) and _defined(
         lambda: sides_at(statement, d, point)
     )
 
 
 def _meets_conditions(statement: Statement, d: int, point: Point) -> bool:
-    """Whether all conditions hold at a point: one that explains a letter does by definition, if
-    what explains it has a value there."""
+    """Whether all conditions hold at a point. A condition that defines a letter holds if the
+    definition has a value there."""
     explained = explanations(statement)
     if not all(x in point or x in explained for x in statement.vectors):
         return False
@@ -393,7 +395,7 @@ def _meets_conditions(statement: Statement, d: int, point: Point) -> bool:
 
 
 def _defined(evaluated: Callable[[], object]) -> bool:
-    """Whether an evaluation ends with a value, at some precision."""
+    """Whether an evaluation gives a value at some precision."""
 
     def value() -> Number:
         evaluated()
@@ -403,13 +405,13 @@ def _defined(evaluated: Callable[[], object]) -> bool:
 
 
 def sides_at(statement: Statement, d: int, point: Point) -> list[Number]:
-    """Both sides at a point, at the precision of the moment."""
+    """Both sides at a point, at the current precision."""
     scope = _scope(statement, d, point)
     return [scalar_value(x, scope) for x in (statement.left, statement.right)]
 
 
 def explanations(statement: Statement) -> dict[str, Condition]:
-    """Letters that a condition explains by others, s = 1/√d: it holds there by definition."""
+    """The letters that a condition such as s = 1/√d defines, with that condition."""
     found: dict[str, Condition] = {}
 
     def reaches(name: str, node: Node) -> bool:
@@ -441,7 +443,7 @@ def _explanation(condition: Condition, name: str) -> Node:
 
 
 def _scope(statement: Statement, d: int, point: Point) -> Scope:
-    """What the names stand for at a point: numbers, vectors of width d, or what explains them."""
+    """The values of names at a point. Names that a condition defines are evaluated from it."""
     explained = explanations(statement)
     vectors: dict[str, Any] = {
         name: [Number(x) for x in point[name]] for name in statement.vectors if name in point
@@ -459,10 +461,10 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope:
 
     scope = Scope(statement.text, vectors, letter, EXACTLY, Number, lambda x, p: x**p, d)
     for name in missing:
-        vectors[name] = [Number(0)] * d  # so that its place is known to be a vector's
+        vectors[name] = [Number(0)] * d  # a placeholder that marks it as a vector
 
     def settle(name: str) -> None:
-        """The vector, after those that explain it: q = k, k = x."""
+        """Evaluate a vector after the vectors that define it: q = k, k = x."""
         missing.remove(name)
         condition = explained[name]
         for other in sorted(_behind(_explanation(condition, name), explained)):
@@ -474,7 +476,7 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope:
                 raise ClaimError(
                     statement.text,
                     condition.right.at,
-                    f"{name} is a vector: it equals another vector, or 0",
+                    f"{name} is a vector, so it can only equal another vector or 0",
                 )
             value = [Number(0)] * d
         vectors[name] = value
@@ -485,7 +487,7 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope:
 
 
 def _behind(node: Node, explained: Mapping[str, Condition]) -> set[str]:
-    """The names that an expression rests on, also through what explains its letters."""
+    """The names that an expression depends on, also through definitions."""
     found, left = set[str](), sorted(names(node))
     while left:
         name = left.pop()

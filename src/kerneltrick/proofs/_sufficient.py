@@ -1,4 +1,4 @@
-"""Which conditions on similarities keep their sum from being 0."""
+"""Decide which conditions on similarities keep their sum from being 0."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Test = Callable[[Sequence[int]], bool]
 
 
 def check_sufficient(text: str) -> Verdict:
-    """Whether a condition suffices (or is necessary) for Σⱼ sim ≠ 0, whatever the similarity.
+    """Decide whether a condition suffices (or is necessary) for Σⱼ sim ≠ 0.
 
-    A condition is "sim > 0" (for all keys), "some sim != 0", or several joined by "and". What
-    counts is only the signs that occur: a sum of similarities of one sign and not all 0 is not 0,
-    and whenever both signs are allowed their sizes can be chosen to cancel.
+    A condition is "sim > 0" (for all keys), "some sim != 0", or several joined by "and". Only the
+    signs matter. If all similarities have the same sign and not all are 0, their sum is not 0. If
+    both signs are allowed, their sizes can be chosen so that they cancel.
 
     >>> print(check_sufficient("some sim != 0 suffices"))
     FALSE: some sim != 0 suffices
@@ -44,7 +44,7 @@ def check_sufficient(text: str) -> Verdict:
         return _necessary(text, holds, patterns)
     allowed = [p for p in patterns if holds(p)]
     if not allowed:
-        return Verdict.undecided(text, "no similarities meet this condition")
+        return Verdict.undecided(text, "no similarities satisfy this condition")
     zeros = next((p for p in allowed if not any(p)), None)
     if zeros is not None:
         return _insufficient(text, holds, list(zeros), "similarities that are all 0 are allowed")
@@ -52,8 +52,8 @@ def check_sufficient(text: str) -> Verdict:
     if mixed is not None:
         reason = "similarities of both signs are allowed, and they can cancel"
         return _insufficient(text, holds, _balanced(mixed), reason)
-    # Conditions speak of three signs only: what is possible at all is so with three keys.
-    reason = "all similarities have one sign and not all are 0, so their sum has that sign"
+    # Conditions distinguish only three signs, so three keys show everything that can happen.
+    reason = "all similarities have the same sign and not all are 0, so their sum has that sign"
     return Verdict.true(text, Derivation(reason))
 
 
@@ -66,7 +66,7 @@ def _insufficient(text: str, holds: Test, values: list[int], reason: str) -> Ver
 
 
 def _necessary(text: str, holds: Test, patterns: Sequence[Sequence[int]]) -> Verdict:
-    """Necessary: whenever the sum is not 0, the condition holds."""
+    """Decide whether the condition holds whenever the sum is not 0."""
     for pattern in patterns:
         for sizes in itertools.product((1, 2), repeat=len(pattern)):
             values = [s * size for s, size in zip(pattern, sizes, strict=True)]  # whole numbers
@@ -92,12 +92,14 @@ def _test(text: str, part: str) -> Test:
     match = _CONDITION.match(part.strip())
     if match is None:
         at = max(text.find(part), 0)
-        raise ClaimError(text, at, "conditions read 'sim > 0', 'some sim != 0', joined by 'and'")
+        raise ClaimError(
+            text, at, "a condition is 'sim > 0', 'some sim != 0' or several joined by 'and'"
+        )
     one = _TESTS[_SPELLED.get(match[2], match[2])]
     return (lambda s: any(map(one, s))) if match[1] else (lambda s: all(map(one, s)))
 
 
 def _balanced(signs: Sequence[int]) -> list[int]:
-    """Numbers of these signs with sum 0."""
+    """Numbers with these signs and sum 0."""
     up, down = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
     return [down if s > 0 else -up if s < 0 else 0 for s in signs]

@@ -1,4 +1,4 @@
-"""Feature maps and kernels of any kind as expressions in symbols, or as functions of numbers."""
+"""Feature maps and kernels, as expressions in symbols or as functions of numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kerneltrick import maps
-from kerneltrick.proofs._evaluate import EXACT, FLOATS, Scope, feature_list, scalar_value
+from kerneltrick.proofs._evaluate import EXACT, Scope, feature_list, float_scope, scalar_value
 from kerneltrick.proofs._number import EXACTLY, Number
 from kerneltrick.proofs._sympy import Expr, exact, real, sympy, vector
 from kerneltrick.proofs._syntax import (
@@ -32,7 +32,7 @@ KernelLike = str | maps.FeatureMap | Callable[..., Any]
 
 
 class NotSymbolicError(ValueError):
-    """A function that cannot be run on symbols: it compares, or calls what knows only floats."""
+    """A function cannot be run on symbols: it compares values or needs floats."""
 
 
 class Traced:
@@ -80,7 +80,7 @@ class Traced:
     __rmul__ = __mul__
 
     def __getattr__(self, name: str) -> Any:
-        """np.exp and its kin call the method of that name on each element."""
+        """np.exp and similar functions call the method of that name on each element."""
         if name in EXACT and name not in ("C", "max", "min", "relu", "elu", "abs"):
             return lambda: Traced(EXACT[name](self.value))
         if name == "conjugate":
@@ -88,7 +88,7 @@ class Traced:
         raise AttributeError(name)
 
     def _compare(self, other: object) -> bool:
-        raise NotSymbolicError("the function compares its input")
+        raise NotSymbolicError("the function compares its inputs")
 
     __lt__ = __le__ = __gt__ = __ge__ = _compare
 
@@ -96,7 +96,7 @@ class Traced:
 def _untraced(x: Any) -> Expr:
     if isinstance(x, Traced):
         return x.value
-    if isinstance(x, np.ndarray):  # 0-d: NumPy takes care of the others
+    if isinstance(x, np.ndarray):  # 0-d: NumPy handles the others
         x = x.item()
     if isinstance(x, bool | np.bool_ | int | np.integer):
         return sympy.Integer(int(x))
@@ -133,13 +133,13 @@ class Phi:
 
     @property
     def random(self) -> bool:
-        """Whether φ is one draw of many, told apart by a seed."""
+        """Whether φ is drawn at random from a seed."""
         if self.map is not None:
             return isinstance(self.map, maps.Favor)
         return self.function is not None and _takes(self.function, "seed")
 
     def symbolic(self, xs: list[Expr]) -> list[Expr]:
-        """The features at x; NotSymbolicError if φ works on numbers only."""
+        """The features at x. Raises NotSymbolicError if φ works only on numbers."""
         if self.node is not None:
             return feature_list(self.node, Scope(self.text, {"x": xs}, letters_as_symbols(len(xs))))
         assert self.function is not None
@@ -155,15 +155,16 @@ class Phi:
     def numeric(self, x: Floats) -> Floats:
         """The features of rows x (n, d), as (n, m)."""
         if self.node is not None:
-            scope = Scope(self.text, {"x": list(x.T)}, _numbers(x.shape[1]), FLOATS, float)
-            columns = [np.broadcast_to(f, len(x)) for f in feature_list(self.node, scope)]
+            scope = float_scope(self.text, {"x": list(x.T)}, _numbers(x.shape[1]))
+            with np.errstate(all="ignore"):
+                columns = [np.broadcast_to(f, len(x)) for f in feature_list(self.node, scope)]
             return np.stack(columns, axis=1).astype(np.float64)
         assert self.function is not None
         return np.asarray(_rows(self.function, x), dtype=np.float64)
 
 
 def _check_features(text: str, node: Node) -> None:
-    """Refuse features that cannot be read, or that are not of x."""
+    """Refuse features that cannot be read, or that are not functions of x."""
     for name in sorted(names(node) & {"q", "k", "y", "w"}):
         raise ClaimError(text, place(node, name), f"features are functions of x, not of {name}")
     least = largest_index(node)
@@ -172,7 +173,7 @@ def _check_features(text: str, node: Node) -> None:
 
 
 def with_ones(text: str, vectors: dict[str, list[Number]], d: int) -> Scope:
-    """A scope in which every letter is 1, to read an expression in."""
+    """A scope in which every letter is 1, to check that an expression can be read."""
     return Scope(text, vectors, lambda _: Number(1), EXACTLY, Number, lambda x, p: x**p, d)
 
 
@@ -222,8 +223,9 @@ class Kernel:
         """The values at pairs of rows q (n, d) and k (n, d), as (n,)."""
         if self.node is not None:
             vectors = {"q": list(q.T), "k": list(k.T)}
-            scope = Scope(self.text, vectors, _numbers(q.shape[1]), FLOATS, float)
-            found = np.broadcast_to(scalar_value(self.node, scope), len(q))
+            scope = float_scope(self.text, vectors, _numbers(q.shape[1]))
+            with np.errstate(all="ignore"):
+                found = np.broadcast_to(scalar_value(self.node, scope), len(q))
             return found.astype(np.float64)
         function = self.function
         assert function is not None
@@ -242,7 +244,7 @@ def symbols(d: int) -> tuple[list[Expr], list[Expr], list[Expr]]:
     return vector("x", d), vector("q", d), vector("k", d)
 
 
-FLOATS_READ = "floats in functions stand for the simple numbers nearest to them (√2 for 1.414…)"
+FLOATS_READ = "floats in functions stand for the nearest simple numbers (√2 for 1.414…)"
 _CALLS = {
     sympy.exp: "exp",
     sympy.log: "log",
@@ -258,11 +260,11 @@ _COORDINATE = re.compile(r"([A-Za-z]+)([₀-₉]+)")
 
 
 def as_node(expression: Expr) -> Node:
-    """What a function made of symbols, as an expression of the claims' language."""
+    """A sympy expression in the language of claims."""
     if expression.is_Rational:
         return Node("number", 0, Fraction(int(expression.p), int(expression.q)))
     if expression.is_Float:
-        raise NotSymbolicError(f"the function holds {expression}, which is no simple number")
+        raise NotSymbolicError(f"the function contains {expression}, which is not a simple number")
     if expression == sympy.pi:
         return Node("name", 0, "pi")
     if expression == sympy.E:
@@ -283,12 +285,14 @@ def as_node(expression: Expr) -> Node:
         return Node("op", 0, "**", (as_node(expression.base), Node("number", 0, power)))
     name = _CALLS.get(type(expression))
     if name is None:
-        raise NotSymbolicError(f"the function holds {type(expression).__name__}, which is not read")
+        raise NotSymbolicError(
+            f"the function contains {type(expression).__name__}, which is not supported"
+        )
     return Node("call", 0, name, (as_node(expression.args[0]),))
 
 
 def _rows(function: Callable[..., Any], x: Any) -> Any:
-    """φ of rows (n, d) → (n, m), also for functions that take one vector (d,) at a time."""
+    """φ of rows, (n, d) → (n, m), also for functions that take one vector (d,) at a time."""
     try:
         found = _array(function(x))
         if found.ndim == 2 and len(found) == len(x):
@@ -296,18 +300,18 @@ def _rows(function: Callable[..., Any], x: Any) -> Any:
     except NotSymbolicError:
         raise
     except Exception:
-        pass  # it may be a function of one vector: what it says of that is what counts
+        pass  # it may be a function of one vector, tried next
     found = _array([_array(function(row)) for row in x])
     if found.ndim != 2:
         raise ValueError(
-            f"φ must turn rows (n, d) into (n, m), or a vector (d,) into (m,); it turned "
-            f"{tuple(x.shape)} into {tuple(found.shape)}"
+            f"φ must map rows (n, d) to (n, m), or a vector (d,) to (m,); it mapped "
+            f"{tuple(x.shape)} to {tuple(found.shape)}"
         )
     return found
 
 
 def _pair(function: Callable[..., Any], q: Any, k: Any) -> Any:
-    """The kernel of one pair of vectors, for functions of vectors or of rows."""
+    """The kernel of one pair of vectors. The function takes vectors or rows."""
     try:
         found = _array(function(q, k))
         if found.size == 1:
@@ -315,12 +319,12 @@ def _pair(function: Callable[..., Any], q: Any, k: Any) -> Any:
     except NotSymbolicError:
         raise
     except Exception:
-        pass  # it may be a function of rows
+        pass  # it may be a function of rows, tried next
     found = _array(function(q[None, :], k[None, :]))
     if found.size != 1:
         raise ValueError(
-            f"the kernel must turn q (n, d) and k (n, d) into (n, n), or two vectors into a "
-            f"number; it turned two rows into {tuple(found.shape)}"
+            f"the kernel must map q (n, d) and k (n, d) to (n, n), or two vectors to a number; "
+            f"it mapped two rows to {tuple(found.shape)}"
         )
     return found.reshape(-1)[0]
 
@@ -354,12 +358,12 @@ def _label(x: Any, anonymous: str) -> str:
 
 
 def letters_as_symbols(d: int) -> Callable[[str], Expr]:
-    """d is the width, all other letters are symbols."""
+    """Letters for `Scope`: d is the width, all others are symbols."""
     return lambda name: sympy.Integer(d) if name == "d" else real(name)
 
 
 def _numbers(d: int) -> Callable[[str], float]:
-    """d is the width, no other letter has a value."""
+    """Letters for `Scope`: d is the width, no other letter has a value."""
 
     def value(name: str) -> float:
         if name != "d":

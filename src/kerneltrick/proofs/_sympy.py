@@ -1,4 +1,4 @@
-"""sympy, or what to install; and what this room asks of it."""
+"""Import sympy, or say what to install; and write its expressions as text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def vector(name: str, d: int) -> list[Expr]:
 
 
 def subscript(name: str, place: int) -> str:
-    """The name of a coordinate, q₁ for the place 0."""
+    """The name of a coordinate: place 0 of q is q₁."""
     return f"{name}{str(place + 1).translate(_LOWERED)}"
 
 
 def exact(x: float) -> Expr:
-    """A float as the simple number it stands for: a fraction, or the root of one.
+    """Recognise a float as a fraction or the square root of one.
 
-    Within 1e-12, relative: 0.5 → 1/2, 1.4142135623730951 → √2. Else the float as it is.
+    The relative tolerance is 1e-12: 0.5 → 1/2, 1.4142135623730951 → √2. A float that is not
+    recognised is returned unchanged.
 
     >>> exact(1.4142135623730951), exact(0.3), exact(0.7071067811865476)
     (sqrt(2), 3/10, sqrt(2)/2)
@@ -61,7 +62,7 @@ def _fraction(x: float) -> Fraction | None:
 
 
 def write(expression: Expr) -> str:
-    """An expression as a person writes it: 2·x₁² + √2."""
+    """An expression as people write it: 2·x₁² + √2."""
     text = str(sympy.sstr(expression, order="lex"))
     for power in range(9, 1, -1):
         text = text.replace(f"**{power}", str(power).translate(_RAISED))

@@ -1,4 +1,4 @@
-"""A small language for claims, read by hand: nothing a user writes is ever run as code.
+"""Read claims in a small language. Nothing that a user writes is ever run as code.
 
     expression   a + b   a - b   a * b   a / b   a ** 3 (or a^3, a², a³)   -a   √a   (a)
     dot product  q·k     q @ k   dot(q, k)
@@ -8,7 +8,7 @@
     conditions   … where s > 0, M = D
 
 Everything is bounded: the length of the text, the depth of brackets, the digits of a number, the
-size of an exponent and the degree it can lead to.
+size of an exponent and the resulting degree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from kerneltrick.proofs._tokens import LONGEST, ClaimError, Token, tokens
 
-DEEPEST = 40  # brackets within brackets
+DEEPEST = 40  # nested brackets
 LARGEST_POWER = 16  # exponents
-LARGEST_DEGREE = 64  # of powers within powers
+LARGEST_DEGREE = 64  # of nested powers
 LARGEST_INDEX = 1000  # of a coordinate, x[1000]
 INDICES = ("i", "j", "l", "r")
 MOMENTS = ("E", "Var")  # of random variables: E[q·k]
@@ -61,14 +61,14 @@ class Node(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A relation and what stands to the right of it; the first side's relation is empty."""
+    """A relation and the expression to its right. The relation of the first side is empty."""
 
     relation: str
     node: Node
 
 
 class Reader:
-    """Recursive descent over the tokens of one claim."""
+    """A recursive-descent parser for one claim."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, self.here, self.depth = text, tokens(text), 0, 0
@@ -78,7 +78,7 @@ class Reader:
         return self.tokens[self.here]
 
     def take(self, *texts: str) -> Token | None:
-        """The next token, if it is one of `texts`."""
+        """Consume the next token if it is one of `texts`."""
         token = self.now
         if token.kind in ("op", "name") and token.text in texts:
             self.here += 1
@@ -109,7 +109,7 @@ class Reader:
         return sides
 
     def conditions(self) -> list[list[Side]]:
-        """where relation, relation, … at the end of a claim; none if there is no `where`."""
+        """where relation, relation, … at the end of a claim; empty without `where`."""
         found = list[list[Side]]()
         if self.take("where"):
             found.append(self.relation())
@@ -121,7 +121,7 @@ class Reader:
     def expression(self) -> Node:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self.error(f"brackets are at most {DEEPEST} deep", self.now.at)
+            raise self.error(f"brackets can be nested at most {DEEPEST} deep", self.now.at)
         node = self._term()
         while (token := self.take("+", "-")) is not None:
             node = Node("op", token.at, token.text, (node, self._term()))
@@ -148,10 +148,12 @@ class Reader:
         node = self._atom()
         while (token := self.take("**", "²", "³")) is not None:
             if is_root:
-                problem = "the root of a power, or the power of a root? write √(a**2) or (√a)**2"
+                problem = (
+                    "write √(a**2) for the root of a power, or (√a)**2 for the power of a root"
+                )
                 raise self.error(problem, token.at)
             if token.text != "**" and self.now.text in ("²", "³"):
-                raise self.error("write exponents of two digits as **23", token.at)
+                raise self.error("write exponents with two digits as **23", token.at)
             if token.text == "**":
                 value = _constant(self._exponent(), self)
             else:
@@ -159,19 +161,21 @@ class Reader:
             if abs(value) > LARGEST_POWER or value.denominator > 4:
                 raise self.error(
                     f"exponents are numbers from -{LARGEST_POWER} to {LARGEST_POWER}, whole or "
-                    "with a denominator up to 4",
+                    "fractions with a denominator up to 4",
                     token.at,
                 )
             node = Node("op", token.at, "**", (node, Node("number", token.at, value)))
             if degree(node) > LARGEST_DEGREE:
-                raise self.error(f"powers of powers go up to {LARGEST_DEGREE}", token.at)
+                raise self.error(
+                    f"nested powers can have a degree of at most {LARGEST_DEGREE}", token.at
+                )
         return node
 
     def _exponent(self) -> Node:
-        """What follows **: a sign, an atom, and further powers, which bind from the right."""
+        """The exponent after **: a sign, an atom and further powers, from right to left."""
         self.depth += 1
         if self.depth > DEEPEST:
-            raise self.error(f"brackets are at most {DEEPEST} deep", self.now.at)
+            raise self.error(f"brackets can be nested at most {DEEPEST} deep", self.now.at)
         minus = self.take("-")
         node = self._power()
         self.depth -= 1
@@ -191,12 +195,14 @@ class Reader:
         if self.take("√"):
             self.depth += 1
             if self.depth > DEEPEST:
-                raise self.error(f"brackets are at most {DEEPEST} deep", token.at)
+                raise self.error(f"brackets can be nested at most {DEEPEST} deep", token.at)
             node = Node("call", token.at, "sqrt", (self._atom(),))
             self.depth -= 1
             return node
         if token.text == "[":
-            raise self.error("a list [...] can only stand for a whole feature map", token.at)
+            raise self.error(
+                "a list [...] is a whole feature map and cannot be part of an expression", token.at
+            )
         raise self.error("expected a number, a name or '('")
 
     def _named(self) -> Node:
@@ -232,7 +238,7 @@ class Reader:
         """sum(i<=j, body), or sum(vector)."""
         indices = self._indices() if self._at_index(self.here) else None
         if indices is not None:
-            self.need(",", "between the indices of a sum and what is summed")
+            self.need(",", "between the indices of a sum and its terms")
         body = self.expression()
         if indices is None and self.now.text == ",":
             raise self.error(f"the indices of a sum are {', '.join(INDICES)}", body.at)
@@ -242,13 +248,13 @@ class Reader:
         return Node("sum", token.at, "", (indices, body))
 
     def _indices(self) -> Node:
-        """i, or i<j, i<=j<=l, or i, j: names with what stands between them."""
+        """i, or i<j, or i<=j<=l, or i, j: names and the signs between them."""
         found, between = list[Node](), list[str]()
         while True:
             if not self._at_index(self.here):
                 raise self.error(f"expected an index: {', '.join(INDICES)}")
             if any(self.now.text == x.value for x in found):
-                raise self.error(f"the index {self.now.text} stands here twice", self.now.at)
+                raise self.error(f"the index {self.now.text} occurs twice here", self.now.at)
             found.append(Node("name", self.now.at, self.now.text))
             self.here += 1
             if self.now.text == "," and not self._at_index(self.here + 1):
@@ -275,7 +281,7 @@ class Reader:
 
     def _item(self) -> Node:
         if self.now.text == "…":
-            raise self.error("write out what … stands for, such as √2*x[i]*x[j] for i<j",
+            raise self.error("write the features in place of …, such as √2*x[i]*x[j] for i<j",
                              self.now.at)  # fmt: skip
         body = self.expression()
         token = self.take("for")
@@ -285,17 +291,17 @@ class Reader:
         if len(loose) > 1:
             one, other = (str(x.value) for x in loose[:2])
             raise self.error(
-                f"over which {one} and {other}? add 'for {one}<={other}', 'for {one}<{other}' or "
-                f"'for {one}, {other}' after this feature", loose[0].at
+                f"the range of {one} and {other} is missing: add 'for {one}<={other}', "
+                f"'for {one}<{other}' or 'for {one}, {other}' after this feature", loose[0].at
             )  # fmt: skip
         if not loose:
             return body
-        # x[i]**2 alone is what people write for x[i]**2 for i.
+        # People write x[i]**2 and mean x[i]**2 for i.
         return Node("for", body.at, "", (Node("indices", body.at, "", (loose[0],)), body))
 
 
 def _loose_indices(node: Node, bound: frozenset[str] = frozenset()) -> list[Node]:
-    """The indices of coordinates that no sum runs over, each once."""
+    """The indices of coordinates that are not bound by a sum, each once."""
     if node.kind == "sum":
         inside = bound | {str(part.value) for part in node.parts[0].parts}
         return _loose_indices(node.parts[1], inside)
@@ -311,7 +317,7 @@ def _loose_indices(node: Node, bound: frozenset[str] = frozenset()) -> list[Node
 
 
 def read_expression(text: str) -> Node:
-    """One expression, the whole text."""
+    """Read a text that is one expression."""
     reader = Reader(text)
     node = reader.expression()
     reader.end()
@@ -319,7 +325,7 @@ def read_expression(text: str) -> Node:
 
 
 def read_relation(text: str) -> list[Side]:
-    """Expressions with relations between them, the whole text."""
+    """Read a text that is expressions with relations between them."""
     reader = Reader(text)
     sides = reader.relation()
     reader.end()
@@ -327,7 +333,7 @@ def read_relation(text: str) -> list[Side]:
 
 
 def read_features(text: str) -> Node:
-    """A feature map [ … ], the whole text."""
+    """Read a text that is a feature map [ … ]."""
     reader = Reader(text)
     node = reader.features()
     reader.end()
@@ -335,7 +341,7 @@ def read_features(text: str) -> Node:
 
 
 def degree(node: Node) -> int:
-    """A bound on the degree an expression can have as a polynomial."""
+    """An upper bound on the degree of an expression as a polynomial."""
     below = [degree(part) for part in node.parts]
     if node.kind == "op" and node.value == "**":
         power = node.parts[1].value
@@ -347,7 +353,7 @@ def degree(node: Node) -> int:
 
 
 def names(node: Node) -> set[str]:
-    """The names that occur, functions and indices of sums left out."""
+    """The names that occur, without functions and indices of sums."""
     if node.kind in ("sum", "for"):
         bound = {part.value for part in node.parts[0].parts}
         return {name for name in names(node.parts[1]) if name not in bound}
@@ -357,7 +363,7 @@ def names(node: Node) -> set[str]:
 
 
 def has_gaps(node: Node) -> bool:
-    """Whether a quotient or a power may be undefined somewhere, whatever its parts are."""
+    """Whether a quotient or a power may be undefined somewhere although its parts are defined."""
     if node.kind != "op" or node.value not in ("/", "**"):
         return False
     base, other = node.parts
@@ -369,7 +375,7 @@ def has_gaps(node: Node) -> bool:
 
 
 def place(node: Node, name: str) -> int:
-    """Where a name first occurs; -1 if it does not."""
+    """The position where a name first occurs; -1 if it does not occur."""
     if node.kind in ("name", "index") and node.value == name:
         return node.at
     found = [at for part in node.parts if (at := place(part, name)) >= 0]
@@ -390,7 +396,7 @@ def replaced(node: Node, values: Mapping[str, Node]) -> Node:
 
 
 def largest_index(*nodes: Node | None) -> int:
-    """The largest coordinate named by its number, x[3]; 1 if there is none."""
+    """The largest number of a coordinate, 3 for x[3]; 1 if there is none."""
     found = 1
     for node in filter(None, nodes):
         if node.kind == "index" and isinstance(node.parts[0].value, Fraction):
@@ -400,7 +406,7 @@ def largest_index(*nodes: Node | None) -> int:
 
 
 def _constant(node: Node, reader: Reader) -> Fraction:
-    """The value of an exponent: small numbers only, so that it is found at once."""
+    """The value of an exponent, which consists of small numbers."""
     if node.kind == "number" and isinstance(node.value, Fraction):
         return node.value
     if node.kind == "neg":
@@ -413,7 +419,7 @@ def _constant(node: Node, reader: Reader) -> Fraction:
             return left / right
         if node.value in ("+", "-", "*"):
             return {"+": left + right, "-": left - right, "*": left * right}[str(node.value)]
-    raise reader.error("an exponent is a number", node.at)
+    raise reader.error("an exponent must be a number", node.at)
 
 
 def _index_value(token: Token) -> str | Fraction:

@@ -1,4 +1,4 @@
-"""The words and signs of a claim, and the error that points at one of them."""
+"""Split a claim into words and signs, and point at errors in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPELLED = {"...": "…", "^": "**", "⋅": "·", "@": "·", "==": "=", "≤": "
 
 
 class ClaimError(ValueError):
-    """A claim that cannot be read, with a caret under the character where reading stopped."""
+    """A claim cannot be read. The message has a caret under the character at fault."""
 
     def __init__(self, text: str, at: int, problem: str) -> None:
         line = "".join(" " if c.isspace() else c for c in text)
@@ -37,7 +37,7 @@ class Token(NamedTuple):
 
 
 def tokens(text: str) -> list[Token]:
-    """The words and signs of a claim; the last one is the end."""
+    """The words and signs of a claim. The last token marks the end."""
     if len(text) > LONGEST:
         raise ClaimError(text, LONGEST, f"a claim has at most {LONGEST} characters")
     found, at = list[Token](), 0
@@ -49,9 +49,9 @@ def tokens(text: str) -> list[Token]:
         if match is None:
             problem = f"unexpected {text[at]!r}"
             if text[at] == ".":
-                problem = "there is no attribute access here; write q·k, q@k or dot(q, k)"
+                problem = "a claim has no attributes; write q·k, q@k or dot(q, k)"
             elif text[at] in "\"'`":
-                problem = f"unexpected {text[at]!r}: there are no texts inside a claim"
+                problem = f"unexpected {text[at]!r}: a claim contains no quotation marks"
             raise ClaimError(text, at, problem)
         kind, word = match.lastgroup or "", match[0]
         if kind == "number" and len(word) > DIGITS:

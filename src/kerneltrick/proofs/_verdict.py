@@ -1,8 +1,9 @@
-"""The answer to a claim, and what it must rest on.
+"""The answer to a claim, and the evidence that it needs.
 
-A verdict is TRUE only with a `Derivation` and FALSE only with a `Counterexample` that was evaluated
-exactly, or with a derivation of the opposite; claims about given numbers, such as rankings on given
-data, rest on a `Computation`. Everything else is undecided and says what is missing.
+A verdict is TRUE only with a `Derivation`. It is FALSE only with a `Counterexample` that was
+evaluated exactly, or with a derivation of the opposite. Claims about given numbers, such as
+rankings on given data, rest on a `Computation`. Everything else is undecided and says what is
+missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEFINED = "where both sides are defined"
 
 @dataclasses.dataclass(frozen=True)
 class Derivation:
-    """Why a claim holds, or cannot, in all that it speaks of; what it takes for granted."""
+    """The reason why a claim holds, or cannot hold, and what the reason assumes."""
 
     reason: str
     assumptions: tuple[str, ...] = ()
@@ -33,7 +34,7 @@ class Derivation:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """What came out of the numbers a claim is about; of other numbers it says nothing."""
+    """A result computed from the numbers that a claim is about. It says nothing about others."""
 
     reason: str
     assumptions: tuple[str, ...] = ()
@@ -41,13 +42,15 @@ class Computation:
 
 
 class NotBrokenError(ValueError):
-    """Values that were thought to break a claim do not, when they are evaluated exactly."""
+    """Exact evaluation shows that the values do not break the claim."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Counterexample:
-    """Values at which a claim fails. `breaks` evaluates the claim and all its conditions there,
-    exactly; without a breach there is no such object.
+    """Values for which a claim fails.
+
+    `breaks` evaluates the claim and its conditions exactly. If the claim does not fail, the
+    constructor raises an error.
 
     >>> Counterexample("2 is not 3", {"a": 2}, lambda: 2 == 3)
     Traceback (most recent call last):
@@ -71,12 +74,12 @@ Evidence = Derivation | Counterexample | Computation
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, why, and a counterexample where there is one.
+    """The answer to a claim: whether it holds, why, and a counterexample if there is one.
 
-    `bool(verdict)` is True only for a claim that holds; "undecided" is never True. `basis` says
-    what the answer rests on: "proof", "counterexample", "measurement" (of the numbers that the
-    claim is about, or that show nothing definite) or "none". `assumptions` are what the answer
-    takes for granted. Made by `Verdict.true`, `Verdict.false` and `Verdict.undecided` only.
+    `bool(verdict)` is True only if the claim holds; it is False for "undecided". `basis` says what
+    the answer rests on: "proof", "counterexample", "measurement" (of the numbers that the claim is
+    about, or without a definite result) or "none". `assumptions` lists what the answer assumes.
+    Verdicts are created by `Verdict.true`, `Verdict.false` and `Verdict.undecided`.
 
     >>> found = Counterexample("the sides differ by 1", {"left": 2, "right": 3}, lambda: 2 != 3)
     >>> verdict = Verdict.false("2 = 3", found)
@@ -100,9 +103,9 @@ class Verdict:
 
     def __post_init__(self, evidence: Evidence | None) -> None:
         if (self.status == "undecided") != (evidence is None):
-            raise ValueError(f"a verdict is {self.status} only with evidence, undecided without")
+            raise ValueError("a verdict is true or false with evidence, and undecided without it")
         if self.status == "true" and isinstance(evidence, Counterexample):
-            raise ValueError("a counterexample makes no claim true")
+            raise ValueError("a counterexample cannot make a claim true")
 
     @classmethod
     def true(
@@ -143,7 +146,7 @@ class Verdict:
         return cls("undecided", claim, missing, details, None, basis, facts or {})
 
     def of(self, claim: str) -> Verdict:
-        """The same verdict with the claim as it was said."""
+        """The same verdict with another wording of the claim."""
         return Verdict.from_dict({**self.to_dict(), "claim": claim})
 
     def __bool__(self) -> bool:
@@ -161,11 +164,11 @@ class Verdict:
         return "\n".join((f"{_MARKS[self.status]}: {self.claim}", *wrapped))
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """The verdict as one JSON object."""
         return to_json(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values: numbers, texts, lists."""
+        """The verdict as plain values: numbers, texts and lists."""
         return {
             "status": self.status,
             "claim": self.claim,
@@ -179,7 +182,7 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
-        """The verdict that `to_dict` wrote down, as it was found then."""
+        """Restore the verdict that `to_dict` returned."""
         found = cls.undecided(values["claim"], values["reason"], tuple(values["details"]),
                               values["facts"], values["basis"])  # fmt: skip
         for name in ("status", "counterexample"):

@@ -1,4 +1,4 @@
-"""Queries and keys that break a claim about the sign of a similarity, beside single points."""
+"""Find queries and keys that break a claim about the sign of a similarity."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = range(-3, 4)
 
 
 def sum_witness(statement: Statement, widths: Sequence[int]) -> Counterexample | None:
-    """Keys whose similarities to one query cancel: exactly, or between two of them."""
+    """Find keys whose similarities to one query cancel, exactly or by continuity."""
     for d in widths:
         for point in points(statement, d, TRIES):
             if "k" not in point or "q" not in point:
@@ -36,7 +36,7 @@ def sum_witness(statement: Statement, widths: Sequence[int]) -> Counterexample |
 
 
 def _cancelling(statement: Statement, d: int, point: dict[str, Any]) -> Counterexample | None:
-    """Keys near this one, and its opposite, of which two have similarities of both signs."""
+    """Try this key, its opposite and a few others until two have different signs."""
     keys = [point["k"], [-x for x in point["k"]], [2 * x for x in point["k"]], [Fraction(0)] * d]
     keys += [[-2 * x for x in point["k"]], [Fraction(1)] + [Fraction(0)] * (d - 1)]
     signed = list[tuple[list[Fraction], int, Number]]()
@@ -58,7 +58,7 @@ def _cancelling(statement: Statement, d: int, point: dict[str, Any]) -> Countere
 
 
 def _similarity(statement: Statement, d: int, point: dict[str, Any]) -> tuple[int, Number] | None:
-    """The sign and the value at a key that meets all conditions; None at others."""
+    """The sign and the value at a key; None if the key does not meet all conditions."""
     if not speaks_of(statement, d, point):
         return None
     return exactly(lambda: sides_at(statement, d, point)[0])
@@ -99,24 +99,24 @@ def _between(
         "k2": [plain(x) for x in up],
     }
     others = {name: plain(x) for name, x in point.items() if name not in ("q", "k")}
-    reason = "it is continuous and has both signs: between two such keys lies one with sum 0"
+    reason = "it is continuous and takes both signs, so it is 0 at a key between these two"
     return Counterexample(reason, {**shown, **others}, both_signs, assumptions(statement))
 
 
 def _path(statement: Statement) -> bool:
-    """Whether a similarity is continuous from one key to another, all of them allowed."""
+    """Whether a similarity is continuous on the way from any key to another."""
     return not statement.conditions and continuous(statement.left)
 
 
 def continuous(node: Node) -> bool:
-    """Whether an expression is continuous and defined everywhere, seen from how it is written."""
+    """Whether an expression is continuous and defined everywhere, judged by its functions."""
     if node.kind == "call" and node.value in ("log", "sqrt", "norm", "cosine", "C", "factorial"):
         return not names(node)
     return not has_gaps(node) and all(continuous(part) for part in node.parts)
 
 
 def function_witness(kernel: Kernel, relation: str) -> Counterexample | None:
-    """A point at which a function returns a number of the wrong sign, beyond rounding."""
+    """Find a point where a function returns a number of the wrong sign, beyond rounding."""
     grid = np.array(list(itertools.product(GRID, repeat=2)), dtype=float)
     for q, k in itertools.product(grid, repeat=2):
         with np.errstate(all="ignore"):
@@ -139,9 +139,10 @@ def _wrong(value: float, relation: str) -> bool:
 
 
 def drawn_witness(feature_map: maps.Favor, relation: str) -> Counterexample | None:
-    """q and k at which the trigonometric features drawn from this seed have the wrong sign.
+    """Find q and k for which the random features of this seed give the wrong sign.
 
-    φ(q)·φ(k) is a positive factor times Σ cos ω·(q − k), and the draws ω are numbers.
+    For trigonometric features, φ(q)·φ(k) is a positive factor times Σ cos ω·(q − k), where the
+    draws ω are known numbers.
     """
     draws = [[Fraction(float(x)) for x in row] for row in feature_map.projection(1)]
 
@@ -165,20 +166,22 @@ def drawn_witness(feature_map: maps.Favor, relation: str) -> Counterexample | No
         if found is not None and found[0] == wanted:
             word = "negative" if wanted < 0 else "positive"
             reason = f"it is {word} here"
-            if relation == "!=":  # at z = 0 it is positive, and it is continuous
-                reason += ", and positive for q = k: between lies a key with sum 0"
+            if relation == "!=":  # it is continuous, and positive at z = 0
+                reason += " and positive for q = k, so it is 0 at a key in between"
             shown = {"q": [float(z)], "k": [0.0], "Σ cos ω·(q − k)": float(found[1])}
 
             def breaks(z: Fraction = z) -> bool:
                 again = total(z)
                 return again is not None and again[0] == wanted
 
-            return Counterexample(reason, shown, breaks, (f"the draws of {feature_map}, d = 1",))
+            return Counterexample(
+                reason, shown, breaks, (f"the draws are those of {feature_map} for d = 1",)
+            )
     return None
 
 
 def zero_features(phi: Phi, relation: str) -> Counterexample | None:
-    """A query all of whose features are exactly 0, for maps that end in a ReLU."""
+    """Find a query whose features are all exactly 0, for maps that end in a ReLU."""
     if relation in (">=", "<="):
         return None
     for x in ([[0.0]], [[-1.0]], [[0.0, 0.0]], [[-1.0, -1.0]]):

@@ -1,4 +1,4 @@
-"""How much a mixer remembers for each byte of its state: multi-query associative recall."""
+"""Multi-query associative recall: how much a mixer remembers per byte of its state."""
 
 from kerneltrick.recall._result import PUBLISHED, Point, RecallResult, Training
 from kerneltrick.recall._settings import MIXERS, RecallSettings, preset

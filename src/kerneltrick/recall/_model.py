@@ -1,4 +1,4 @@
-"""The model whose memory is tried: a gated short convolution, then the mixer, and nothing else."""
+"""The model whose memory is tested: a gated short convolution, then the mixer, nothing else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ TAPS = 3
 
 
 class RecallModel(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """Logits at some places of tokens (batch, n): two layers, no MLP, no positions.
+    """Two layers without MLP or positions: logits at chosen places of tokens (batch, n).
 
-    x ← x + conv(x̂) ⊙ W x̂ with three taps, so that a value can be told what stands before it; then
-    x ← x + mixer(x̂), x̂ the LayerNorm of x. Embedding and logits share a matrix.
+    The first layer is x ← x + conv(x̂) ⊙ W x̂ with three taps, so that the model can attach the
+    preceding key to a value. The second is x ← x + mixer(x̂). Here x̂ is the LayerNorm of x.
+    Embedding and logits share one matrix.
     """
 
     def __init__(self, vocabulary: int, mixer: str, width: int, heads: int) -> None:
@@ -32,13 +33,13 @@ class RecallModel(nn.Module):  # type: ignore[misc] # torch is not followed by m
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """(batch, places, vocabulary): only these are projected to the vocabulary."""
+        """Logits (batch, places, vocabulary); other places are not projected to the vocabulary."""
         x, _ = self._read(tokens, None)
         x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         return functional.linear(self.norms[2](x), self.embedding.weight)
 
     def numbers(self, tokens: Tensor) -> tuple[int, int]:
-        """How many numbers the state holds after tokens (1, n), and in how many bytes."""
+        """The number of values in the state after tokens (1, n), and the bytes they take."""
         _, (tail, state) = self._read(tokens, None)
         held = tail.numel() * tail.element_size() + state.nbytes
         return int(tail.numel()) + state.size, int(held)

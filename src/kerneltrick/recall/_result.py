@@ -1,4 +1,4 @@
-"""What a sweep found: accuracy against the bytes of the state, and the front that nothing beats."""
+"""The result of a sweep: accuracy against the bytes of the state, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 
 FORMAT = "kerneltrick.recall/1"
-WORD = 4  # bytes of a number, as published state sizes count
+WORD = 4  # bytes per number, as in published state sizes
 
-# Published accuracies at (bytes, accuracy): the runs of Zoology's repository, on its task of 8192
-# tokens and up to 256 pairs, which is that of the preset "paper" but for longer texts.
+# Published results as (bytes, accuracy), from the runs in Zoology's repository. Their task has a
+# vocabulary of 8192 and up to 256 pairs: the task of the preset "paper", but with longer sequences.
 PUBLISHED: dict[str, tuple[tuple[int, float], ...]] = {
     "Based": ((9_000, 0.67), (34_000, 0.84)),
     "DeltaNet": ((9_000, 0.79), (34_000, 0.96)),
@@ -27,29 +27,29 @@ PUBLISHED: dict[str, tuple[tuple[int, float], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """One model: what it was, and what it came to."""
+    """One trained model: its settings and its result."""
 
     mixer: str
     width: int
     rate: float
     seed: int
-    accuracy: float  # the share of queries answered
-    numbers: int  # that the state holds after a text
-    held_bytes: int  # in which it holds them: sums are float64
+    accuracy: float  # share of queries answered correctly
+    numbers: int  # values in the state after one sequence
+    held_bytes: int  # bytes they take in memory: sums are float64
     parameters: int
-    steps: int  # fewer than asked for if the loss was no number
-    seconds: float  # of processor time
-    curve: list[list[float]]  # step, and the mean loss of the steps before
+    steps: int  # fewer than requested if the loss became infinite or NaN
+    seconds: float  # CPU time
+    curve: list[list[float]]  # step, and the mean loss of the steps before it
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A mixer at a width, at its best rate: the mean over seeds, and the spread."""
+    """A mixer at one width and its best learning rate: mean and range over the seeds."""
 
     mixer: str
     width: int
     rate: float
-    bytes: int  # of the state, four for each number
+    bytes: int  # size of the state, four bytes per number
     accuracy: float
     lowest: float
     highest: float
@@ -59,14 +59,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class RecallResult:
-    """A sweep."""
+    """All trained models of a sweep, and one point for each mixer and width."""
 
     settings: dict[str, Any]
     trainings: list[Training]
     points: list[Point]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The result as a dictionary that JSON can hold."""
         return {
             "format": FORMAT,
             "version": __version__,
@@ -77,12 +77,12 @@ class RecallResult:
         }
 
     def to_json(self) -> str:
-        """What `kerneltrick recall --json` writes."""
+        """The text that `kerneltrick recall --json` writes."""
         return to_json(self.to_dict(), indent=1) + "\n"
 
 
 def points_of(trainings: Iterable[Training]) -> list[Point]:
-    """One point for each mixer and width, in the order in which they come."""
+    """One point for each mixer and width, in the order of the trainings."""
     groups: dict[tuple[str, int], dict[float, list[Training]]] = {}
     for training in trainings:
         rates = groups.setdefault((training.mixer, training.width), {})
@@ -99,7 +99,7 @@ def points_of(trainings: Iterable[Training]) -> list[Point]:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Which points no other beats: none as small recalls as much.
+    """The indices of the points on the Pareto front: no smaller or equal state recalls as much.
 
     >>> sorted(pareto([(1, 0.2), (2, 0.1), (4, 0.9), (4, 0.5)]))
     [0, 2]

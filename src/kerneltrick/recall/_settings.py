@@ -1,4 +1,4 @@
-"""What a sweep of recall is of, and the two that have names."""
+"""The settings of a recall sweep, and two presets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
-from kerneltrick.attention._arguments import check_count
+from kerneltrick.attention import check_count
 from kerneltrick.recall._task import Task
 
-# Softmax attention, the maps of the Based paper, hybrids with a window, windows, the relatives.
+# Softmax attention, the maps of the Based paper, hybrids with a window, windows alone, and the
+# other mixers.
 MIXERS = (
     "softmax", "based:feature_dim=8", "based:feature_dim=16", "hedgehog", "elu", "relu", "square",
     "identity", "cosformer:horizon=1024", "favor:features=64", "elu@window=16",
@@ -20,13 +21,13 @@ MIXERS = (
 
 @dataclasses.dataclass(frozen=True)
 class RecallSettings:
-    """Mixers × widths × learning rates × seeds, each a model that is trained on a task.
+    """One model is trained for every combination of mixer, width, learning rate and seed.
 
-    Of the rates, the best counts for each mixer and width. Texts are new at every step, of `task`
-    and of easier ones in turn (`Task.easier`), without which most steps pass before a model learns
-    anything; unless `trained_on` says of which tasks there are how many, which come again and again
-    in another order, as in the published runs. What is asked is of `task`, or of each of `asked`
-    alike.
+    For each mixer and width, the best of the learning rates counts. By default every step trains on
+    new sequences and cycles through `task` and its easier versions (`Task.easier`); without these a
+    model learns nothing for most of the steps. With `trained_on`, a list of tasks and their number
+    of sequences, the model sees the same sequences in every epoch, in a new order, as in the
+    published runs. The accuracy is measured on `task`, or averaged over the tasks in `asked`.
     """
 
     mixers: tuple[str, ...]
@@ -38,7 +39,7 @@ class RecallSettings:
     batch: int = 64
     trained_on: tuple[tuple[Task, int], ...] = ()
     asked: tuple[Task, ...] = ()
-    judged: int = 512  # texts of each task that it is asked about
+    judged: int = 512  # sequences of each task that the accuracy is measured on
     heads: int = 1
     weight_decay: float = 0.1
 
@@ -46,7 +47,9 @@ class RecallSettings:
         for name in ("mixers", "widths", "rates"):
             given = getattr(self, name)
             if not given or len(set(given)) != len(given):
-                raise ValueError(f"recall needs {name}, none of them twice, not {given!r}")
+                raise ValueError(
+                    f"recall needs at least one of {name} and no duplicates: {given!r}"
+                )
         for name in ("steps", "seeds", "batch", "judged", "heads"):
             check_count("recall", name, getattr(self, name), least=1)
         for width in self.widths:
@@ -55,22 +58,23 @@ class RecallSettings:
             if not (0 < rate < math.inf):
                 raise ValueError(f"recall needs learning rates > 0, not {rate!r}")
         for task, count in self.trained_on:
-            check_count("recall", f"texts of {task.pairs} pairs", count, least=1)
+            check_count("recall", f"the number of texts with {task.pairs} pairs", count, least=1)
         if {task.vocabulary for task in (*self.asked, *dict(self.trained_on))} - {
             self.task.vocabulary
         }:
-            raise ValueError("recall needs tasks of one vocabulary")
+            raise ValueError("recall needs all tasks to have the same vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The settings as a dictionary that JSON can hold."""
         return dataclasses.asdict(self)
 
 
 def preset(name: str, **changes: Any) -> RecallSettings:
-    """The settings of a name, but for what is given.
+    """The settings with this name, with `changes` applied.
 
-    "minutes": a task small enough that a model learns it in half a minute. "paper": that of Zoology
-    and the published points, for days of a large machine.
+    "minutes" is a task small enough that a model learns it in half a minute. "paper" is the task of
+    Zoology and of the published results; it needs days on a large machine, and we have not
+    completed it.
     """
     if name == "minutes":
         found = RecallSettings(
@@ -95,5 +99,5 @@ def preset(name: str, **changes: Any) -> RecallSettings:
             asked=tuple(Task(8192, n, pairs) for n, pairs in asked),
         )  # fmt: skip
     else:
-        raise ValueError(f"unknown preset {name!r}; known are minutes and paper")
+        raise ValueError(f"unknown preset {name!r}; choose minutes or paper")
     return dataclasses.replace(found, **changes)

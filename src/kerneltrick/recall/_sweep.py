@@ -1,4 +1,4 @@
-"""A sweep: trainings as pieces of work, done by anybody, each kept as it is finished."""
+"""A sweep: every training is one task for a worker, and is stored as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kerneltrick._executor import Piece, Team
 from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
-from kerneltrick.analysis._store import Store, run_key
+from kerneltrick.analysis import Store, run_key
 from kerneltrick.recall._result import RecallResult, Training, points_of
 from kerneltrick.recall._settings import RecallSettings
 
@@ -23,12 +23,12 @@ def recall(
     resume: Path | None = None,
     executor: concurrent.futures.Executor | None = None,
 ) -> RecallResult:
-    """Train every model of the settings and ask it; all that cannot be is refused before.
+    """Train every model of the settings and measure its accuracy.
 
-    `resume` is a file that keeps finished trainings: the same call after a kill does the others.
-    Beside it, in a folder, long trainings keep how far they are, and go on from there if they are
-    done on the same machine. `executor` is any of `concurrent.futures`, or None: one after the
-    other, here.
+    Settings that cannot work are refused before the first training. `resume` is a file for finished
+    trainings: after a kill, the same call does only the remaining ones. Long trainings also store
+    snapshots in a folder beside it and continue from them on the same machine. `executor` is any
+    executor of `concurrent.futures`; None runs the trainings here, one after the other.
     """
     check(settings, resume)
     store = Store(resume, _run(settings))
@@ -48,14 +48,14 @@ def recall(
             del left[piece.key]
             tell()
     if folder is not None:
-        with contextlib.suppress(OSError):  # there is none, or others have put something in it
+        with contextlib.suppress(OSError):  # it does not exist, or it holds files of others
             folder.rmdir()
     trainings = [Training(**_named(piece), **store.get(piece.key)) for piece in pieces]
     return RecallResult(settings.to_dict(), trainings, points_of(trainings))
 
 
 def pieces_of(settings: RecallSettings) -> list[Piece]:
-    """One for each training, small models first, so that there is soon something to see."""
+    """One piece of work for each training, small models first, so that results come early."""
     return [
         Piece(
             f"{mixer} {width} {rate:g} {seed}",
@@ -70,7 +70,7 @@ def pieces_of(settings: RecallSettings) -> list[Piece]:
 
 
 def check(settings: RecallSettings, resume: Path | None = None) -> None:
-    """ValueError if a mixer cannot be made at a width, or if `resume` keeps other trainings."""
+    """Raise ValueError if a mixer cannot have a width, or if `resume` has other settings."""
     import torch
 
     from kerneltrick.torch.mixers import make
@@ -88,8 +88,8 @@ def check(settings: RecallSettings, resume: Path | None = None) -> None:
         found = file.readline().strip()
     if found and found != _run(settings):
         raise ValueError(
-            f"{resume} keeps finished trainings of other settings: give those again to go on, "
-            "write to another file, or remove it"
+            f"{resume} holds finished trainings with other settings: repeat those settings to "
+            "continue, write to another file, or delete it"
         )
 
 
@@ -103,7 +103,7 @@ def _named(piece: Piece) -> dict[str, Any]:
 
 
 def _work(shared: tuple[RecallSettings, Path | None], *arguments: Any) -> dict[str, Any]:
-    from kerneltrick.recall._train import train_piece  # PyTorch only where a model is trained
+    from kerneltrick.recall._train import train_piece  # import PyTorch only to train
 
     settings, folder = shared
     return train_piece(settings, *arguments, folder=folder)

@@ -1,4 +1,4 @@
-"""One training: a mixer of a width learns to recall, and is asked."""
+"""One training: a model with one mixer and width learns the task and is tested on it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch.nn import functional
 
 from kerneltrick._version import __version__
-from kerneltrick.analysis._store import run_key
+from kerneltrick.analysis import run_key
 from kerneltrick.recall._model import RecallModel
 from kerneltrick.recall._settings import RecallSettings
 from kerneltrick.recall._task import Examples
-from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
+from kerneltrick.torch import load_snapshot, save_snapshot
 
 FORMAT = "kerneltrick.recall.training/1"
-PATIENCE = 60.0  # seconds after which it is worth keeping how far a training is
-LOOKS = 20  # points of the curve of a training
-ROWS = 128  # that are judged at once
+PATIENCE = 60.0  # seconds of CPU time between two snapshots
+LOOKS = 20  # points on the curve of the loss
+ROWS = 128  # sequences that are tested at once
 
 
 def train_piece(
@@ -33,14 +33,14 @@ def train_piece(
     *,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """What a training of these settings came to; whatever is drawn depends on the seed alone.
+    """Train one model and return its result; all random numbers depend on the seed alone.
 
-    In `folder` it keeps how far it is, now and then, and goes on from there after a kill.
+    Snapshots go to `folder`; after a kill, the training continues from the last one.
     """
     key = run_key(__version__, repr(settings), mixer, width, rate, seed)
     path = None if folder is None else folder / f"{key[:16]}.safetensors"
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so that numbers do not depend on how many run at once
+    torch.set_num_threads(1)  # so that results do not depend on how many trainings run
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def _trained(
         optimizer.zero_grad()
         loss = _loss(model, _batch(settings, seed, step))
         if not math.isfinite(float(loss.detach())):
-            break  # it will not come back; what is judged is the model before
+            break  # it will not recover; the model before this step is tested
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -106,7 +106,7 @@ def _trained(
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Rising for a twentieth of the steps, then half a cosine wave down to a tenth."""
+    """The share of the peak rate: linear warm-up for 5 % of the steps, then a cosine to 10 %."""
     warm = max(1, steps // 20)
     if step < warm:
         return (step + 1) / warm
@@ -114,7 +114,7 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _batch(settings: RecallSettings, seed: int, step: int) -> Examples:
-    """New texts at every step, or those of an epoch again and again, each time in another order."""
+    """New sequences at every step, or the same ones in every epoch, in a new order."""
     if not settings.trained_on:
         tasks = settings.task.easier()
         return tasks[step % len(tasks)].examples(settings.batch, (0, seed, step))

@@ -1,4 +1,4 @@
-"""What people look at: the self-contained HTML report, and its figures for papers."""
+"""Self-contained HTML reports, and their charts as figures for papers."""
 
 from kerneltrick.report._figures import (
     error_figure,

@@ -1,4 +1,4 @@
-"""Whether a comparison holds what the report and the figures need."""
+"""Checks that a comparison contains what the report and the figures need."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OF_DRAWN = (
 
 
 def check_comparison(comparison: Mapping[str, Any]) -> None:
-    """ValueError naming the first field that is missing or of the wrong shape."""
+    """Raise ValueError if a field is missing or has the wrong shape."""
     for place, names in _NEEDED.items():
         _require(comparison[place] if place else comparison, names, place)
     if comparison["format"] != FORMAT:
         raise ValueError(
-            f"the comparison has format {comparison['format']!r}; this report draws {FORMAT!r}"
+            f"the comparison has format {comparison['format']!r}; this report needs {FORMAT!r}"
         )
     data, maps = comparison["data"], comparison["maps"]
     layers, heads = len(data["layers"]), len(data["heads"])
@@ -68,11 +68,11 @@ def check_comparison(comparison: Mapping[str, Any]) -> None:
 
 
 def check_picture(comparison: Mapping[str, Any]) -> None:
-    """ValueError unless `picture` holds the queries and keys of every head."""
+    """Raise ValueError unless `picture` contains the queries and keys of every head."""
     if comparison.get("picture") is None:
         raise ValueError(
-            "the comparison has no picture (the queries and keys to draw weights from); "
-            "a file of --json leaves it out, the report needs the comparison itself"
+            "the comparison has no picture (the queries and keys to draw weights from); files "
+            "written with --json do not contain it, so use the comparison itself"
         )
     picture, data = comparison["picture"], comparison["data"]
     _require(picture, _OF_PICTURE, "picture")
@@ -101,7 +101,7 @@ def check_picture(comparison: Mapping[str, Any]) -> None:
 
 
 def decode(text: Any, place: str) -> bytes:
-    """The bytes of a base64 text."""
+    """Decode a base64 text."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The pictures of the report as matplotlib figures, for papers (extra `plot`)."""
+"""The charts of the report as matplotlib figures, for papers (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from kerneltrick._pictures import (
     plain_numbers,
     save_figure,
 )
+from kerneltrick.analysis import METRICS
 from kerneltrick.attention import Dial, Far, attention_weights, softmax_attention
 from kerneltrick.report._check import check_comparison, check_picture, decode
 from kerneltrick.report._labels import place_labels
@@ -44,10 +45,10 @@ def figures(
     head: int | None = None,
     feature_maps: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Write weights, pareto, error and timing into `folder`; the paths of what was written.
+    """Write the figures weights, pareto, error and timing into `folder`, and return their paths.
 
-    `layer` and `head` are the numbers of the comparison and `feature_maps` the texts of its maps,
-    for the picture of the weights. What the comparison does not hold is left out.
+    `layer`, `head` and `feature_maps` choose what the picture of the weights shows, by the numbers
+    and map texts of the comparison. Figures for which the comparison has no data are skipped.
     """
     drawn = {"weights": weights_figure(comparison, layer, head, feature_maps)}
     drawn["pareto"] = pareto_figure(comparison)
@@ -72,7 +73,7 @@ def weights_figure(
     head: int | None = None,
     feature_maps: Sequence[str] | None = None,
 ) -> Figure:
-    """Softmax and the weights of some maps (the three best, if not given) on one colour scale."""
+    """Draw the weights of softmax and of some maps (default: the three best)."""
     check_comparison(comparison)
     check_picture(comparison)
     data = comparison["data"]
@@ -84,7 +85,7 @@ def weights_figure(
         feature_maps = [row["map"] for row in ranked if row["map"] in drawn][:3]
     for text in feature_maps:
         if text not in drawn:
-            raise ValueError(f"the comparison draws no map {text!r}; it has {', '.join(drawn)}")
+            raise ValueError(f"the comparison has no map {text!r}; it has {', '.join(drawn)}")
     q, k = _head(comparison, at_layer, at_head)
     causal = data["causal"]
     _, softmax = softmax_attention(
@@ -113,7 +114,7 @@ def weights_figure(
 
 
 def pareto_figure(comparison: Mapping[str, Any], error: str = "output_error") -> Figure:
-    """Error against time, one dot a map; with error="mse" also the limit for any map as large."""
+    """Draw error against time, one dot per map; with error="mse" also the limit for any map."""
     check_comparison(comparison)
     if error not in ("output_error", "mse"):
         raise ValueError(f"error must be 'output_error' or 'mse', not {error!r}")
@@ -146,7 +147,7 @@ def pareto_figure(comparison: Mapping[str, Any], error: str = "output_error") ->
 
 
 def _name_dots(axes: Axes, rows: Sequence[tuple[float, float, str]]) -> None:
-    """Labels beside the dots (x, y, text) of a plot of about 5.4 × 3.4 inches."""
+    """Label the dots (x, y, text) of a plot of about 5.4 × 3.4 inches."""
     width, height = 5.4 * 72, 3.4 * 72
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     places = [
@@ -164,9 +165,9 @@ def _name_dots(axes: Axes, rows: Sequence[tuple[float, float, str]]) -> None:
 
 
 def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
-    """Error against the number of features m, one line a family; for "mse" with the limit.
+    """Draw error against the number of features m, one line per family; with the limit for "mse".
 
-    Errors above twice that of uniform weights are triangles at the upper edge.
+    Errors above twice that of uniform weights become triangles at the upper edge.
     """
     check_comparison(comparison)
     limit: dict[int, float] = {}
@@ -194,14 +195,14 @@ def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
             x, y = zip(*sorted(limit.items()), strict=True)
             axes.plot(x, y, "--", color=FAINT, label="limit for any map")
         if nothing > 0:
-            axes.axhline(nothing, color=FAINT, lw=0.8, ls=":", label="looking at nothing")
+            axes.axhline(nothing, color=FAINT, lw=0.8, ls=":", label="uniform weights")
         if axes.has_data():
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
 def timing_figure(comparison: Mapping[str, Any]) -> Figure:
-    """Measured times, their fits, and the length where they cross."""
+    """Draw the measured times, the fitted curves, and the length where they cross."""
     check_comparison(comparison)
     timing = comparison["timing"]
     if timing is None:
@@ -250,7 +251,7 @@ def _root(top: float) -> Any:
 
 
 def _label(error: str) -> str:
-    return "MSE of the weights" if error == "mse" else "output error"
+    return METRICS[error].title
 
 
 def _number(value: Any) -> float:

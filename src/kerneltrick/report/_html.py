@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else: one frame, and what each page puts into it."""
+"""Reports as self-contained HTML files: one frame, and the pages that fill it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from kerneltrick import maps
 from kerneltrick._files import write
-from kerneltrick.analysis import AttentionData, Comparison, picture
+from kerneltrick.analysis import METRICS, AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
 
 
 @dataclass(frozen=True)
 class _Page:
-    """A page: a folder of `page/` with a body and own parts, and the words of its frame."""
+    """A page: a folder in `page/` with a body and scripts, and the texts of its frame."""
 
     folder: str
     command: str
     title: str
     question: str
-    told: str  # what the text at the head is …
-    facts: str  # … and what the numbers beside it are of
+    told: str  # heading of the text at the top
+    facts: str  # heading of the numbers beside it
     parts: tuple[str, ...]  # styles and scripts, in this order
 
 
@@ -39,78 +40,86 @@ _COMPARE = _Page(
      "tables.js", "main.js"),
 )  # fmt: skip
 _RECALL = _Page(
-    "recall", "kerneltrick recall", "Recall against the size of the state",
-    "How much does a mixer remember for each byte of its state?", "Task", "Training", ("main.js",),
+    "recall", "kerneltrick recall", "Recall against state size",
+    "How much does a mixer recall per byte of its state?", "Task", "Training", ("main.js",),
 )  # fmt: skip
 _EVALUATION = _Page(
-    "evaluation", "kerneltrick evaluate", "A linearised model beside its teacher",
-    "What is left of the model without its softmax?", "Verdict", "Measured on",
+    "evaluation", "kerneltrick evaluate", "A linearised model and its teacher",
+    "How good is the model without softmax?", "Verdict", "Measured on",
     ("style.css", "main.js"),
 )  # fmt: skip
 EVALUATION = "kerneltrick.evaluate/1"
 RECALL = "kerneltrick.recall/1"
-# Inside <script type="application/json"> these could end the element or start another; JSON
-# reads the escapes back as the same characters. Beyond ASCII (U+2028 and U+2029 are ends of lines
-# to some readers, half of a surrogate pair cannot be written as UTF-8) json.dumps escapes all.
+# Inside <script type="application/json"> these characters could end the element or start another.
+# JSON reads the escapes back as the same characters. json.dumps escapes everything beyond ASCII:
+# some readers take U+2028 and U+2029 for line ends, and half a surrogate pair is not valid UTF-8.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
 def save_html(result: Comparison, data: AttentionData, path: str | os.PathLike[str]) -> None:
-    """Write the report of `analysis.compare(data, ...)`; the file appears whole or not at all."""
+    """Write the report of `analysis.compare(data, ...)` to a file, whole or not at all."""
     values = {**result.to_dict(), "picture": picture(data, [row.map for row in result.maps])}
     write(path, render_html(values))
 
 
 def render_html(comparison: Mapping[str, Any]) -> str:
-    """The report of a comparison (format "kerneltrick.compare/3" with its `picture`) as HTML.
+    """Render the report of a comparison (format "kerneltrick.compare/3" with `picture`) as HTML.
 
-    The file asks for nothing: style, script and data are inside, and its content security policy
-    allows only these, by their hashes. Texts of the data (tokens, names, the source) are put into
-    the page as text, never as markup. NaN becomes null and infinity "inf".
+    The file loads nothing: it contains the style, script and data, and its content security policy
+    allows only these, by their hashes. Text from the data (tokens, names, the source) is inserted
+    as text, never as markup. NaN becomes null, and infinity becomes "inf".
     """
     check_comparison(comparison)
     check_picture(comparison)
-    return _framed(_COMPARE, comparison)
+    metrics = embedded_json([each._asdict() for each in METRICS.values()])
+    return _framed(_COMPARE, comparison, f"const METRICS = {metrics};\n{_declared_maps()}")
 
 
 def render_evaluation(evaluation: Mapping[str, Any]) -> str:
-    """The report of a linearised model as HTML: what `kerneltrick evaluate --html` writes.
+    """Render the report of a linearised model as HTML, as `kerneltrick evaluate --html` does.
 
-    evaluation: format "kerneltrick.evaluate/1", with `source`, `record` (how the model was made, or
-    None) and `continuations` as texts. The page is as closed as that of `render_html`.
+    `evaluation` has the format "kerneltrick.evaluate/1", with `source`, `record` (how the model was
+    made, or None) and `continuations` as texts. The page is as self-contained as that of
+    `render_html`.
     """
     if evaluation.get("format") != EVALUATION:
         raise ValueError(
-            f"the evaluation has format {evaluation.get('format')!r}; this report draws "
+            f"the evaluation has format {evaluation.get('format')!r}; this report needs "
             f"{EVALUATION!r}"
         )
     for name in ("source", "rows", "verdict", "speeds", "continuations", "record"):
         if name not in evaluation:
-            raise ValueError(f"the evaluation has no {name!r}, which the report draws")
+            raise ValueError(f"the evaluation has no {name!r}, which the report needs")
     return _framed(_EVALUATION, evaluation)
 
 
 def render_recall(found: Mapping[str, Any]) -> str:
-    """Recall against the bytes of states as HTML: what `kerneltrick recall --html` writes.
+    """Render recall against state size as HTML, as `kerneltrick recall --html` does.
 
-    found: format "kerneltrick.recall/1", as `--json` writes it. The page is as closed as that of
-    `render_html`.
+    `found` has the format "kerneltrick.recall/1", as `--json` writes it. The page is as
+    self-contained as that of `render_html`.
     """
     if found.get("format") != RECALL:
         raise ValueError(
-            f"the recall has format {found.get('format')!r}; this report draws {RECALL!r}"
+            f"the recall has format {found.get('format')!r}; this report needs {RECALL!r}"
         )
     for name in ("settings", "points", "trainings", "published"):
         if not found.get(name):
-            raise ValueError(f"the recall has no {name!r}, which the report draws")
+            raise ValueError(f"the recall has no {name!r}, which the report needs")
     return _framed(_RECALL, found)
 
 
-def _framed(page: _Page, values: Mapping[str, Any]) -> str:
-    """The frame with a page and its data in it."""
+def _declared_maps() -> str:
+    """Return the maps that bring their own formula for the page, as a function of its `relu`."""
+    entries = ",\n".join(f"  {each.name}: {each.script}" for each in maps.classes() if each.script)
+    return f"const declaredMaps = (relu) => ({{\n{entries}\n}});"
+
+
+def _framed(page: _Page, values: Mapping[str, Any], first: str = "") -> str:
+    """Insert a page and its data into the frame; `first` is the beginning of its script."""
     parts = (*_FRAME, *(f"{page.folder}/{name}" for name in page.parts))
     style = "\n".join(_asset(name) for name in parts if name.endswith(".css"))
-    scripts = "\n".join(_asset(name) for name in parts if name.endswith(".js"))
+    scripts = "\n".join([first, *(_asset(name) for name in parts if name.endswith(".js"))])
     script = f'(() => {{\n"use strict";\n{scripts}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
@@ -129,12 +138,12 @@ def _framed(page: _Page, values: Mapping[str, Any]) -> str:
         "DATA": embedded_json(values),
         "SCRIPT": script,
     }
-    # One pass: what is put in is not searched again, so data cannot name a place of the frame.
+    # One pass: inserted text is not searched again, so data cannot contain a placeholder.
     return re.sub(r"@([A-Z]+)@", lambda match: filled[match[1]], _asset("frame.html"))
 
 
 def embedded_json(value: Any) -> str:
-    """JSON that is inert inside a script element."""
+    """Return JSON that is inert inside a script element."""
     text = json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
 

@@ -1,4 +1,4 @@
-"""Where the labels of dots go, so that they cover neither each other nor the dots."""
+"""Placement of labels that overlap neither each other nor the dots."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def place_labels(
     height: float,
     size: float = 8.0,
 ) -> list[tuple[float, float]]:
-    """Offsets of the lower left corners of texts from their dots, all in points.
+    """Return the offset of the lower left corner of each text from its dot, in points.
 
-    Greedy: each label takes the nearest free place inside the picture (0…width, 0…height), right
-    of its dot if it can. Widths of texts are estimated, 0.56 of the size a letter.
+    The placement is greedy: each label takes the nearest free place inside the picture (0…width,
+    0…height), to the right of its dot if possible. A letter is taken to be 0.56 of the size wide.
 
     >>> place_labels([(10, 10), (12, 10)], ["a", "b"], 100, 100)
     [(6.0, -4.0), (-10.48, -4.0)]

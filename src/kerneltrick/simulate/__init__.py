@@ -1,4 +1,4 @@
-"""Simulations behind the documentation: seeded, as numbers, and as pictures (extra `plot`)."""
+"""Seeded simulations behind the documentation, as numbers and as pictures (extra `plot`)."""
 
 from kerneltrick._pictures import save_figure
 from kerneltrick.simulate._features import FeatureErrors, FeatureRow, features

@@ -1,4 +1,4 @@
-"""Checked arguments of the simulations."""
+"""Check the arguments of the simulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole(who: str, name: str, value: Any, least: int = 1) -> int:
 
 
 def wholes(who: str, name: str, values: Sequence[Any], least: int = 1) -> tuple[int, ...]:
-    """Whole numbers ≥ `least`, at least one, in order and without repeats."""
+    """At least one whole number ≥ `least`, sorted and without repeats."""
     found = sorted({whole(who, name, value, least) for value in values})
     if not found:
         raise ValueError(f"{who} needs at least one number of {name}")
@@ -43,7 +43,7 @@ def finite(who: str, name: str, value: Any) -> float:
 
 
 def fits(who: str, *sizes: int) -> None:
-    """ValueError where an array of these sizes would fill the memory."""
+    """Raise ValueError if an array of these sizes would fill the memory."""
     if math.prod(sizes) > LARGEST:
         shape = "×".join(str(size) for size in sizes)
         raise ValueError(

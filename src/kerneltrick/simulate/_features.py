@@ -1,4 +1,4 @@
-"""The error of random features against their number, beside the formula and beside ELU+1."""
+"""Measure the error of random features and compare it with theory and with ELU+1."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FEATURES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class FeatureRow(NamedTuple):
-    """FAVOR+ with m features: relative errors, root mean square over pairs and draws.
+    """The relative errors of FAVOR+ with m features, root mean squares over pairs and draws.
 
-    `kernel` is that of φ(q)·φ(k) against e^{q·k}, and `theory` what the variances of SPEC §2 say
-    of it; `weights` is ‖A − S‖/‖S‖ of the normalised weights, and `theory_weights` its limit for
-    large m, which is known for the positive kind.
+    `kernel` is the error of φ(q)·φ(k) relative to e^{q·k}, and `theory` is its value from the
+    known variances. `weights` is ‖A − S‖/‖S‖ of the normalised weights, and `theory_weights` its
+    limit for large m, which is known for the positive kind.
     """
 
     kind: str
@@ -33,21 +33,21 @@ class FeatureRow(NamedTuple):
 
 
 class FeatureErrors(NamedTuple):
-    """Queries and keys with coordinates N(0, size²), scaled by d^{−1/4} as in softmax attention."""
+    """Errors for coordinates N(0, size²) of q and k, scaled by d^{−1/4} as in softmax attention."""
 
     d: int
     n: int
     size: float
     draws: int
     seed: int
-    mean_square: float  # of ‖q + k‖² over the pairs, after the scale
+    mean_square: float  # the mean of ‖q + k‖² over the pairs, after scaling
     elu: float  # ‖A − S‖/‖S‖ of ELU+1, which has d features
-    uniform: float  # of weights 1/n
+    uniform: float  # ‖A − S‖/‖S‖ of the weights 1/n
     rows: tuple[FeatureRow, ...]
 
     @property
     def overtakes(self) -> int | None:
-        """From which of the numbers m on the positive kind has the smaller error than ELU+1."""
+        """The number of features from which the positive kind has a smaller error than ELU+1."""
         found = [row for row in self.rows if row.kind == "positive"]
         worse = [row.m for row in found if not row.weights < self.elu]
         better = [row.m for row in found if not worse or row.m > worse[-1]]
@@ -63,7 +63,7 @@ def features(
     draws: int = 20,
     seed: int = 0,
 ) -> FeatureErrors:
-    """FAVOR+ of every kind and number of features, `draws` independent times each.
+    """Measure FAVOR+ for every kind and number of features, with `draws` independent draws.
 
     >>> found = features([64, 256], n=16, draws=4)
     >>> [row.m for row in found.rows if row.kind == "positive"]
@@ -84,7 +84,7 @@ def features(
     limit = _weights_limit(a, b, softmax)
     rows = []
     for kind in KINDS:
-        one = _relative_variance(a, b, kind)  # of one feature's worth
+        one = _relative_variance(a, b, kind)  # times m
         for m in counts:
             kernel, weights = _measured(a, b, scores, softmax, kind, m, draws, seed)
             known = math.sqrt(limit / m) if kind == "positive" else None
@@ -101,15 +101,15 @@ def features(
 def _measured(
     a: Floats, b: Floats, scores: Floats, softmax: Floats, kind: str, m: int, draws: int, seed: int
 ) -> tuple[float, float]:
-    """Root mean squares over the draws of the error of the kernel and of the weights."""
+    """The errors of the kernel and of the weights, root mean squares over the draws."""
     kernel, weights = 0.0, 0.0
     for draw in range(draws):
-        # Independent ω, as the formulas have it, and seeds apart from those of the data.
+        # The formulas are for independent ω. The seeds differ from those of the data.
         favor = maps.Favor(m, kind, seed=(seed + 1) * 10_000 + draw, orthogonal=False)
         (x, log_x), (y, log_y) = favor.phi_query(a), favor.phi_query(b)
         assert log_x is not None
         assert log_y is not None
-        # φ(q)·φ(k)/e^{q·k}, with the exponents added before the exponential is taken.
+        # φ(q)·φ(k)/e^{q·k}; exponents are added before taking the exponential.
         ratio = (x @ y.T) * np.exp(log_x[:, None] + log_y[None, :] - scores)
         kernel += float(np.mean((ratio - 1) ** 2))
         weights += _distance(_normalized(ratio * softmax), softmax) ** 2
@@ -117,7 +117,7 @@ def _measured(
 
 
 def _relative_variance(a: Floats, b: Floats, kind: str) -> float:
-    """m·Var[φ(q)·φ(k)]/e^{2q·k} of SPEC §2, its mean over the pairs."""
+    """The mean of m·Var[φ(q)·φ(k)]/e^{2q·k} over the pairs."""
     together, dot = _squares(a, b), a @ b.T
     if kind == "trig":
         apart = _squares(a, -b)
@@ -129,10 +129,10 @@ def _relative_variance(a: Floats, b: Floats, kind: str) -> float:
 
 
 def _weights_limit(a: Floats, b: Floats, softmax: Floats) -> float:
-    """m·E‖A − S‖²/‖S‖² for large m, of the positive kind.
+    """m·E‖A − S‖²/‖S‖² for large m and the positive kind.
 
     The relative errors r_j of φ(q)·φ(k_j) have covariances G_jl/m, with
-    G_jl = e^{(q+k_j)·(q+k_l)} − 1 (for j = l that is the variance above). To first order the weight
+    G_jl = e^{(q+k_j)·(q+k_l)} − 1; for j = l this is the variance above. To first order the weight
     p_j becomes p_j(1 + r_j − Σp_l r_l), so its squared error is p_j²(G_jj − 2(Gp)_j + pᵀGp)/m.
     """
     total = 0.0

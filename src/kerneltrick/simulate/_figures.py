@@ -1,4 +1,4 @@
-"""The simulations as matplotlib figures (extra `plot`)."""
+"""Draw the simulations with matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def moments_figure(found: Moments) -> Figure:
-    """Var[q·k] and Var[q·k/√d] against d, dots measured, lines d(σ⁴ + 2μ²σ²) and σ⁴ + 2μ²σ²."""
+    """Draw Var[q·k] and Var[q·k/√d] against d: dots are measured, lines are theory."""
     d = [row.d for row in found.rows]
     with picture_style():
         figure = new_figure(5.4, 3.4)
@@ -57,7 +57,7 @@ def moments_figure(found: Moments) -> Figure:
 
 
 def scaling_figure(found: Scaling) -> Figure:
-    """Entropy and trace of the gradient of softmax against d, with and without 1/√d."""
+    """Draw the entropy of softmax and the trace of its gradient, with and without 1/√d."""
     d = [row.d for row in found.rows]
     with picture_style():
         figure = new_figure(8.6, 3.3)
@@ -89,7 +89,7 @@ def scaling_figure(found: Scaling) -> Figure:
 
 
 def features_figure(found: Sequence[FeatureErrors]) -> Figure:
-    """Errors against m: the kernel's beside the formula, and the weights' beside ELU+1."""
+    """Draw errors against m: the kernel with its theory, and the weights with ELU+1."""
     first = found[0]
     colours = dict(zip(KINDS, (BLUE, GREEN, ORANGE), strict=True))
     with picture_style():
@@ -131,7 +131,7 @@ def _weights_error(axes: Axes, errors: FeatureErrors) -> None:
 
 
 def representer_figure(found: Representer) -> Figure:
-    """The functions of the descent, its path among the ridge solutions, the distance to go."""
+    """Draw the functions of the descent, its path among ridge solutions, and its distance."""
     with picture_style():
         figure = new_figure(10.4, 3.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
@@ -174,7 +174,7 @@ def representer_figure(found: Representer) -> Figure:
 
 
 def svm_figure(found: SVMAndAttention) -> Figure:
-    """Boundaries of the SVM and of attention with one kernel, and what each point counts."""
+    """Draw the boundaries of the SVM and of attention, and the multiplier of each point."""
     with picture_style():
         figure = new_figure(10.4, 3.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1.15, 1))
@@ -211,7 +211,7 @@ def svm_figure(found: SVMAndAttention) -> Figure:
 
 
 def _mix(colour: str, white: float) -> tuple[float, ...]:
-    """A colour with some white in it."""
+    """A colour mixed with white."""
     from matplotlib.colors import to_rgb
 
     return tuple(white + (1 - white) * part for part in to_rgb(colour))

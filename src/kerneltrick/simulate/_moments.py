@@ -1,4 +1,4 @@
-"""The mean and variance of q·k against d, with and without the factor 1/√d."""
+"""Measure the mean and variance of q·k for growing d, with and without the factor 1/√d."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = 2**20  # numbers drawn at once
 
 
 class MomentRow(NamedTuple):
-    """q·k for vectors of d coordinates: measured beside E = dμ² and Var = d(σ⁴ + 2μ²σ²)."""
+    """The moments of q·k for vectors of width d, with theory E = dμ² and Var = d(σ⁴ + 2μ²σ²)."""
 
     d: int
     mean: float
@@ -26,17 +26,17 @@ class MomentRow(NamedTuple):
 
     @property
     def scaled_variance(self) -> float:
-        """Var[q·k/√d], measured."""
+        """The measured Var[q·k/√d]."""
         return self.variance / self.d
 
     @property
     def theory_scaled_variance(self) -> float:
-        """Var[q·k/√d] = σ⁴ + 2μ²σ², whatever d."""
+        """Var[q·k/√d] = σ⁴ + 2μ²σ² for every d."""
         return self.theory_variance / self.d
 
     @property
     def z_score(self) -> float:
-        """How many standard errors the measured variance is from the theory."""
+        """The distance of the measured variance from theory in standard errors."""
         return (self.variance - self.theory_variance) / self.standard_error
 
 
@@ -56,7 +56,7 @@ def moments(
     draws: int = 20_000,
     seed: int = 0,
 ) -> Moments:
-    """`draws` pairs q, k of d independent N(μ, σ²) coordinates, for every width d.
+    """Measure q·k of `draws` pairs with independent N(μ, σ²) coordinates, for every width d.
 
     q·k is a sum of d independent products, each with mean μ² and variance
     E[q²]E[k²] − μ⁴ = (σ² + μ²)² − μ⁴ = σ⁴ + 2μ²σ².

@@ -1,4 +1,4 @@
-"""Kernel regression by gradient descent in the function space, and the minimiser it goes to."""
+"""Kernel regression by gradient descent in the RKHS, and the minimiser that it approaches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SHOWN = (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
 
 class PathRow(NamedTuple):
-    """f after some steps: its loss (1/N)Σ(f(xᵢ) − yᵢ)², its norm, and how far it is to go."""
+    """f after some steps: its loss (1/N)Σ(f(xᵢ) − yᵢ)², its norm, and its distance to the end."""
 
     step: int
     loss: float
     norm: float  # ‖f‖
     objective: float  # loss + λ‖f‖²
-    distance: float  # ‖f − f*‖, f* the ridge solution
+    distance: float  # ‖f − f*‖, where f* is the ridge solution
     bound: float  # √(gap/λ) ≥ ‖f − f*‖, known without f*
 
 
@@ -33,7 +33,7 @@ class RidgePoint(NamedTuple):
 
 
 class Representer(NamedTuple):
-    """`values` are the functions of `rows` on `grid`, `ridge_values` the ridge solution's."""
+    """A descent. `values` has the functions of `rows` on `grid`, `ridge_values` the solution."""
 
     mean_penalty: float
     length: float
@@ -62,7 +62,7 @@ def representer(
 ) -> Representer:
     """Fit n noisy values of sin 2x + x/2 on [−3, 3] with an RBF kernel.
 
-    Every f on the way is Σαᵢk(xᵢ, ·), for the gradient of the objective lies in that span.
+    Every f on the way is Σαᵢk(xᵢ, ·), because the gradient of the objective lies in that span.
 
     >>> found = representer(n=12, steps=300)
     >>> found.rows[0].norm, found.rows[-1].distance < found.rows[1].distance
@@ -115,9 +115,9 @@ def representer(
 
 
 def _norm_of(f: RKHSFunction, coefficients: Floats) -> float:
-    """‖g‖ of the function with other coefficients at the points of f.
+    """The norm of the function with these coefficients at the points of f.
 
-    A difference is taken of coefficients: that of two functions, point by point, would cancel.
+    Coefficients can be subtracted accurately; the values of two functions would cancel.
     """
     return RKHSFunction(f.kernel, f.points, coefficients).norm
 

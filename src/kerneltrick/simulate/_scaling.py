@@ -1,4 +1,4 @@
-"""What softmax does with scores whose variance grows with d."""
+"""Measure what softmax does with scores whose variance grows with d."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WIDTHS = tuple(2**p for p in range(11))
 class Focus(NamedTuple):
     """How concentrated the weights of a query are, on average over the queries."""
 
-    entropy: float  # −Σ p log p in nats: log n for uniform weights, 0 for one key alone
+    entropy: float  # −Σ p log p in nats: log n for uniform weights, 0 for a single key
     largest: float  # the largest weight
     gradient: float  # 1 − Σp², the trace of ∂softmax/∂scores = diag(p) − ppᵀ
 
 
 class ScalingRow(NamedTuple):
-    """Softmax of q·k and of q·k/√d over the same n keys; and what theory says of the entropy."""
+    """Softmax of q·k and of q·k/√d over the same n keys, and the entropy in theory."""
 
     d: int
     plain: Focus
@@ -42,7 +42,7 @@ class Scaling(NamedTuple):
 def scaling(
     widths: Sequence[int] = WIDTHS, *, n: int = 1024, queries: int = 256, seed: int = 0
 ) -> Scaling:
-    """Entropy of the weights of `queries` queries over n keys, all with N(0, 1) coordinates.
+    """Measure the entropy of weights over n keys, with N(0, 1) coordinates, for `queries` queries.
 
     >>> row = scaling([256], n=128, queries=32).rows[0]
     >>> row.plain.entropy < 0.5, row.scaled.entropy > 4
@@ -64,14 +64,14 @@ def scaling(
 
 
 def focus(weights: Floats) -> Focus:
-    """Means over the rows of a matrix of weights that are ≥ 0 and sum to 1.
+    """The mean focus of the rows of a matrix of weights, which are ≥ 0 and sum to 1.
 
     >>> focus(np.full((1, 4), 0.25)).gradient
     0.75
     """
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     return Focus(
-        entropy=float(np.mean(-np.sum(weights * logs, axis=1))) + 0.0,  # no −0.0
+        entropy=float(np.mean(-np.sum(weights * logs, axis=1))) + 0.0,  # avoids −0.0
         largest=float(np.mean(weights.max(axis=1))),
         gradient=float(np.mean(1 - np.sum(weights**2, axis=1))),
     )
@@ -80,8 +80,8 @@ def focus(weights: Floats) -> Focus:
 def gaussian_entropy(n: int, variance: float) -> float:
     """The entropy of softmax over n independent scores N(0, variance), to leading order in n.
 
-    log Σeˢ ≈ log n + v/2 and Σps ≈ v give log n − v/2, as long as typical scores carry the sum.
-    At v = 2 log n the largest score takes over, and the entropy is 0 to this order (the random
+    log Σeˢ ≈ log n + v/2 and Σps ≈ v give log n − v/2, as long as typical scores dominate the sum.
+    At v = 2 log n the largest score dominates, and the entropy is 0 to this order (the random
     energy model of Derrida 1981).
 
     >>> round(gaussian_entropy(1024, 1), 3), gaussian_entropy(1024, 64)

@@ -1,4 +1,4 @@
-"""A support vector machine and attention with one kernel on one set of points."""
+"""Compare a support vector machine and attention with the same kernel on the same points."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from kerneltrick import kernels
 from kerneltrick.attention import kernel_attention, linear_attention
 from kerneltrick.simulate._check import Floats, fits, positive, whole
 
-_TOLERANCE = 1e-6  # of the solvers: decisions are of order 1
+_TOLERANCE = 1e-6  # tolerance of the solvers; decisions are of order 1
 _ITERATIONS = 1_000_000
 _NEW = 2000
 
 
 class Machine(NamedTuple):
-    """A function of the plane whose sign is the class, from n labelled points."""
+    """A function on the plane whose sign is the class, made from n labelled points."""
 
     name: str
     accuracy: float  # on new points
-    carriers: int  # how many of the n points its value depends on
+    carriers: int  # the number of points that its value depends on
     largest: float  # the largest |value| at the new points
-    by_features: float  # the largest difference to the same by m features
-    without_one: float  # the largest change when a sure point is left out; NaN if there is none
+    by_features: float  # the largest difference to the result with m features
+    without_one: float  # the largest change if a sure point is removed; NaN if there is none
 
 
 class SVMAndAttention(NamedTuple):
-    """`coefficients` α are the SVM's; attention has the labels themselves as its values."""
+    """An SVM with `coefficients` α, and attention with the labels as its values."""
 
     n: int
     C: float
     length: float
     order: int
     m: int  # features of the kernel
-    kernel_difference: float  # to the RBF kernel of that length, the largest on the points
+    kernel_difference: float  # the largest difference to the RBF kernel of that length
     noise: float
     seed: int
     x: Floats  # (n, 2)
     y: Floats  # (n,): −1 and 1
     coefficients: Floats  # (n,)
-    left_out: int | None  # the point that `without_one` is about; None: all are support vectors
+    left_out: int | None  # the point removed for `without_one`; None if all are support vectors
     machines: tuple[Machine, Machine]
     sharper: float  # accuracy of attention with the RBF kernel of half the length
     grid_x: Floats
@@ -59,11 +59,12 @@ def svm(
     noise: float = 0.2,
     seed: int = 0,
 ) -> SVMAndAttention:
-    """Two half moons of n points; the extra `sklearn` is needed.
+    """Classify two half moons of n points (needs the extra `sklearn`).
 
-    SVM: Σαᵢk(xᵢ, x) + b with learned α. Attention: Σk(xᵢ, x)yᵢ / Σk(xᵢ, x), keys xᵢ, values yᵢ,
-    nothing learned. k is the RBF kernel with its series cut off at an even `order`, so that it is
-    positive, and has m = C(order + 2, 2) features: both can be computed by n×n and by features.
+    The SVM is Σαᵢk(xᵢ, x) + b with learned α. Attention is Σk(xᵢ, x)yᵢ / Σk(xᵢ, x) with keys xᵢ
+    and values yᵢ; nothing is learned. k is the RBF kernel with its series cut off at an even
+    `order`, so that it is positive and has m = C(order + 2, 2) features. Both can be computed from
+    the n×n matrix and from features.
     """
     who = "svm"
     n, seed = whole(who, "n", n, 4), whole(who, "seed", seed, 0)
@@ -73,7 +74,7 @@ def svm(
     C, length = positive(who, "C", C), positive(who, "length", length)
     noise = positive(who, "noise", noise)
     fits(who, n, max(n, _NEW))
-    from kerneltrick.sklearn import KernelSVC  # scikit-learn only when asked for
+    from kerneltrick.sklearn import KernelSVC  # needs scikit-learn
 
     rng = np.random.default_rng([seed, n])
     (x, y), (new, truth) = _moons(n, noise, rng), _moons(_NEW, noise, rng)
@@ -126,7 +127,7 @@ def svm(
 
 
 def truncated_rbf(length: float, order: int) -> kernels.Kernel:
-    """e^{x·y/ℓ²} cut off after `order`, normalised: the RBF kernel for points of a few ℓ.
+    """e^{x·y/ℓ²} cut off after `order` and normalised, close to RBF for points within a few ℓ.
 
     >>> kernel = truncated_rbf(1.0, 12)
     >>> kernel([[0.0, 1.0]], [[1.0, 1.0]]).round(4), kernels.RBF()([[0, 1]], [[1, 1]]).round(4)
@@ -136,19 +137,19 @@ def truncated_rbf(length: float, order: int) -> kernels.Kernel:
 
 
 def attend(kernel: kernels.Kernel, queries: Floats, keys: Floats, values: Floats) -> Floats:
-    """Σⱼ k(q, kⱼ)vⱼ / Σⱼ k(q, kⱼ) for queries (n_q, d), as (n_q,); NaN where all k are 0."""
+    """Σⱼ k(q, kⱼ)vⱼ / Σⱼ k(q, kⱼ) for queries (n_q, d), as (n_q,). It is NaN if all k are 0."""
     found = kernel_attention(queries, keys, values[:, None], kernel, on_zero="nan")
     return np.asarray(found)[:, 0]
 
 
 def _surest(alpha: Floats, margins: Floats) -> int | None:
-    """The point with the largest margin among those that are no support vectors."""
+    """The point with the largest margin among those that are not support vectors."""
     others = np.flatnonzero(alpha == 0)
     return int(others[np.argmax(margins[others])]) if len(others) else None
 
 
 def _moons(n: int, noise: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Two half circles that reach into each other, with labels 1 and −1."""
+    """Two interlocking half circles with labels 1 and −1."""
     labels = np.where(np.arange(n) < n // 2, 1.0, -1.0)
     angle = rng.uniform(0, np.pi, n)
     x = labels * (np.cos(angle) - 0.5)

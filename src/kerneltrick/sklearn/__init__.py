@@ -1,4 +1,4 @@
-"""Feature maps and kernels inside scikit-learn (extra `sklearn`)."""
+"""Use feature maps and kernels in scikit-learn (extra `sklearn`)."""
 
 try:
     import sklearn as _sklearn  # noqa: F401

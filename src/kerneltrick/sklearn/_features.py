@@ -1,4 +1,4 @@
-"""A feature map as a transformer."""
+"""A scikit-learn transformer for feature maps."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 
 from kerneltrick import maps
-from kerneltrick.sklearn._names import feature_names
 
 
 class KernelFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc] # untyped bases
-    """φ(√s·x) of any feature map, for linear models that then act as kernel machines.
+    """Transform samples by a feature map, φ(√s·x).
 
-    A linear model on φ is the kernel machine of k(x, y) = φ(x)·φ(y), in time linear in the number
-    of samples. Derivation: docs/06_kernels_and_rkhs.md.
+    A linear model on these features is the kernel machine of k(x, y) = φ(x)·φ(y). Its time is
+    linear in the number of samples. The derivation is in docs/06_kernels_and_rkhs.md.
 
     Parameters
     ----------
-    feature_map : text, map or function, default "poly:degree=2"
-        As everywhere in kerneltrick, for example "favor:features=256,kind=trig". The draws of a
-        random map come from its own seed.
-    scale : number > 0 or None
-        x is multiplied by √scale, so that x·y is by scale. None means what it means to
-        `linear_attention`: 1/√d for maps that stand for softmax, else 1.
-    normalize : bool, default False
-        Divide φ(x) by its length, for the kernel k(x, y)/√(k(x, x)k(y, y)). Of favor, whose kernel
-        is e^{s·x·y}, this makes the RBF kernel with gamma = s/2.
+    feature_map : text, map or function, default="poly:degree=2"
+        The feature map, for example "favor:features=256,kind=trig". A random map is drawn from its
+        own seed.
+    scale : float or None, default=None
+        The scale s > 0. x is multiplied by √s, so that x·y is multiplied by s. None selects the
+        default of `linear_attention`: 1/√d for maps that approximate softmax, and 1 for others.
+    normalize : bool, default=False
+        Whether to divide φ(x) by its length, which gives the kernel k(x, y)/√(k(x, x)k(y, y)). For
+        favor, with the kernel e^{s·x·y}, the result is the RBF kernel with gamma = s/2.
 
     Attributes
     ----------
-    feature_map_ : the map in use
-    scale_ : the scale in use
-    n_features_in_, feature_names_in_ : of the input, as in scikit-learn
-    n_components_ : m, the number of features
+    feature_map_ : FeatureMap
+        The map that is used.
+    scale_ : float
+        The scale that is used.
+    n_features_in_, feature_names_in_ :
+        The number and the names of the input features, as in scikit-learn.
+    n_components_ : int
+        The number of features m.
 
     Examples
     --------
@@ -61,24 +64,24 @@ class KernelFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc] # u
         self.normalize = normalize
 
     def fit(self, X: Any, y: Any = None) -> KernelFeatures:
-        """Look at the width of X (n, d); the map itself learns nothing."""
+        """Read the width of X (n, d). The map itself learns nothing."""
         X = validate_data(self, X, dtype=[np.float64, np.float32])
         found = maps.get(self.feature_map)
         if isinstance(found, maps.Cosformer):
-            raise ValueError(f"{found} weighs by position, and samples have none; use relu")
+            raise ValueError(f"{found} depends on positions, which samples do not have; use relu")
         self.feature_map_ = found
         self.scale_ = self._scale(found, X.shape[1])
         self.n_components_ = found.dim(X.shape[1])
         return self
 
     def transform(self, X: Any) -> Any:
-        """φ(√s·x) as (n, m), in the dtype of X if that is float32 or float64."""
+        """Compute φ(√s·x) as (n, m), in float32 if X is float32, else in float64."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         X = X * X.dtype.type(math.sqrt(self.scale_))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.normalize:
-                phi, _ = self.feature_map_.phi_query(X)  # the scale of each sample drops out
+                phi, _ = self.feature_map_.phi_query(X)  # the scale of each sample cancels
                 phi = phi / np.linalg.norm(phi, axis=1, keepdims=True)
             else:
                 phi = self.feature_map_.phi(X)
@@ -86,15 +89,15 @@ class KernelFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc] # u
             row = int(np.argwhere(~np.isfinite(phi))[0][0])
             raise ValueError(
                 f"the features {self.feature_map_} of sample {row} overflow or cannot be "
-                f"normalised; scale the samples, with StandardScaler or a smaller scale"
+                f"normalised; scale the samples with StandardScaler, or use a smaller scale"
             )
         return phi.astype(X.dtype, copy=False)
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Names of the features: monomials such as "x0 x1", "elu(x0)", or "favor0"."""
+        """The names of the features: monomials such as "x0 x1", "elu(x0)" or "favor0"."""
         check_is_fitted(self)
         given = _check_feature_names_in(self, input_features)
-        return np.asarray(feature_names(self.feature_map_, list(given)), dtype=object)
+        return np.asarray(self.feature_map_.feature_names(list(given)), dtype=object)
 
     def _scale(self, found: maps.FeatureMap, d: int) -> float:
         if self.scale is None:

@@ -1,4 +1,4 @@
-"""Kernel support vector machines: scikit-learn's, given the Gram matrix or the features."""
+"""A kernel support vector classifier on top of scikit-learn's solvers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,44 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from kerneltrick import kernels
 from kerneltrick.kernels import Kernel
 
-_ROUNDS = 20  # of the search for the free intercept; two or three are usual
+_ROUNDS = 20  # the most rounds of the search for the intercept; it usually takes two or three
 
 
 class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped bases
     """A support vector classifier with any kernel of kerneltrick, one class against the rest.
 
-    Minimises ½‖f‖² + C·Σmax(0, 1 − yᵢ(f(xᵢ) + b)); the λ of `rkhs_descent` is 1/2NC.
-    `solver` "dual" hands the n×n Gram matrix to `SVC`, "primal" the n×m features to `LinearSVC`,
-    "auto" is primal where the kernel has a map of m ≤ n features. Both solve this one problem, to
-    the tolerance of the solver, where the boundary passes through the cloud of samples; where it
-    does not, `LinearSVC` keeps a small penalty on b.
+    It minimises ½‖f‖² + C·Σmax(0, 1 − yᵢ(f(xᵢ) + b)), where λ of `rkhs_descent` is 1/2NC. Both
+    solvers solve this problem to their tolerance if the boundary passes through the cloud of
+    samples. If it does not, `LinearSVC` keeps a small penalty on b.
 
     Parameters
     ----------
-    kernel : kernel, text such as "rbf:length=2", feature map or function, default "rbf"
-    C : number > 0, default 1
-    solver : "auto", "dual" or "primal"
-    tol : of the solver underneath
-    max_iter : of LinearSVC
+    kernel : kernel, text, feature map or function, default="rbf"
+        The kernel, for example "rbf:length=2".
+    C : float, default=1
+        The weight of the errors, C > 0.
+    solver : {"auto", "dual", "primal"}, default="auto"
+        "dual" passes the n×n Gram matrix to `SVC`, and "primal" passes the n×m features to
+        `LinearSVC`. "auto" chooses primal if the kernel has a map with m ≤ n features.
+    tol : float, default=1e-3
+        The tolerance of the underlying solver.
+    max_iter : int, default=10000
+        The largest number of iterations of `LinearSVC`.
 
     Attributes
     ----------
-    classes_, n_features_in_ : as in scikit-learn
-    kernel_ : the kernel in use
-    solver_ : "dual" or "primal"
-    coefficients_ : α (n, machines) of f = Σαᵢk(xᵢ, ·) if dual, else the weights (m, machines)
-    intercepts_ : b (machines,); two classes need one machine
-    n_iter_ : iterations of the solver underneath, for the machine that took most
+    classes_, n_features_in_ :
+        The classes and the number of input features, as in scikit-learn.
+    kernel_ : Kernel
+        The kernel that is used.
+    solver_ : str
+        The solver that is used, "dual" or "primal".
+    coefficients_ : ndarray
+        α (n, machines) of f = Σαᵢk(xᵢ, ·) for dual, or the weights (m, machines) for primal.
+    intercepts_ : ndarray
+        b (machines,). Two classes need one machine.
+    n_iter_ : int
+        The iterations of the underlying solver, for the machine that took the most.
 
     Examples
     --------
@@ -71,7 +81,7 @@ class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"KernelSVC needs at least two classes, but y holds one class, {self.classes_[0]}"
+                f"KernelSVC needs at least two classes, but y has one class, {self.classes_[0]}"
             )
         self.kernel_ = kernels.get(self.kernel)
         self.solver_ = _solver(self.solver, self.kernel_, *X.shape)
@@ -89,7 +99,7 @@ class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """f(x) + b: (n,) for two classes, positive for the second; else (n, classes)."""
+        """f(x) + b: for two classes (n,), positive for the second one, otherwise (n, classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         primal = self.solver_ == "primal"
@@ -104,19 +114,20 @@ class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped
         return self.classes_[chosen]
 
     def _by_gram(self, matrix: Any, positive: Any) -> tuple[Any, float, int]:
-        """α, b and the iterations of SVC."""
+        """Train SVC; return α, b and the number of iterations."""
         machine = SVC(C=self.C, kernel="precomputed", tol=self.tol).fit(matrix, positive)
         alpha = np.zeros(len(matrix))
         alpha[machine.support_] = machine.dual_coef_[0]
         return alpha, float(machine.intercept_[0]), int(np.max(machine.n_iter_))
 
     def _by_features(self, phi: Any, positive: Any) -> tuple[Any, float, int]:
-        """w, b and the iterations of LinearSVC, with an intercept that costs nothing.
+        """Train LinearSVC without a penalty on b; return w, b and the number of iterations.
 
-        LinearSVC penalises its intercept b′ = w·c + b, c the point it takes for the origin. So c
-        is moved onto the boundary, where b′ = 0, until it stays there: then the penalty has no
-        slope, and the solution is that of the problem without it. A boundary outside the cloud of
-        samples, where labels are noise, is not followed: liblinear would not converge there.
+        LinearSVC penalises its intercept b′ = w·c + b, where c is the point that it takes as the
+        origin. Therefore c is moved onto the boundary, where b′ = 0, until it stays there. Then the
+        penalty has no slope, and the solution is that of the problem without a penalty. A boundary
+        outside the cloud of samples (labels that are noise) is not followed, because liblinear
+        would not converge there.
         """
         middle = centre = (phi[positive].mean(axis=0) + phi[~positive].mean(axis=0)) / 2
         spread, iterations, inside = _length(phi - middle), 0, True
@@ -144,7 +155,7 @@ class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped
 
 
 def _length(phi: Any) -> float:
-    """The root of the mean squared length of the rows."""
+    """The root mean square of the lengths of the rows."""
     return float(np.sqrt(np.mean(np.sum(phi**2, axis=1))))
 
 

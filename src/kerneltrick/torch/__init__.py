@@ -1,4 +1,4 @@
-"""Attention as a layer, fitted maps, language models, deep kernels: PyTorch (extra `torch`)."""
+"""PyTorch layers, fitted maps, language models and deep kernels (extra `torch`)."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -10,14 +10,19 @@ except ImportError as error:
 from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
 from kerneltrick.torch._fit import Fit, fit
+from kerneltrick.torch._fit import layer_file as layer_file
 from kerneltrick.torch._hard_attention import HardAttention
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._learned_map import exported as exported
 from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
+from kerneltrick.torch._snapshot import load_snapshot as load_snapshot
+from kerneltrick.torch._snapshot import save_snapshot as save_snapshot
 from kerneltrick.torch._train import TrainedModel, TrainingSettings, train
 from kerneltrick.torch._vocabulary import Vocabulary
 
+# The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "Attention",
     "DeepKernel",

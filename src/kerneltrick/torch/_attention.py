@@ -1,4 +1,4 @@
-"""Attention as a layer: projections, heads, rotary positions, and a state that streams."""
+"""Attention as a layer: projections, heads, rotary positions, and a state for streaming."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import torch
 from torch import nn
 
 from kerneltrick import maps
-from kerneltrick.attention import Decoder, Dial, State, attention_weights
-from kerneltrick.attention._arguments import check_count, check_on_zero
-from kerneltrick.attention._call import OnZero
-from kerneltrick.attention._dial import combined, dial_text
+from kerneltrick.attention import (
+    Decoder,
+    Dial,
+    OnZero,
+    State,
+    attention_weights,
+    check_count,
+    check_on_zero,
+    combined,
+    dial_text,
+)
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens
 from kerneltrick.torch._mixer_state import Memory, MixerState
@@ -20,51 +27,57 @@ from kerneltrick.torch._tokens import unpack
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
-MOST_ROWS = 4096  # of weights that are formed without asking for rows: 64 MB for each head
+MOST_ROWS = 4096  # most rows of weights that are formed without rows=: 64 MB per head
 
 
 class Attention(ProjectedMixer):
-    """Self-attention of x (batch, n, hidden_size) in linear time, or exact, with the same weights.
+    """Self-attention of x (batch, n, hidden_size), in linear time or exact, with the same weights.
 
-    y = W_o·concat_h o_h, o = attention(W_q·x, W_k·x, W_v·x): what
+    y = W_o·concat_h o_h with o = attention(W_q·x, W_k·x, W_v·x). This is what
     `nn.MultiheadAttention(batch_first=True)` computes, with softmax replaced by `feature_map`.
-    "softmax" is exact attention; its state is then a key–value cache, otherwise it does not grow.
+    With "softmax" the layer is exact attention and its state is a key–value cache; with any other
+    map the state has a constant size.
 
     Parameters
     ----------
     hidden_size
-        Width of x and y.
+        The width of x and y.
     num_heads, num_kv_heads
-        Query heads, and key/value heads that groups of them share: as many (the default) is
-        multi-head, 1 multi-query.
+        The number of query heads and of key/value heads. Groups of query heads share a key/value
+        head: the default is one for each (multi-head attention), and 1 is multi-query attention.
     head_dim, value_dim
-        Widths of a head's queries and keys, and of its values. Default: hidden_size / num_heads;
-        head_dim.
+        The width of the queries and keys of a head, by default hidden_size / num_heads, and the
+        width of its values, by default head_dim.
     feature_map, window, sinks, far
-        As in `linear_attention`: "elu", "hedgehog@window=64,sinks=4", a `FeatureMap`, "softmax".
-        The weights of a `LearnedMap` are learned with the layer.
+        The attention, as in `linear_attention`: "elu", "hedgehog@window=64,sinks=4", a
+        `FeatureMap` or "softmax". The weights of a `LearnedMap` are learned with the layer.
     causal
-        Token i sees tokens j ≤ i; otherwise all see all.
+        Whether token i sees only tokens j ≤ i. If False, every token sees every other.
     rotary
-        Rotate queries and keys by their positions (Su et al. 2021): True, or a base instead of
-        10000. Positions count the tokens of a text that take part.
+        Whether to rotate queries and keys by their positions (Su et al. 2021). A number replaces
+        the base of 10000. Positions count the tokens of a text that take part.
     bias
-        Whether the four projections have one.
+        Whether the four projections have a bias.
     short_convolution
-        Taps of a causal convolution of queries, keys and values before the heads; 0 is none.
+        The number of taps of a causal convolution over queries, keys and values; 0 means none.
     output_norm, output_gate
-        RMS-normalise each head's output; multiply what enters W_o by silu(W_g·x), as RetNet does.
+        Whether to RMS-normalise the output of each head, and whether to multiply the input of W_o
+        by silu(W_g·x), as RetNet does.
     layer_idx
-        The number of the layer: a state of another one is refused.
+        The number of the layer. A state of a layer with another number is refused.
     on_zero
-        As in `linear_attention`: what to do where all weights of a token are 0, as those of "relu"
-        can be.
+        What to do where all weights of a token are 0, which can happen with maps such as "relu";
+        see `linear_attention`.
     group
-        A process group of torch.distributed, or a DeviceMesh of one dimension, over whose ranks the
-        tokens are spread: see `spread`.
+        A process group of torch.distributed, or a one-dimensional DeviceMesh, over whose ranks the
+        tokens are split: see `spread`.
 
-    In float16 all between x and y is float32, because products pass its largest number, 65504.
-    There is no dropout of weights: they are never formed.
+    In float16 everything between x and y is computed in float32, because products can exceed 65504.
+    There is no dropout on the weights, because they are never formed.
+
+    A state is a value: the same one can be continued twice, so every call copies it. To decode one
+    token at a time, use `live` as in the example; with "softmax", whose state is the whole
+    key–value cache, a step without it costs milliseconds after a few thousand tokens.
 
     >>> _ = torch.manual_seed(0)
     >>> layer = Attention(64, num_heads=4, feature_map="elu", window=16, rotary=True)
@@ -74,6 +87,12 @@ class Attention(ProjectedMixer):
     >>> token, state = layer(x[:, 99:], state)
     >>> torch.allclose(token, whole[:, 99:], atol=1e-5), state.stop
     (True, 100)
+    >>> with torch.no_grad():
+    ...     live = layer.live(layer(x[:, :98])[1])  # changed in place from here on
+    ...     for i in (98, 99):
+    ...         token, live = layer(x[:, i : i + 1], live)
+    >>> torch.allclose(token, whole[:, 99:], atol=1e-5)
+    True
     """
 
     def __init__(
@@ -118,8 +137,8 @@ class Attention(ProjectedMixer):
             theirs = (feature_map.num_heads, feature_map.num_kv_heads, feature_map.head_dim)
             if theirs != own:
                 raise ValueError(
-                    f"the LearnedMap is of {theirs[0]} query and {theirs[1]} key heads of "
-                    f"{theirs[2]}, but this layer has {own[0]} and {own[1]} of {own[2]}"
+                    f"the LearnedMap has {theirs[0]} query and {theirs[1]} key heads of width "
+                    f"{theirs[2]}, but this layer has {own[0]} and {own[1]} of width {own[2]}"
                 )
             feature_map = feature_map.dial
         chosen, window, sinks, far = combined(who, feature_map, window, sinks, far)
@@ -127,19 +146,19 @@ class Attention(ProjectedMixer):
         self._dial = Dial(chosen, window, sinks, far)
         held = [*vars(chosen).values(), None if self._dial.far is None else self._dial.far.gain]
         if self.learned is None and any(isinstance(x, nn.Parameter) for x in held):
-            raise TypeError("a map with parameters is a kerneltrick.torch.LearnedMap: give one")
+            raise TypeError("to learn the parameters of a map, use kerneltrick.torch.LearnedMap")
 
     @property
     def dial(self) -> Dial:
-        """The map, window, sinks and units of far weights, learned ones as they are now."""
+        """The map, window, sinks and gain of the layer; learned parts have their present values."""
         return self._dial if self.learned is None else self.learned.copied()
 
     @staticmethod
     def from_multihead_attention(source: nn.MultiheadAttention, **options: Any) -> Attention:
-        """A layer with copies of the weights of nn.MultiheadAttention(batch_first=True).
+        """A layer with a copy of the weights of nn.MultiheadAttention(batch_first=True).
 
-        `options` are those of the constructor; by default the map is "softmax" and causal False,
-        which computes what `source` does.
+        `options` are those of the constructor. By default the map is "softmax" and causal is False,
+        so the layer computes the same as `source`.
 
         >>> _ = torch.manual_seed(0)
         >>> source = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -152,23 +171,23 @@ class Attention(ProjectedMixer):
         own = options.keys() & {"num_kv_heads", "head_dim", "value_dim", "bias"}
         if own:
             raise TypeError(
-                f"{', '.join(sorted(own))}: taken from nn.MultiheadAttention, not given"
+                f"{', '.join(sorted(own))}: taken from nn.MultiheadAttention, so leave it out"
             )
         size = source.embed_dim
         problem = None
         if not source.batch_first:
-            problem = "its x is (n, batch, embed_dim), and here (batch, n, hidden_size): set its "
-            problem += "batch_first to True if that is what you will give"
+            problem = "it expects x (n, batch, embed_dim), but this layer (batch, n, hidden_size): "
+            problem += "set its batch_first to True if your x has that shape"
         elif source.dropout:
-            problem = f"it drops weights with probability {source.dropout}, and those of linear "
-            problem += "attention are never formed: set its dropout to 0"
+            problem = f"it drops weights with probability {source.dropout}, but linear attention "
+            problem += "never forms them: set its dropout to 0"
         elif source.bias_k is not None or source.add_zero_attn:
-            problem = "it adds keys of its own (add_bias_kv or add_zero_attn)"
+            problem = "it adds extra keys (add_bias_kv or add_zero_attn)"
         elif (source.kdim, source.vdim) != (size, size):
-            problem = f"its keys and values are made of {source.kdim} and {source.vdim} columns, "
-            problem += f"its queries of {size}, so it is no self-attention"
+            problem = f"its keys and values come from {source.kdim} and {source.vdim} columns but "
+            problem += f"its queries from {size}, so it is not self-attention"
         if problem is not None:
-            raise ValueError(f"cannot take over this nn.MultiheadAttention: {problem}")
+            raise ValueError(f"cannot convert this nn.MultiheadAttention: {problem}")
         bias = source.in_proj_bias is not None
         defaults: dict[str, Any] = {"causal": False, "feature_map": "softmax", "bias": bias}
         made = Attention(size, source.num_heads, **defaults | options)
@@ -194,21 +213,22 @@ class Attention(ProjectedMixer):
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, MixerState | None]:
-        """y (batch, n, hidden_size) after the tokens of `state`, and the state after x.
+        """Return y (batch, n, hidden_size) and the state after x; x continues from `state`.
 
-        `mask` (batch, n): True where a token takes part. `key_padding_mask`, as in
-        nn.MultiheadAttention: True where it does not. A token that does not is as though it were
-        not there, and its y is 0. `segment_ids` (batch, n) or (n,): another text begins where the
-        number changes; `cu_seqlens` (texts + 1,) says the same of one packed row, by where texts
-        begin and end. Full attention of several texts has no state: None.
+        `mask` (batch, n) is True where a token takes part. `key_padding_mask` is the opposite, as
+        in nn.MultiheadAttention: True where it does not. A token that does not take part has no
+        effect, and its y is 0. `segment_ids` (batch, n) or (n,) packs several texts into a row: a
+        new text begins where the number changes. `cu_seqlens` (texts + 1,) says the same for a
+        single packed row, by the boundaries of the texts. Full attention of packed texts has no
+        state and returns None.
         """
         tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
         if tokens.runs is None or self.causal:
             return self._run(tokens, state)
         if state is not None:
-            raise ValueError("packed texts in full attention cannot go on from a state")
+            raise ValueError("packed texts in full attention cannot continue from a state")
         if self.group is not None:
-            raise ValueError("packed texts that are spread over ranks need causal attention")
+            raise ValueError("packed texts that are split over ranks need causal attention")
         texts, mask, where = unpack(x, tokens.mask, tokens.runs)
         y, _ = self(texts, mask=mask)
         return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
@@ -224,26 +244,26 @@ class Attention(ProjectedMixer):
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """The exact weights (batch, num_heads, n, n) with which `forward` mixes values.
+        """The exact weights (batch, num_heads, n, n) with which `forward` mixes the values.
 
-        `rows` (a number or a list) gives only those queries, in O(n) each; above 4096 tokens they
-        must be given. With a `state`, rows add up to what is left of 1 for x itself.
+        `rows` (a number or a list) selects queries, at a cost of O(n) each; above 4096 tokens it is
+        required. With a `state`, a row sums to less than 1: the rest of its weight is on the past.
         """
         if rows is None and x.shape[1] > MOST_ROWS:
             raise ValueError(
-                f"the weights of {x.shape[1]} tokens are {x.shape[1]}² numbers for each head: ask "
-                f"for rows=[…]; all are formed up to {MOST_ROWS} tokens"
+                f"the weights of {x.shape[1]} tokens are {x.shape[1]}² numbers for each head: "
+                f"select queries with rows=[…]; without it at most {MOST_ROWS} tokens are allowed"
             )
         tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
         if tokens.runs is not None and not self.causal:
-            raise ValueError("the weights of full attention are those of one text: unpack them")
+            raise ValueError("full attention has weights for one text at a time: unpack the texts")
         if self.group is not None:
-            raise ValueError("the weights of tokens that are spread over ranks are on none of them")
+            raise ValueError("no rank has all the tokens, so their weights cannot be computed")
         heads = self._heads(tokens, state)
         return self._weights(tokens, heads, None if state is None else state.value(), rows)
 
     def empty_state(self, batch: int, start: int = 0) -> MixerState:
-        """The state before token `start`: for the second half of a text, to `merge` after."""
+        """An empty state before token `start`, to read the second half of a text and `merge`."""
         weight = self.k_proj.weight
         dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
         lead = (batch, self.num_kv_heads, 0)
@@ -257,16 +277,21 @@ class Attention(ProjectedMixer):
         return MixerState(self._owner, memory, tail)
 
     def live(self, state: MixerState) -> MixerState:
-        """The same state to decode with, a token at a time: calls change it in place.
+        """A live copy of the state for decoding one token at a time; every call changes it.
 
-        Much faster, without gradients, and not to be forked; `frozen()` gives a value back. Where
-        there is no compiled step (other devices, bfloat16, a map that looks at positions where rows
-        have different ones after a mask), it is `state` itself.
+        This is much faster, but has no gradients, and the state cannot be forked; `frozen()` turns
+        it back into a value. Where there is no compiled step (on other devices, or for a map that
+        uses positions when rows have different ones after a mask), this returns `state` itself.
         """
         self._check_state(state)
         memory, dtype = state.memory, self.q_proj.weight.dtype
         dial = self._dial if self.learned is None else self.learned.export()
-        kinds = {torch.float16: "float32", torch.float32: "float32", torch.float64: "float64"}
+        kinds = {
+            torch.float16: "float32",
+            torch.bfloat16: "bfloat16",
+            torch.float32: "float32",
+            torch.float64: "float64",
+        }
         if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
             return state
         if not self.causal or self.group is not None:
@@ -283,22 +308,22 @@ class Attention(ProjectedMixer):
         return dataclasses.replace(state, memory=decoder)
 
     def merge(self, left: MixerState, right: MixerState) -> MixerState:
-        """The state after both stretches; `right` began with `empty_state(batch, left.stop)`.
+        """The state after both parts; `right` must start from `empty_state(batch, left.stop)`.
 
-        Halves of a text can so be read apart, as far as their states go: what `right` gave as y
-        did not see the left half.
+        This reads two halves of a text in parallel as far as the state is concerned. The outputs y
+        of the right half did not see the left half.
         """
         for state in (left, right):
             self._check_state(state)
         if self.convolution is not None:
             raise ValueError(
                 "states of a layer with short_convolution cannot be merged: the first tokens of "
-                "the right half were convolved without the last ones of the left"
+                "the right half were convolved without the last tokens of the left half"
             )
         if self.rotary and left.count is not None:
             raise ValueError(
                 "states of a rotary layer cannot be merged after a mask: the right half counted "
-                "its positions from the tokens, not from those that take part"
+                "all tokens of the left half, not only those that take part"
             )
         memory = left.value().merge(right.value(), self.dial)
         count = None
@@ -309,14 +334,14 @@ class Attention(ProjectedMixer):
         return MixerState(self._owner, memory, None, count)
 
     def _options(self, tokens: Tokens, heads: Heads) -> dict[str, Any]:
-        """The keywords of attention."""
+        """The keyword arguments of `linear_attention` for these tokens."""
         mask = tokens.mask
         return {
             "causal": self.causal,
             "mask": mask,
             "query_mask": None if self.causal else mask,
             "segment_ids": tokens.segment_ids,
-            # As they are counted by default, unless some tokens took no part.
+            # The default positions are right unless some tokens take no part.
             "positions": None if heads.counted is None else heads.positions,
             "on_zero": self.on_zero,
         }
@@ -329,10 +354,14 @@ class Attention(ProjectedMixer):
                 raise ValueError("a live state takes one token at a time, without mask or segments")
             if any(x.requires_grad for x in (heads.q, heads.k, heads.v)):
                 raise ValueError("a live state has no gradients: decode under torch.no_grad()")
-            # As NumPy arrays, whose views cost a fraction of PyTorch's: a step is short.
-            q, k, v = (x.numpy()[:, :, 0] for x in (heads.q, heads.k, heads.v))
-            return torch.from_numpy(past.step(q, k, v)[:, :, None]), past
-        return self._attend(heads, past, self.dial, **self._options(tokens, heads))
+            # NumPy's views cost a fraction of PyTorch's, and a step is short.
+            narrow = heads.v.dtype == torch.bfloat16  # which NumPy does not have
+            q, k, v = (
+                (x.float() if narrow else x).numpy()[:, :, 0] for x in (heads.q, heads.k, heads.v)
+            )
+            o = torch.from_numpy(past.step(q, k, v)[:, :, None])
+            return o.to(heads.v.dtype), past
+        return self._attend(tokens, heads, past, self.dial, **self._options(tokens, heads))
 
     def _weights(self, tokens: Tokens, heads: Heads, past: State | None, rows: Any) -> Tensor:
         return attention_weights(
@@ -340,6 +369,6 @@ class Attention(ProjectedMixer):
         )
 
     def _kind(self) -> str:
-        dial = self._dial  # without weights, which change; the memory of a state knows them
+        dial = self._dial  # without weights, which change; the memory of a state checks those
         text = f", feature_map={dial_text(dial.feature_map.name, dial.window, dial.sinks)!r}"
         return text if self.causal else text + ", causal=False"

@@ -1,4 +1,4 @@
-"""Deep kernel learning: a Gaussian process on features that a network learns."""
+"""Deep kernel learning: a Gaussian process on features learned by a network."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-    """What a training did: the log marginal likelihood before each step and at the end."""
+    """The log marginal likelihood before each step and at the end of a training."""
 
     likelihoods: tuple[float, ...]
     stopped: str  # "steps" or "interrupted"
 
 
 class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """y = μ + f(x) + noise, f ~ GP(0, a²·φ(g(x))·φ(g(x′))): g a network, φ a feature map.
+    """y = μ + f(x) + noise, f ~ GP(0, a²·φ(g(x))·φ(g(x′))), with a network g and a feature map φ.
 
-    Wilson et al. 2016 ("Deep kernel learning"), with explicit features: the log marginal
-    likelihood costs O(n·m²) by
-    log|a²ΦΦᵀ + σ²I_n| = log|a²ΦᵀΦ + σ²I_m| + (n − m) log σ²,
-    and `fit` raises it end to end over the weights of g, a, σ and μ, in float64. φ is by default
-    the random Fourier features of an RBF kernel of length 1; "identity" makes the network's
-    outputs themselves the features.
+    Wilson et al. 2016 ("Deep kernel learning"), with explicit features. The log marginal likelihood
+    costs O(n·m²) because
+    log|a²ΦΦᵀ + σ²I_n| = log|a²ΦᵀΦ + σ²I_m| + (n − m) log σ².
+    `fit` maximises it over the weights of g and over a, σ and μ, in float64. By default φ are
+    random Fourier features of an RBF kernel of length 1; with "identity" the outputs of the network
+    are the features.
 
     >>> x = torch.linspace(-2, 2, 40)[:, None]
     >>> model = DeepKernel.mlp(1, hidden=(16,), outputs=2, seed=0)
@@ -55,7 +55,9 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         self.extractor = extractor
         if feature_map is None:
             feature_map = kernels.RBF().random_features(128)
-        self.feature_map = kernels.MapKernel(feature_map).feature_map  # refuses those of positions
+        self.feature_map = kernels.MapKernel(
+            feature_map
+        ).feature_map  # refuses maps that use positions
         for name in ("log_amplitude", "log_noise", "mean"):
             value = torch.zeros((), dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(value))
@@ -71,7 +73,7 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         feature_map: maps.MapLike | None = None,
         seed: int = 0,
     ) -> DeepKernel:
-        """With a tanh network inputs → hidden → outputs, in float64, its weights from `seed`."""
+        """A deep kernel with a tanh network inputs → hidden → outputs in float64."""
         widths = [inputs, *hidden, outputs]
         if any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
             raise ValueError(
@@ -90,23 +92,23 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         return math.exp(2 * float(self.log_noise.detach()))
 
     def features(self, x: Tensor) -> Tensor:
-        """a·φ(g(x)) as (n, m) in float64: their inner products are the kernel."""
+        """The features a·φ(g(x)), (n, m) in float64; their inner products are the kernel."""
         hidden = self.extractor(x)
         if hidden.ndim != 2 or len(hidden) != len(x):
             raise ValueError(
-                f"the network must turn x {tuple(x.shape)} into ({len(x)}, outputs), "
+                f"the network must map x {tuple(x.shape)} to ({len(x)}, outputs), "
                 f"not {tuple(hidden.shape)}"
             )
         phi: Tensor = self.feature_map.phi(hidden.to(torch.float64))
         return torch.exp(self.log_amplitude) * phi
 
     def forward(self, x: Any, y: Any = None) -> Tensor:
-        """The Gram matrix a²·φ(g(x))·φ(g(y)), (n_x, n_y); of x with itself without y."""
+        """The Gram matrix a²·φ(g(x))·φ(g(y)), (n_x, n_y). Without y, that of x with itself."""
         a = self.features(self._points("x", x))
         return a @ (a if y is None else self.features(self._points("y", y))).mT
 
     def log_marginal_likelihood(self, x: Any, y: Any) -> Tensor:
-        """log N(y; μ, K + σ²I) of points (n, d) and targets (n,), in O(n·m²); differentiable."""
+        """log N(y; μ, K + σ²I) for points (n, d) and targets (n,), differentiable, in O(n·m²)."""
         points = self._points("x", x)
         phi, residual = self.features(points), self._targets(y, len(points)) - self.mean
         n, m = phi.shape
@@ -128,11 +130,12 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         seed: int = 0,
         progress: ProgressReport | None = None,
     ) -> TrainingRecord:
-        """Raise the log marginal likelihood of (x, y) with Adam, then keep them to predict from.
+        """Maximise the log marginal likelihood of (x, y) with Adam, then condition on (x, y).
 
-        Starts from μ the mean of y, a its deviation and σ a third of that. `train_extractor=False`
-        fits only those three: the untrained kernel. `seed` governs what is random in the network
-        (dropout). Ctrl-C ends the training; the model is fitted with what it has.
+        μ starts at the mean of y, a at its standard deviation and σ at a third of that. With
+        `train_extractor=False` only these three are fitted and the network stays as it is. `seed`
+        sets the random numbers of the network (dropout). Ctrl-C ends the training early; the model
+        can be used as far as it got.
         """
         points = self._points("x", x)
         targets = self._targets(y, len(points))
@@ -167,9 +170,9 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         return TrainingRecord(tuple(likelihoods), stopped)
 
     def condition(self, x: Any, y: Any) -> None:
-        """Keep (x, y) to predict from, with the parameters as they are.
+        """Condition the predictions on (x, y), without changing the parameters.
 
-        What is kept is no part of `state_dict`: call it again after loading one.
+        The data are not part of `state_dict`: call this again after loading one.
         """
         points = self._points("x", x)
         targets = self._targets(y, len(points))
@@ -178,9 +181,9 @@ class DeepKernel(torch.nn.Module):  # type: ignore[misc] # torch is not followed
             self._posterior = self._solve(self.features(points), targets - self.mean, noise)
 
     def predict(self, x: Any) -> tuple[Tensor, Tensor]:
-        """Mean and variance of μ + f (without the noise) at points (n, d), each (n,)."""
+        """The mean and variance, each (n,), of μ + f without noise at points (n, d)."""
         if self._posterior is None:
-            raise ValueError("DeepKernel has seen no data yet: call fit or condition first")
+            raise ValueError("DeepKernel has no data yet: call fit or condition first")
         factor, weights = self._posterior
         with torch.no_grad():
             phi = self.features(self._points("x", x))

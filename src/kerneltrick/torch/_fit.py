@@ -1,4 +1,4 @@
-"""Attention transfer: maps, and gains beside a window, that imitate the softmax of a model."""
+"""Attention transfer: fit maps, and the gains of windows, to the softmax of a model."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ from kerneltrick._arrays import Array, is_array
 from kerneltrick._executor import Piece, Team
 from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
-from kerneltrick.analysis import AttentionData, FittedMaps
-from kerneltrick.analysis._store import run_key
-from kerneltrick.attention import Dial
-from kerneltrick.attention._arguments import check_count, check_scale
-from kerneltrick.attention._dial import combined
-from kerneltrick.maps._base import one_of, seeded
+from kerneltrick.analysis import AttentionData, FittedMaps, run_key
+from kerneltrick.attention import Dial, check_count, check_scale, combined
+from kerneltrick.maps import one_of, seeded
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._transfer import Ended, Loss, Shape, Transfer
 
 Item: TypeAlias = AttentionData | Sequence[Array]  # a sequence: q, k and v of its tokens
 Data: TypeAlias = AttentionData | Iterable[Item]
 
-LEAST_TOKENS = 16  # of one sequence that is cut into fitted and held-out tokens
+LEAST_TOKENS = 16  # needed to cut one sequence into fitted and held-out tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What a fit found: the maps, and how their error on held-out tokens went down.
+    """The result of a fit: the maps, and their errors on held-out tokens.
 
-    The error of a head is ‖O − O_softmax‖ / ‖O_softmax‖, its mean over held-out sequences. Held-out
-    tokens choose when to stop, so judge the maps on others: `analysis.compare` insists on it.
+    The error of a head is ‖O − O_softmax‖ / ‖O_softmax‖, averaged over held-out sequences. The
+    held-out tokens decide when the fit stops, so evaluate the maps on other tokens;
+    `analysis.compare` insists on it.
     """
 
     maps: FittedMaps
-    before: dict[int, tuple[float, ...]]  # error of each head by layer, as it started
+    before: dict[int, tuple[float, ...]]  # error of each head by layer, before the first step
     after: dict[int, tuple[float, ...]]
     history: tuple[tuple[int, float], ...]  # step, and the mean error of all heads after it
     steps: int
@@ -65,36 +63,39 @@ def fit(
     resume: Path | None = None,
     executor: concurrent.futures.Executor | None = None,
 ) -> Fit:
-    """Fit a map to each head of each layer of `data`, so that it gives what softmax gives.
+    """Fit a map to each head of each layer of `data`, so that its outputs match those of softmax.
 
-    Heads learn apart from each other, by Adam with a cosine schedule, from `ROWS` queries of one
-    sequence a step; the best weights of each head on held-out tokens are kept (before the first
-    step too, so a fitted map is no worse there than an untrained one).
+    Every head is fitted independently with Adam and a cosine schedule. Each step uses `ROWS`
+    queries of one sequence. For each head the weights with the smallest held-out error are kept;
+    the starting weights count too, so on held-out tokens a fitted map is never worse than before.
 
     data
-        A sequence: `AttentionData`, or (q, k, v) as its `from_arrays` takes them. Or a list of
-        them. Or a stream: an iterator, each item of which is used for one step and let go; give
-        `steps` as many as it has.
+        One sequence: `AttentionData`, or (q, k, v) as `AttentionData.from_arrays` takes them. Or a
+        list of sequences. Or an iterator of them: each item is used for one step and released, so
+        `steps` should be the number of items.
     feature_map, window, sinks, far, features, key_weight
-        What is learned, and from where: see `LearnedMap`. Window, sinks and far also as text,
-        `hedgehog@window=16,sinks=2`.
+        What is learned and where it starts: see `LearnedMap`. Window, sinks and far can also be
+        given in the text, as in `hedgehog@window=16,sinks=2`.
     loss
-        "outputs": ‖O − O_softmax‖² / ‖O_softmax‖². "weights": cross-entropy of the softmax weights
-        and the map's. "both": their sum.
+        "outputs" is ‖O − O_softmax‖² / ‖O_softmax‖². "weights" is the cross-entropy between the
+        weights of softmax and of the map. "both" is their sum.
     causal, scale
-        Of the softmax to imitate; as the data says, else full and 1/√d.
+        The softmax to imitate. By default they are taken from the data, else full attention with
+        scale 1/√d.
     held_out
-        Sequences to stop by, of the same heads. Not given: every eighth of a list, at least one;
-        the first of a stream; of one sequence the last quarter, which then sees only itself.
+        Sequences with the same heads that decide when to stop. The default is every eighth sequence
+        of a list (at least one), the first item of an iterator, or the last quarter of a single
+        sequence, which then attends only to itself.
     seed
-        Of orders and rows. With the same seed and threads, the same maps.
+        The seed of the order of sequences and of the choice of rows. The same seed and number of
+        threads give the same maps.
     resume
-        A file where the run is kept every second: a run that was stopped goes on from there,
-        to the same result.
+        A file that stores the state of the fit every second. A fit that was stopped continues from
+        there and ends with the same result.
     executor
-        Its workers fit the layers, each by itself: a layer stops when it gains nothing more, and
-        what it finds depends on nobody else. Not for a stream. Each keeps its run in a file of its
-        own beside `resume`, with its number at the end of the name.
+        Workers that each fit one layer. A layer stops on its own when it no longer improves, and
+        its result does not depend on the others. Each worker stores its state in a separate file,
+        `resume` with the number of the layer appended. An iterator cannot be used with an executor.
 
     >>> from kerneltrick.analysis import sample
     >>> found = fit(sample().select([5], [3]), "hedgehog@window=4,sinks=1", steps=20)
@@ -107,7 +108,7 @@ def fit(
     learning_rate = check_scale("fit", learning_rate, "learning_rate")
     sequences, stream, apart = _split(data, held_out)
     if executor is not None and stream is not None:
-        raise ValueError("fit over an executor needs data that can be sent, not a stream: a list")
+        raise ValueError("fit with an executor needs a list, not a stream, which cannot be sent")
     chosen, window, sinks, far = combined("fit", feature_map, window, sinks, far)
     job = _Job(
         sequences, apart, Dial(chosen, window, sinks, far), features, key_weight, loss, causal,
@@ -127,7 +128,7 @@ def fit(
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A fit, as it is sent to workers."""
+    """A fit in the form that is sent to workers."""
 
     sequences: list[AttentionData]
     apart: list[AttentionData]  # held out
@@ -146,19 +147,19 @@ class _Job:
 def _fit_layer(job: _Job, layer: int) -> Fit:
     sequences, apart = ([x.select([layer]) for x in each] for each in (job.sequences, job.apart))
     resume = job.resume
-    if resume is not None:  # a worker of another machine may not have that folder
+    if resume is not None:  # a worker on another machine may not have that folder
         resume = layer_file(resume, layer) if resume.parent.is_dir() else None
     own = dataclasses.replace(job, sequences=sequences, apart=apart, resume=resume)
     return _fitted(own, None, None)
 
 
 def layer_file(resume: Path, layer: int) -> Path:
-    """Where the run of one layer is kept."""
+    """The file that stores the fit of one layer."""
     return resume.with_name(f"{resume.name}.{layer}")
 
 
 def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport | None) -> Fit:
-    """All layers of the job side by side."""
+    """Fit all layers of the job at once."""
     shape = Shape.of(job.apart[0], job.causal, job.scale)
     for sequence in job.apart:
         shape.check(sequence)
@@ -193,7 +194,7 @@ def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport |
 
 
 def _joined(fits: Sequence[Fit]) -> Fit:
-    """The fits of several layers as one; of a layer that stopped early the last error stays."""
+    """Join the fits of several layers; a layer that stopped early keeps its last error."""
     first = fits[0].maps
     dials = {layer: dial for found in fits for layer, dial in found.maps.dials.items()}
     seen = {layer: hashes for found in fits for layer, hashes in found.maps.seen.items()}
@@ -216,7 +217,7 @@ def _joined(fits: Sequence[Fit]) -> Fit:
 def _split(
     data: Data, held_out: Data | None
 ) -> tuple[list[AttentionData], Iterator[Item] | None, list[AttentionData]]:
-    """Sequences to fit to, or a stream of them, and sequences to stop by; no token is in both."""
+    """The sequences to fit, or a stream of them, and the held-out sequences; none in both."""
     stream = None
     if _is_sequence(data):
         sequences = [_prepared(data)]
@@ -235,7 +236,7 @@ def _split(
         given: Any = (held_out,) if _is_sequence(held_out) else held_out
         apart = [_prepared(item) for item in given]
         if not apart:
-            raise ValueError("fit needs a held-out sequence to stop by; the list is empty")
+            raise ValueError("fit needs at least one held-out sequence; the list is empty")
         return sequences, stream, apart
     if stream is not None:
         item = next(stream, None)
@@ -251,14 +252,14 @@ def _split(
 
 
 def _is_sequence(data: Any) -> bool:
-    """Whether this is one sequence rather than several."""
+    """Whether this is a single sequence."""
     if isinstance(data, AttentionData):
         return True
     return isinstance(data, tuple) and len(data) == 3 and all(map(is_array, data))
 
 
 def _prepared(item: Any) -> AttentionData:
-    """A sequence without padding, all its numbers finite."""
+    """The sequence without padding; NaN and infinity are refused."""
     if not _is_sequence(item):
         raise TypeError(f"fit needs AttentionData or (q, k, v), not {type(item).__name__}")
     data = item if isinstance(item, AttentionData) else AttentionData.from_arrays(*item)
@@ -277,12 +278,12 @@ def _prepared(item: Any) -> AttentionData:
 
 
 def _cut(data: AttentionData) -> tuple[AttentionData, AttentionData]:
-    """The first three quarters of the tokens, and the others, each a sequence of its own."""
+    """The first three quarters of the tokens and the last quarter, as separate sequences."""
     n = data.q.shape[2]
     if n < LEAST_TOKENS:
         raise ValueError(
-            f"fit holds the last quarter of one sequence out, so it needs {LEAST_TOKENS} tokens, "
-            f"but {data.source} has {n}; give more, or held_out"
+            f"fit holds out the last quarter of a single sequence, so it needs {LEAST_TOKENS} "
+            f"tokens, but {data.source} has {n}; give more tokens, or held_out"
         )
     at = n - n // 4
 
@@ -295,7 +296,7 @@ def _cut(data: AttentionData) -> tuple[AttentionData, AttentionData]:
 
 
 def _shuffled(sequences: list[AttentionData], seed: int, start: int) -> Iterator[AttentionData]:
-    """The sequences over and over, each time in another order, from step `start` on."""
+    """Repeat the sequences forever, in a new order each time, starting at step `start`."""
     epoch, place = divmod(start, len(sequences))
     while True:
         order = seeded(f"order {epoch}", seed).permutation(len(sequences))
@@ -304,7 +305,7 @@ def _shuffled(sequences: list[AttentionData], seed: int, start: int) -> Iterator
 
 
 def _streamed(stream: Iterator[Item], run: Transfer) -> Iterator[AttentionData]:
-    """What comes after the items of the steps already taken."""
+    """The items of a stream after those of the steps already taken."""
     for item in itertools.islice(stream, run.step, None):
         data = _prepared(item)
         run.see(data)

@@ -1,4 +1,4 @@
-"""Attention that picks one token, as a layer."""
+"""A layer of attention that picks a single token."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kerneltrick.attention import hard_attention
-from kerneltrick.attention._dense import Substitute
+from kerneltrick.attention import Substitute, hard_attention
 from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._mixer import Heads, Tokens
 from kerneltrick.torch._mixer_state import Memory
@@ -16,12 +15,12 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 class HardAttention(Attention):
-    """Each head gives the value whose key has the largest q·k: `Attention` at temperature 0.
+    """Each head returns the value whose key has the largest q·k: `Attention` at temperature 0.
 
-    The choice is piecewise constant: the derivative of y by W_q and W_k is 0 almost everywhere, so
-    no gradient reaches them (theirs stays None) and they never learn; W_v and W_o do. A
-    `substitute` makes them learn: see `kerneltrick.hard_attention`. It keeps no state: give it
-    whole texts.
+    The choice is piecewise constant, so the derivative of y by W_q and W_k is 0 almost everywhere.
+    No gradient reaches them (it stays None) and they never learn; W_v and W_o do. A `substitute`
+    gradient makes them learn: see `kerneltrick.hard_attention`. The layer keeps no state, so it
+    needs whole texts.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -43,7 +42,7 @@ class HardAttention(Attention):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """`options` are those of `Attention`, but for the feature map and what is beside it."""
+        """`options` are those of `Attention`, except for the feature map, window, sinks and far."""
         known = {"feature_map", "window", "sinks", "far"} & options.keys()
         if known:
             raise TypeError(f"HardAttention has no feature map: leave out {', '.join(known)}")
@@ -62,7 +61,7 @@ class HardAttention(Attention):
 
     def _hard(self, tokens: Tokens, heads: Heads, return_weights: bool) -> Any:
         if tokens.runs is not None:
-            raise ValueError("HardAttention knows no packed texts: give a batch with mask")
+            raise ValueError("HardAttention does not take packed texts: give a batch with a mask")
         return hard_attention(
             heads.q, heads.k, heads.v, causal=self.causal, substitute=self.substitute,
             temperature=self.temperature, seed=self.seed, mask=tokens.mask,

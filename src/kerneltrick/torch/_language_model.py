@@ -1,7 +1,8 @@
-"""A language model small enough to read: tokens in, blocks, logits out."""
+"""A small, readable language model: an embedding, blocks, and logits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -9,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kerneltrick.attention import Dial
-from kerneltrick.attention._arguments import check_count
+from kerneltrick.attention import Dial, check_count
 from kerneltrick.torch.mixers import make
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
@@ -18,7 +18,7 @@ Mixer: TypeAlias = Callable[[int], nn.Module]  # of the number of a layer
 
 
 class Block(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """Tokens look at each other, then each thinks for itself: x + mixer(x), then x + MLP(x)."""
+    """Mix tokens, then transform each one: x + mixer(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, hidden_size: int, mixer: nn.Module) -> None:
         super().__init__()
@@ -35,16 +35,20 @@ class Block(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
 
 
 class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """Logits of the next token after tokens (batch, n), with any mixer of tokens.
+    """Predicts the next token: tokens (batch, n) → logits (batch, n, vocabulary).
 
-    `mixer` is the map of `Attention`, such as "elu", "hedgehog@window=64" or "softmax", whose
-    weights are learned too, the name of one of `kerneltrick.torch.mixers`, such as "deltanet" or
-    "ssd:state_dim=16", or several with + between them, which take turns, layer by layer:
-    "based+softmax@window=64". Or it is a function of the number of a layer that makes a module with
-    `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state). All else
-    is the same for all of them: LayerNorm before each half of a block, an MLP four times as wide,
-    rotary positions in `Attention`, one matrix for embedding and logits, weights N(0, 0.02²).
-    With a `group` of torch.distributed, `tokens` are those that a rank has (`Attention.spread`).
+    `mixer` can be
+    - a map for `Attention`, such as "elu", "hedgehog@window=64" or "softmax"; the weights of a
+      learned map are trained with the model,
+    - one of `kerneltrick.torch.mixers`, such as "deltanet" or "ssd:state_dim=16",
+    - several of these joined by +, which alternate layer by layer: "based+softmax@window=64",
+    - a function that takes the number of a layer and returns a module with
+      `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state).
+
+    Everything else is the same for all mixers: LayerNorm before each half of a block, an MLP four
+    times as wide as the model, rotary positions in `Attention`, one matrix for embedding and
+    logits, and initial weights N(0, 0.02²). With a `group` of torch.distributed, every rank passes
+    its own part of `tokens` (`Attention.spread`).
 
     >>> model = LanguageModel(65, mixer="elu@window=16", hidden_size=32, num_layers=2, num_heads=2)
     >>> tokens = torch.randint(65, (1, 100))
@@ -77,8 +81,8 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         turns: list[Any] = mixer.split("+") if isinstance(mixer, str) else [mixer]
         if len(turns) > num_layers:
             raise ValueError(
-                f"{mixer!r} names {len(turns)} mixers, which take turns, but there are "
-                f"{num_layers} layers"
+                f"{mixer!r} names {len(turns)} mixers, one for each layer in turn, but num_layers "
+                f"is {num_layers}"
             )
 
         def named(layer: int) -> nn.Module:
@@ -90,29 +94,29 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         self.blocks = nn.ModuleList(Block(hidden_size, own(i)) for i in range(num_layers))
         self.norm = nn.LayerNorm(hidden_size, bias=False)
         for name, part in self.named_modules():
-            if isinstance(part, (nn.Embedding, nn.Linear)):  # what else there is starts as it is
-                # Each block adds to x twice: so that the sum does not grow with their number.
+            if isinstance(part, (nn.Embedding, nn.Linear)):  # other modules keep their own start
+                # Each block adds to x twice; this keeps the sum from growing with their number.
                 adds = name.endswith((".down", ".o_proj"))
                 nn.init.normal_(part.weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
         if group is not None:
             self.spread(group)
 
     def spread(self, group: Any) -> None:
-        """From now on tokens are those that this rank of the group has; None: all of them."""
+        """Split sequences over the ranks of `group`; None switches back to whole sequences."""
         for block in self.blocks:
             block.mixer.spread(group)
 
     def forward(
         self, tokens: Tensor, state: tuple[Any, ...] | None = None, **which: Any
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Logits (batch, n, vocabulary) after the tokens of `state`, and the state after `tokens`.
+        """Return logits (batch, n, vocabulary) and the new state; tokens continue from `state`.
 
-        `which` are the mask, segment_ids or cu_seqlens of the mixers.
+        `which` can hold mask, segment_ids or cu_seqlens, as the mixers take them.
         """
         before = (None,) * len(self.blocks) if state is None else state
         if len(before) != len(self.blocks):
             raise ValueError(
-                f"a state of {len(before)} layers, but the model has {len(self.blocks)}"
+                f"the state has {len(before)} layers, but the model has {len(self.blocks)}"
             )
         x, after = self.embedding(tokens), []
         for block, layer_state in zip(self.blocks, before, strict=True):
@@ -121,7 +125,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         return functional.linear(self.norm(x), self.embedding.weight), tuple(after)
 
     def live(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same state to decode with: faster, and changed by every token (`Attention.live`)."""
+        """A live copy of the state for fast decoding; every token changes it (`Attention.live`)."""
         mixers = [block.mixer for block in self.blocks]
         return tuple(
             mixer.live(own) if hasattr(mixer, "live") else own
@@ -139,16 +143,17 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         seed: int | None = None,
         each: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """`length` tokens (batch, length) that follow `tokens` (batch, n ≥ 1), drawn one by one.
+        """Sample `length` tokens (batch, length) that follow `tokens` (batch, n ≥ 1).
 
-        The prompt is read at once, then every token costs one step from the state. Temperature 0
-        takes the likeliest; `top_k` draws among so many. `each` is given every token as it comes.
+        The prompt is read in one call; then every token takes one step from the state. Temperature
+        0 picks the likeliest token. `top_k` samples only from the k likeliest. `seed` makes the
+        result repeatable. `each` is called with every token as soon as it is drawn.
         """
         if tokens.shape[-1] == 0:
-            raise ValueError("generate needs at least one token to go on from")
-        if temperature < 0 or (top_k is not None and top_k < 1):
+            raise ValueError("generate needs at least one token to continue from")
+        if not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
             raise ValueError(
-                f"generate needs temperature ≥ 0 and top_k ≥ 1, not {temperature}, {top_k}"
+                f"generate needs a finite temperature ≥ 0 and top_k ≥ 1, not {temperature}, {top_k}"
             )
         generator = torch.Generator(tokens.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
@@ -163,11 +168,22 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             if temperature == 0:
                 token = last.argmax(-1, keepdim=True)
             else:
-                chances = torch.softmax(last / temperature, dim=-1)
-                token = torch.multinomial(chances, 1, generator=generator)
+                token = torch.multinomial(_chances(last, temperature), 1, generator=generator)
             made.append(token)
             if each is not None:
                 each(token)
             if len(made) < length:
                 logits, state = self(token, state)
         return torch.cat([tokens[:, :0], *made], dim=1)
+
+
+def _chances(scores: Tensor, temperature: float) -> Tensor:
+    """softmax(scores / temperature), also for temperatures at which the quotient overflows."""
+    scaled = scores / temperature
+    if not scaled.amax(-1).isfinite().all():
+        # Differences to the largest score overflow only to −∞, where the probability is 0.
+        scaled = (scores - scores.amax(-1, keepdim=True)).double() / temperature
+    chances = torch.softmax(scaled, dim=-1).to(scores.dtype)
+    if chances.isnan().any():
+        raise ValueError("the model's scores are not finite: its weights hold NaN or infinity")
+    return chances

@@ -1,4 +1,4 @@
-"""A map's weights, and the gain of the window beside it, as parameters of a module."""
+"""The weights of a map, and the gain of its window, as parameters of a module.""" ""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._arrays import is_array
-from kerneltrick.attention import Dial, Far, linear_attention
-from kerneltrick.attention._arguments import check_count
-from kerneltrick.maps._base import seeded
+from kerneltrick._arrays import as_numpy, is_array
+from kerneltrick.attention import Dial, Far, check_count, linear_attention
+from kerneltrick.maps import seeded
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """Hedgehog, T2R, or any map's gain beside a window, with parameters for each head.
+    """Hedgehog, T2R, or the gain of any map with a window, with parameters for each head.
 
-    What there is to learn depends on `setting`: of `hedgehog` the matrix,
-    of `t2r` matrix and bias, of all that have a window or sinks the gain g of each query head.
-    `dial` is the map with these parameters in it, as every function of this package takes it:
-    gradients reach them. Calling the module is `linear_attention` with that dial.
+    `setting` decides what is learned: the matrix of `hedgehog`, the matrix and bias of `t2r`, and
+    the gain g of each query head if there is a window or sinks. `dial` is the map with these
+    parameters in it, in the form that every function of this package takes; gradients reach them.
+    Calling the module runs `linear_attention` with that dial.
 
     setting
-        A text, map or dial. Weights that it holds are where learning starts; else Hedgehog starts
-        at the identity, if it has as many columns as rows, and T2R with what its seed draws.
+        A text, map or dial. If it holds weights, learning starts from them. Otherwise Hedgehog
+        starts at the identity if its matrix is square, else at random, and T2R starts at random.
     num_heads, head_dim, num_kv_heads
-        Of the queries, and of keys and values if they are shared.
+        The number and width of the query heads, and the number of key/value heads if groups of
+        query heads share them.
     features
-        m; 2·head_dim for Hedgehog, what the text says for T2R.
+        The number of features m. The default is 2·head_dim for Hedgehog and the number in the text
+        for T2R.
     key_weight
-        Whether Hedgehog's keys get a matrix of their own, as in LoLCATs; else one for each key
-        head serves both.
+        Whether the keys of Hedgehog have a separate matrix, as in LoLCATs. By default queries and
+        keys share one matrix for each key head.
+    seed
+        The seed of random starting weights.
 
     >>> learned = LearnedMap("hedgehog@window=8", num_heads=2, head_dim=4)
     >>> {name: tuple(x.shape) for name, x in learned.named_parameters()}
@@ -70,13 +73,13 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         if features is not None:
             features = check_count("LearnedMap", "features", features, 1)
         start = self._start(dial.feature_map, features, key_weight, seed)
-        # Beside softmax nothing is far, so there is nothing that a gain could weigh.
+        # With softmax no key is far, so a gain would have no effect.
         if (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax):
             start["gain"] = self._gain(dial)
         if not start:
             raise ValueError(
-                f"there is nothing to learn in {dial}: take hedgehog or t2r, or another map beside "
-                f"a window, whose gain can be learned"
+                f"there is nothing to learn in {dial}: use hedgehog or t2r, or another map with a "
+                f"window, whose gain can be learned"
             )
         for name, x in start.items():
             value = torch.tensor(np.asarray(x), dtype=torch.float32)
@@ -92,13 +95,13 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     def _start(
         self, feature_map: maps.FeatureMap, features: int | None, key_weight: bool, seed: int
     ) -> dict[str, Any]:
-        """Where learning starts, as NumPy arrays."""
+        """The starting weights, as NumPy arrays."""
         d, heads, shared = self.head_dim, self.num_heads, self.num_kv_heads
         if type(feature_map) is maps.Hedgehog:
             if features is not None and features % 2:
                 raise ValueError(
-                    f"hedgehog has two features for each column of its matrix, so an even number, "
-                    f"not {features}"
+                    f"hedgehog has two features for each column of its matrix, so features must be "
+                    f"even, not {features}"
                 )
             given = feature_map.weight
             held = given if feature_map.key_weight is None else feature_map.key_weight
@@ -109,7 +112,7 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
                     held = seeded("hedgehog", seed).standard_normal((d, columns)) / math.sqrt(d)
             elif features is not None and held.shape[-1] != columns:
                 raise ValueError(
-                    f"the weights of {feature_map} make {2 * held.shape[-1]} features, not "
+                    f"the weights of {feature_map} give {2 * held.shape[-1]} features, not "
                     f"{features}"
                 )
             given = held if given is None else given
@@ -121,23 +124,23 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
                 feature_map = dataclasses.replace(feature_map, features=features)
             m = feature_map.dim(d)
             if features not in (None, m):
-                raise ValueError(f"the weights of {feature_map} make {m} features, not {features}")
-            # Above 0, so that no head starts where its features, and with them gradients, are 0.
+                raise ValueError(f"the weights of {feature_map} give {m} features, not {features}")
+            # Above 0, so that no head starts with features, and gradients, of 0.
             bias = np.full(m, 0.1) if feature_map.bias is None else feature_map.bias
             bias = _numpy(bias).reshape(-1, 1, m)
             weight = self._each(feature_map.weights(d), shared)
             return {"weight": weight, "bias": np.repeat(bias, shared // len(bias), axis=0)}
         if features is not None:
-            raise ValueError(f"features is a number for hedgehog and t2r, not for {feature_map}")
+            raise ValueError(f"only hedgehog and t2r take features, not {feature_map}")
         return {}
 
     def _each(self, weight: Any, heads: int) -> Any:
-        """A matrix for each of `heads`, from one for all, or for each of a divisor of them."""
+        """One matrix for each of `heads`, from one for all or one for each group of heads."""
         weight = _numpy(weight)
         weight = weight[None] if weight.ndim == 2 else weight
         if weight.shape[-2] != self.head_dim or heads % len(weight):
             raise ValueError(
-                f"LearnedMap needs weights ({self.head_dim}, p), or one such for each of "
+                f"LearnedMap needs weights ({self.head_dim}, p), or such a matrix for each of "
                 f"{heads} heads, not {weight.shape}"
             )
         return np.repeat(weight, heads // len(weight), axis=0)
@@ -145,7 +148,7 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     def _gain(self, dial: Dial) -> Any:
         far = dial.far or Far()
         gain = far.gain
-        if gain is None:  # as linear_attention has it
+        if gain is None:  # the default of linear_attention
             gain = 0.0 if far.relative else -math.log(dial.feature_map.unit(self.head_dim))
         gain = _numpy(gain)
         if gain.shape not in ((), (self.num_heads,)):
@@ -157,18 +160,18 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
     @property
     def dial(self) -> Dial:
-        """The map, window and gains, with the parameters themselves in it."""
+        """The map, window and gains, with the parameters themselves."""
         return self._filled(dict(self.named_parameters(recurse=False)))
 
     def copied(self) -> Dial:
-        """The dial with copies of the parameters, through which gradients reach them.
+        """The dial with copies of the parameters; gradients pass through the copies.
 
-        PyTorch lets nobody free the memory of a tensor that NumPy has seen; FSDP frees parameters.
+        PyTorch cannot free the memory of a tensor that NumPy has seen, but FSDP frees parameters.
         """
         return self._filled({name: x.clone() for name, x in self.named_parameters(recurse=False)})
 
     def export(self) -> Dial:
-        """The dial with copies of the weights as NumPy arrays in float32, for any library.
+        """The dial with copies of the weights as NumPy arrays, for use with any array library.
 
         `maps.save(learned.export().feature_map, path)` writes the map.
         """
@@ -190,15 +193,18 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
 def _numpy(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return x.detach().cpu().numpy()
+        return as_numpy(x.detach())
     return np.asarray(x) if is_array(x) else np.asarray(float(x))
 
 
 def exported(dial: Dial) -> Dial:
-    """The dial with copies of all its tensors as NumPy arrays."""
+    """The dial with copies of all its tensors as NumPy arrays, half precision as float32."""
 
     def copied(x: Any) -> Any:
-        return x.detach().cpu().numpy().copy() if isinstance(x, torch.Tensor) else x
+        if not isinstance(x, torch.Tensor):
+            return x
+        values = as_numpy(x.detach())
+        return np.array(values, dtype=np.float32 if values.itemsize < 4 else values.dtype)
 
     own = dial.feature_map
     weights = {field.name: copied(getattr(own, field.name)) for field in dataclasses.fields(own)}

@@ -1,4 +1,4 @@
-"""What all mixers of tokens have in common: which tokens take part, heads, and a state."""
+"""What all mixers share: checking tokens, splitting into heads, and keeping a state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree
 
-from kerneltrick.attention import State, linear_attention
-from kerneltrick.attention._arguments import check_count
+from kerneltrick.attention import State, check_count, linear_attention
 from kerneltrick.torch import distributed
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
@@ -32,21 +31,21 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 class Tokens:
     """The tokens of a call."""
 
-    x: Tensor  # with masked tokens 0, in the dtype that is computed in
+    x: Tensor  # masked tokens are 0; in the dtype used for computing
     mask: Tensor | None  # (batch, n), True where a token takes part
-    runs: Tensor | None  # (batch or 1, n): the number of the text that each token is in
-    dtype: Any  # of y
-    segment_ids: Tensor | None  # (batch, n), as attention takes them
-    start: int  # the number of the first
-    count: Tensor | None  # (batch,): tokens of the text before it that took part; None: all
-    before: Before | None = None  # what other ranks have
+    runs: Tensor | None  # (batch or 1, n): the number of the text of each token
+    dtype: Any  # the dtype of y
+    segment_ids: Tensor | None  # (batch, n), as `linear_attention` takes them
+    start: int  # the number of the first token
+    count: Tensor | None  # (batch,): earlier tokens of the text that took part; None: all
+    before: Before | None = None  # what other ranks hold
 
     def counted(self) -> tuple[Tensor, Tensor | None]:
-        """Positions of the tokens in their texts, and the count of the state after."""
+        """The positions of the tokens in their texts, and the count for the new state."""
         return count_tokens(self.x, self.mask, self.runs, self.start, self.count)
 
     def tail(self, x: Tensor, tail: Tensor | None, count: int) -> Tensor | None:
-        """The last `count` of x before the first token: of a state's tail, and of other ranks."""
+        """The last `count` tokens of x before the first: from the state, or from other ranks."""
         if self.before is None or not count:
             return tail
         return self.before.tail(x, tail, count, self.mask, self.runs)
@@ -54,36 +53,36 @@ class Tokens:
     def convolved(
         self, layer: ShortConvolution, x: Tensor, state: MixerState | None
     ) -> tuple[Tensor, Tensor]:
-        """x (batch, n, channels) after a short convolution, and the tail of the state after."""
+        """x (batch, n, channels) after a short convolution, and the tail for the new state."""
         tail = self.tail(x, None if state is None else state.tail, layer.taps - 1)
         made: tuple[Tensor, Tensor] = layer(x, tail, mask=self.mask, runs=self.runs)
         return made
 
 
 class Heads(NamedTuple):
-    """What the tokens of a call are before they are mixed; q, k and v (batch, heads, n, width)."""
+    """Queries, keys, values (batch, heads, n, width) and all else that is mixed."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    tail: Tensor | None = None  # of the state after
+    tail: Tensor | None = None  # the tail for the new state
     positions: Tensor | None = None
-    counted: Tensor | None = None  # `count` of the state after
-    gate: Tensor | None = None  # (batch, n, heads · width): y is what its silu lets through
+    counted: Tensor | None = None  # the count for the new state
+    gate: Tensor | None = None  # (batch, n, heads · width): its silu multiplies the output
     log_decay: Tensor | None = None
-    beta: Tensor | None = None  # (batch, heads, n): how much of a value is corrected
+    beta: Tensor | None = None  # (batch, heads, n): the step size of the delta rule
     skip: Tensor | None = None  # added to the output of the heads
 
 
 class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """y, state = mixer(x, state): tokens x (batch, n, hidden_size) look at those before them.
+    """The base class of mixers: y, state = mixer(x, state) for tokens x (batch, n, hidden_size).
 
-    A mixer says in `_heads` what its tokens are; by default they are mixed without a normaliser,
-    U_t = e^{log_decay} ⊙ U_{t−1} + k_t v_tᵀ and o_t = U_tᵀ q_t, and the heads normed, gated and put
-    together. Its last projection is `o_proj`.
+    A subclass computes queries, keys, values and decays in `_heads`. By default they are mixed
+    without a normaliser, U_t = e^{log_decay} ⊙ U_{t−1} + k_t v_tᵀ and o_t = U_tᵀ q_t. Then the
+    heads are normalised, gated and concatenated. The last projection is called `o_proj`.
     """
 
-    spreads = True  # whether the tokens of a sequence may lie on several ranks
+    spreads = True  # whether the tokens of a sequence may be split over several ranks
 
     def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None, group: Any) -> None:
         super().__init__()
@@ -100,19 +99,20 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     @property
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch is not followed
     def _owner(self) -> str:
-        """What a state says that it is of."""
+        """The description of the layer that its states carry."""
         return f"{self._who}({self.extra_repr()})"
 
     def spread(self, group: Any) -> None:
-        """From now on x is the part of the tokens that this rank of `group` has; None: all of them.
+        """Split sequences over the ranks of `group`: x then holds the tokens of this rank only.
 
-        See `kerneltrick.torch.distributed`. All ranks call the mixer, each with as many tokens as
-        it has; a state goes to the first of them, and the last gives that of the whole sequence.
+        None switches back to whole sequences. Every rank calls the mixer with its own tokens, as
+        many as it has. A state is given to the first rank; the last rank returns the state of the
+        whole sequence. See `kerneltrick.torch.distributed`.
         """
         if group is not None and not self.spreads:
             raise ValueError(
-                f"{self._who} keeps no state, which is what ranks send to each other: give it "
-                "whole texts, or spread another mixer"
+                f"{self._who} keeps no state, and states are what ranks exchange: give it "
+                "whole texts, or split another mixer"
             )
         self.group = group
 
@@ -125,12 +125,12 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, MixerState | None]:
-        """y (batch, n, hidden_size) after the tokens of `state`, and the state after x.
+        """Return y (batch, n, hidden_size) and the state after x; x continues from `state`.
 
-        `mask` (batch, n): True where a token takes part; one that does not is as though it were not
-        there, and its y is 0. `segment_ids` (batch, n) or (n,): another text begins where the
-        number changes; `cu_seqlens` (texts + 1,) says the same of one packed row, by where texts
-        begin and end.
+        `mask` (batch, n) is True where a token takes part. A token that does not take part has no
+        effect, and its y is 0. `segment_ids` (batch, n) or (n,) packs several texts into a row: a
+        new text begins where the number changes. `cu_seqlens` (texts + 1,) says the same for a
+        single packed row, by the boundaries of the texts.
         """
         return self._run(self._check(x, state, mask, None, segment_ids, cu_seqlens), state)
 
@@ -143,13 +143,15 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         segment_ids: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> Tokens:
-        """Refuse what does not fit, and clean what takes no part."""
+        """Refuse arguments that do not fit, and set masked tokens to 0."""
         who, weight = self._who, self.o_proj.weight
         if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
             shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
             raise ValueError(f"{who} needs x (batch, n, {self.hidden_size}), not {shape}")
         if x.device != weight.device:
-            raise ValueError(f"{who} is on {weight.device}, but x on {x.device}: move one of them")
+            raise ValueError(
+                f"{who} is on {weight.device}, but x is on {x.device}: move one of them"
+            )
         if x.dtype != weight.dtype and not _autocast(x):
             raise TypeError(f"{who} has weights of {weight.dtype}, but x is {x.dtype}: cast one")
         if state is not None:
@@ -157,28 +159,25 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             rows, device = state.place
             if device != x.device or rows != x.shape[0]:
                 raise ValueError(
-                    f"the state is of {rows} rows on {device}, but x has {x.shape[0]} on {x.device}"
+                    f"the state has {rows} rows on {device}, but x has {x.shape[0]} on {x.device}"
                 )
         runs = check_segments(x, segment_ids, cu_seqlens)
         mask = check_mask(x, mask, key_padding_mask)
         dtype = torch.get_autocast_dtype(x.device.type) if _autocast(x) else x.dtype
         if x.dtype == torch.float16:
             x = x.float()
-        if mask is not None:  # so that NaN in padding reaches nothing, backward neither
+        if mask is not None:  # so that NaN in padding has no effect, forward or backward
             x = torch.where(mask[..., None], x, torch.zeros_like(x))
         ids = None if runs is None else runs.expand(x.shape[:2])
         bounds = None if state is None else (state.stop, state.count)
         if self.group is None:
             return Tokens(x, mask, runs, dtype, ids, *(bounds or (0, None)))
         if cu_seqlens is not None:
-            raise ValueError("texts that are spread over ranks are told apart by segment_ids")
-        # By their own numbers: whether a text goes on from another rank is told by these.
+            raise ValueError("texts that are split over ranks need segment_ids, not cu_seqlens")
+        # As given, not renumbered: these numbers tell whether a text continues from another rank.
         ids = None if segment_ids is None else segment_ids.expand(x.shape[:2])
         learned = (x, *self.parameters(), *_pytree.tree_leaves(state))
-        tracked = torch.is_grad_enabled() and any(
-            isinstance(each, torch.Tensor) and each.requires_grad for each in learned
-        )
-        before = Before.look(self.group, self._owner, x, mask, ids, runs, bounds, tracked)
+        before = Before.look(self.group, self._owner, x, mask, ids, runs, bounds, learned)
         return Tokens(x, mask, runs, dtype, ids, before.stop, before.count, before)
 
     def _check_state(self, state: Any) -> None:
@@ -206,22 +205,23 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     def _mix(
         self, tokens: Tokens, heads: Heads, past: Memory | None
     ) -> tuple[Tensor, Memory | None]:
-        """The output (batch, heads, n, width) of all heads, and the memory after."""
+        """The output (batch, heads, n, width) of all heads, and the new memory."""
         return self._attend(
-            heads, past, "identity", causal=True, normalize=False, scale=1.0,
+            tokens, heads, past, "identity", causal=True, normalize=False, scale=1.0,
             log_decay=heads.log_decay, mask=tokens.mask, segment_ids=tokens.segment_ids,
         )  # fmt: skip
 
     def _attend(
-        self, heads: Heads, past: Memory | None, feature_map: Any, **options: Any
+        self, tokens: Tokens, heads: Heads, past: Memory | None, feature_map: Any, **options: Any
     ) -> tuple[Tensor, State]:
         """Linear attention of the heads, here or over the ranks of the group."""
         assert past is None or isinstance(past, State)
-        arrays = (heads.q, heads.k, heads.v, feature_map)
-        if self.group is None:
-            return linear_attention(*arrays, state=past, return_state=True, **options)
+        q, k, v = heads.q, heads.k, heads.v
+        if tokens.before is None:
+            return linear_attention(q, k, v, feature_map, state=past, return_state=True, **options)
+        q = tokens.before.leading(q)
         made: tuple[Tensor, State] = distributed.linear_attention(
-            *arrays, state=past, return_state=True, group=self.group, **options
+            q, k, v, feature_map, state=past, return_state=True, group=self.group, **options
         )
         return made
 
@@ -240,7 +240,10 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
 
 
 class ProjectedMixer(Mixer):
-    """A mixer whose queries, keys and values are projections of x, convolved, split and rotated."""
+    """A mixer whose queries, keys and values are projections of x, split into heads.
+
+    A short convolution and rotary positions are optional.
+    """
 
     def __init__(
         self,
@@ -276,7 +279,7 @@ class ProjectedMixer(Mixer):
                 f"rotary positions need a base > 1 and an even head_dim, not {rotary!r} and "
                 f"{self.head_dim}"
             )
-        # No buffer: a layer of float16 is to turn by angles of float64 too.
+        # Not a buffer, because layers in float16 need the angles in float64 too.
         self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else None
         wide = self.num_heads * self.value_dim
         keys = self.num_kv_heads * self.head_dim
@@ -322,31 +325,31 @@ class ProjectedMixer(Mixer):
         return text
 
     def _kind(self) -> str:
-        """What else tells its states from those of others."""
+        """What else distinguishes the states of this layer from others."""
         return ""
 
 
 def head_width(size: int, num_heads: int) -> int:
-    """size / num_heads, which must be whole."""
+    """size / num_heads, which must be an integer."""
     if size % num_heads:
         raise ValueError(
-            f"hidden_size {size} is not a multiple of {num_heads} heads; give head_dim"
+            f"hidden_size {size} is not a multiple of num_heads {num_heads}; set head_dim"
         )
     return size // num_heads
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """(batch, n, heads · width) as (batch, heads, n, width)."""
+    """Reshape (batch, n, heads · width) to (batch, heads, n, width)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def joined(o: Tensor) -> Tensor:
-    """(batch, heads, n, width) as (batch, n, heads · width)."""
+    """Reshape (batch, heads, n, width) to (batch, n, heads · width)."""
     return o.transpose(1, 2).flatten(-2)
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer in the dtype of x, which is wider than its own for float16."""
+    """Apply the layer in the dtype of x, which is wider than its weights for float16."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     return functional.linear(x, layer.weight.to(x.dtype), bias)
 

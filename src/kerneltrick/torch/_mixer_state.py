@@ -1,4 +1,4 @@
-"""What a mixer of tokens remembers of a stream, as a value."""
+"""The state of a mixer in a stream, as an immutable value."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch.utils import _pytree
 
 from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors, write
-from kerneltrick.attention import Decoder, State
-from kerneltrick.attention._state_file import encoded, fields, parts
-from kerneltrick.engines._problem import Near
+from kerneltrick.attention import Decoder, State, encoded, fields, parts
+from kerneltrick.engines import Near
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -22,14 +21,14 @@ HELD = "kerneltrick.Held/1"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held:
-    """A memory that is no sum over tokens: one tensor, its first axis the batch."""
+    """A memory that is not a sum over tokens: one tensor whose first axis is the batch."""
 
     tensor: Tensor
     stop: int  # the number of the next token
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """The bytes of the memory."""
         return int(self.tensor.numel() * self.tensor.element_size())
 
 
@@ -38,32 +37,32 @@ Memory: TypeAlias = State | Decoder | Held
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixerState:
-    """All that a mixer needs of the tokens so far, of every row of a batch.
+    """All that a mixer needs to know about the tokens so far, for every row of a batch.
 
-    Never changed: to fork a stream, go on from the same state twice. Only one that
-    `Attention.live` made changes with every token.
+    A state never changes: to fork a stream, continue twice from the same state. The only exception
+    is a state made by `Attention.live`, which changes with every token.
     """
 
     owner: str  # the layer that made it
-    # Of linear attention: sums, and the keys and values that are still near; a Decoder while live.
+    # For linear attention: sums, and the near keys and values. A Decoder if the state is live.
     memory: Memory
-    tail: Tensor | None = None  # (batch, taps − 1, channels): of short convolutions and shifts
+    tail: Tensor | None = None  # (batch, taps − 1, channels): last inputs of convolutions, shifts
     count: Tensor | None = None  # (batch,): tokens of the text that took part; None: all, `stop`
 
     @property
     def stop(self) -> int:
-        """How many tokens there were, masked ones included: the number of the next."""
+        """The number of tokens so far, including masked ones: the number of the next token."""
         return int(self.memory.stop)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: of a map they do not grow with the stream, of exact attention they do."""
+        """The bytes of the state: constant for a map, growing with the stream for softmax."""
         tail = 0 if self.tail is None else self.tail.numel() * self.tail.element_size()
         return int(self.memory.nbytes) + int(tail)
 
     @property
     def size(self) -> int:
-        """Numbers held, whatever the width of each: sums are kept in wider ones than they need."""
+        """The count of numbers in the state, whatever the bytes of each (sums are float64)."""
         memory = self.value()
         held = 0 if self.tail is None else int(self.tail.numel())
         if isinstance(memory, Held):
@@ -73,7 +72,7 @@ class MixerState:
 
     @property
     def place(self) -> tuple[int, Any]:
-        """The rows of the batch, and the device they are on."""
+        """The number of rows of the batch, and their device."""
         if isinstance(self.memory, Held):
             return int(self.memory.tensor.shape[0]), self.memory.tensor.device
         if isinstance(self.memory, State):
@@ -81,17 +80,17 @@ class MixerState:
         return self.memory.shape[0], torch.device("cpu")
 
     def value(self) -> Any:
-        """The memory as it is now, also of a live state."""
+        """The memory as a value; a live state gives a copy of its present one."""
         if isinstance(self.memory, Decoder):
             return self.memory.snapshot().to(torch.empty(0))
         return self.memory
 
     def frozen(self) -> MixerState:
-        """A state that is no longer live, as it is now."""
+        """The present state as a value that no longer changes."""
         return dataclasses.replace(self, memory=self.value())
 
     def detach(self) -> MixerState:
-        """The same numbers without their history, for training on a long text by pieces."""
+        """The same state without its autograd history, to train on a long text in pieces."""
 
         def plain(x: Any) -> Any:
             if isinstance(x, tuple):  # Wide, Near
@@ -105,7 +104,7 @@ class MixerState:
         return MixerState(self.owner, memory, plain(self.tail), self.count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, which appears whole or not at all."""
+        """Write the state to a safetensors file, completely or not at all."""
         memory = self.value()
         if isinstance(memory, Held):
             tensors = {"held": as_numpy(memory.tensor.detach())}
@@ -119,12 +118,12 @@ class MixerState:
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Tensor) -> MixerState:
-        """Read a state back, as tensors on the device of `like`."""
+        """Read a state from a file, as tensors on the device of `like`."""
         metadata, tensors = read_tensors(path, "state file")
         if "owner" not in metadata:
             raise ValueError(
-                f"{os.fspath(path)} is no state of a layer; kerneltrick.State.load reads those of "
-                "attention alone"
+                f"{os.fspath(path)} is not the state of a layer; kerneltrick.State.load reads the "
+                "states of linear_attention"
             )
         own = {name: tensors.pop(name, None) for name in ("tail", "count")}
         memory: Memory
@@ -137,27 +136,29 @@ class MixerState:
         for name, kind, axes in (("tail", "f", 3), ("count", "iu", 1)):
             x = own[name]
             if x is not None and (x.dtype.kind not in kind or x.ndim != axes or len(x) != batch):
-                raise ValueError(f"{os.fspath(path)} is no state: {name} is {x.dtype} {x.shape}")
+                raise ValueError(f"{os.fspath(path)} is not a state: {name} is {x.dtype} {x.shape}")
         moved = [None if x is None else torch.tensor(x, device=like.device) for x in own.values()]
         return MixerState(metadata["owner"], memory, *moved)
 
 
 def _held(path: str, metadata: dict[str, str], tensors: dict[str, Any], like: Tensor) -> Held:
-    """The memory of a file that says it has one tensor."""
+    """The memory in a file that holds a single tensor."""
     try:
         tensor, stop = tensors["held"], int(metadata["stop"])
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} is no state: missing or malformed entry {error}") from None
+        raise ValueError(f"{path} is not a state: missing or malformed entry {error}") from None
     if tensor.ndim < 2 or tensor.dtype.kind != "f" or stop < 0:
         raise ValueError(
-            f"{path} is no state: it holds {tensor.dtype} {tensor.shape} after {stop} tokens"
+            f"{path} is not a state: it holds {tensor.dtype} {tensor.shape} after {stop} tokens"
         )
     return Held(torch.tensor(tensor, device=like.device), stop)
 
 
 def _register(cls: type, kept: tuple[str, ...], rows: dict[str, type]) -> None:
-    """States are trees of tensors to PyTorch, so that torch.export takes and gives them: all fields
-    are branches but those `kept`, and those in `rows` are tuples of that type."""
+    """Register a state as a tree of tensors, so that torch.export accepts and returns it.
+
+    All fields are branches except those in `kept`; those in `rows` are tuples of that type.
+    """
     names = [field.name for field in dataclasses.fields(cls)]
     branches = [name for name in names if name not in kept]
 

@@ -1,4 +1,4 @@
-"""The short convolution of published linear-attention models, over the tokens that take part."""
+"""The short convolution of linear-attention models, over the tokens that take part."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
-    """yᵢ = silu(b + Σ_{t < taps} w_t ⊙ x_{i−t}), each channel by itself; before the start x is 0.
+    """yᵢ = silu(b + Σ_{t < taps} w_t ⊙ x_{i−t}) for each channel; x is 0 before the start.
 
-    `bias` is whether there is b; without `silu` yᵢ is the sum.
+    `bias` says whether there is a b, and `silu` whether the activation is applied.
 
-    A masked token is as though it were not there, and no tap reaches into another segment. What
-    the next call needs of the past, the last taps − 1 tokens, is the tail (batch, taps − 1,
-    channels).
+    A masked token has no effect, and no tap reaches into another text. The tail (batch, taps − 1,
+    channels) holds the last taps − 1 tokens, which the next call needs.
 
     >>> _ = torch.manual_seed(0)
     >>> layer, x = ShortConvolution(8, taps=4), torch.randn(2, 10, 8)
@@ -45,8 +44,11 @@ class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed
         mask: Tensor | None = None,
         runs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x (batch, n, channels); mask (batch, n), True = takes part; runs (batch or 1, n), the
-        number of the segment that each token is in, the first 0."""
+        """Convolve x (batch, n, channels) and return the result and the new tail.
+
+        `mask` (batch, n) is True where a token takes part. `runs` (batch or 1, n) is the number of
+        the text of each token, starting at 0.
+        """
         weight = self.weight.to(x.dtype)
         seen, tail = before(x, tail, self.taps - 1, mask, runs)
         y = weight[0] * x
@@ -63,9 +65,9 @@ class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed
 def before(
     x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
 ) -> tuple[list[Tensor], Tensor]:
-    """x one token back, two, … `count` back, among those that take part; and the tail after x.
+    """x shifted back by 1, 2, …, `count` tokens that take part, and the tail after x.
 
-    Before the start of a text, and so of a stream without a tail, x is 0.
+    Before the start of a text, x is 0.
     """
     n, line = x.shape[1], _line(x, tail, count, mask, runs)
     seen = []
@@ -83,17 +85,17 @@ def before(
 def tail_after(
     x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
 ) -> Tensor:
-    """The last `count` tokens that take part, of the last text, after `tail` and x; before it 0."""
+    """The last `count` tokens of the last text that take part, after `tail` and x; 0 before it."""
     return _last(_line(x, tail, count, mask, runs), count, mask)
 
 
 class _Line(NamedTuple):
-    """A tail and the tokens after it, those that take part in front, in their order."""
+    """A tail and the tokens after it; those that take part come first, in order."""
 
     x: Tensor
     runs: Tensor | None
-    last: Tensor | None  # (batch, 1): the run of the last token, whether it takes part or not
-    order: Tensor | None  # (batch, n): where the tokens without the tail were
+    last: Tensor | None  # (batch, 1): the text of the last token, whether it takes part or not
+    order: Tensor | None  # (batch, n): the original places of the tokens after the tail
 
 
 def _line(
@@ -103,7 +105,7 @@ def _line(
     if tail is None:
         tail = x.new_zeros(batch, count, channels)
     order = last = None
-    if runs is not None:  # the tail belongs to the first segment
+    if runs is not None:  # the tail belongs to the first text
         runs = torch.cat([runs.new_zeros(batch, count), runs.expand(batch, n)], dim=1)
         last = runs[:, -1:]
     if mask is not None:

@@ -1,4 +1,4 @@
-"""A training by Adam kept in a file while it runs, so that it goes on after a kill."""
+"""Snapshots of a training with Adam, so that it can continue after a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kerneltrick._files import read_tensors, write
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam knows of a parameter
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam stores for a parameter
 
 
 def save_snapshot(
@@ -23,11 +23,11 @@ def save_snapshot(
     best: dict[str, Tensor],
     more: dict[str, Any],
 ) -> None:
-    """Write the parameters, the best ones so far, Adam's moments and `more` arrays.
+    """Write the parameters, the best ones so far, Adam's moments and the arrays in `more`.
 
-    `about` says what run it is, in "format" and "key", and how far it is, in "step".
+    `about` identifies the run by "format" and "key", and has the number of steps in "step".
     """
-    import safetensors.numpy  # it would slow every import
+    import safetensors.numpy  # here, because it would slow down every import
 
     tensors = dict(more)
     for name, x in parameters.items():
@@ -45,9 +45,9 @@ def load_snapshot(
     parameters: dict[str, Tensor],
     best: dict[str, Tensor],
 ) -> tuple[dict[str, str], dict[str, Any]] | None:
-    """Put a snapshot back in place, and give what else was said and kept; None if there is none.
+    """Restore a snapshot and return its metadata and other arrays, or None if there is none.
 
-    A file whose "format" or "key" is not that of `about` is of another run, and no snapshot.
+    A file whose "format" or "key" differs from `about` belongs to another run and is ignored.
     """
     try:
         found, tensors = read_tensors(path, "unfinished run")

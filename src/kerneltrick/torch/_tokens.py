@@ -1,4 +1,4 @@
-"""Which tokens take part, which text they belong to, and where in it they stand."""
+"""Which tokens take part, which text they belong to, and their positions in it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 def check_mask(x: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-    """The mask (batch, n), True where a token takes part, of either convention."""
+    """The mask (batch, n), True where a token takes part, from either convention."""
     if mask is not None and key_padding_mask is not None:
-        raise ValueError("give mask or key_padding_mask, which says the opposite, not both")
+        raise ValueError("give mask or key_padding_mask, which is its opposite, but not both")
     given = mask if key_padding_mask is None else key_padding_mask
     if given is None:
         return None
@@ -22,10 +22,10 @@ def check_mask(x: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None) 
     if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
         kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
         raise TypeError(
-            f"{name} must be boolean, {meaning}, not {kind}: of a mask of 1 for tokens and 0 for "
-            "padding give mask=(it != 0)"
+            f"{name} must be boolean, {meaning}, not {kind}: if yours is 1 for tokens and 0 for "
+            "padding, give mask=(yours != 0)"
         )
-    if given.shape != x.shape[:2]:
+    if given.ndim != 2 or given.shape[0] != x.shape[0] or given.shape[1] != x.shape[1]:
         raise ValueError(
             f"{name} must have one entry per token, {tuple(x.shape[:2])}, not {tuple(given.shape)}"
         )
@@ -36,7 +36,7 @@ def check_mask(x: Tensor, mask: Tensor | None, key_padding_mask: Tensor | None) 
 def check_segments(
     x: Tensor, segment_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor | None:
-    """The number of the segment that each token is in, (batch or 1, n), the first 0."""
+    """The number of the text of each token, (batch or 1, n), starting at 0."""
     if segment_ids is None and cu_seqlens is None:
         return None
     if segment_ids is None:
@@ -45,7 +45,8 @@ def check_segments(
         ids = segment_ids
         _whole("segment_ids", ids)
         batch, n = x.shape[:2]
-        if tuple(ids.shape) not in ((batch, n), (n,)):
+        rows = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == batch)
+        if not rows or ids.shape[-1] != n:
             raise ValueError(
                 f"segment_ids must have one entry per token, {(batch, n)} or {(n,)}, not "
                 f"{tuple(ids.shape)}"
@@ -80,17 +81,19 @@ def _whole(name: str, x: Any) -> None:
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     if not isinstance(x, torch.Tensor) or x.dtype not in kinds:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a tensor of whole numbers, not {kind}")
+        raise TypeError(f"{name} must be a tensor of integers, not {kind}")
 
 
 def _same_device(name: str, given: Tensor, x: Tensor) -> None:
     if given.device != x.device:
-        raise ValueError(f"{name} is on {given.device}, but x on {x.device}")
+        raise ValueError(f"{name} is on {given.device}, but x is on {x.device}")
 
 
 def unpack(x: Tensor, mask: Tensor | None, runs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed texts as a batch of their own, with its mask, and where each token of x is in it."""
+    """Packed texts as a batch with one row each, its mask, and the place of each token in it."""
     batch, n = x.shape[:2]
+    if not batch * n:
+        return x, x.new_zeros((batch, n), dtype=torch.bool), runs.new_zeros(0)
     rows = runs + (runs[:, -1:] + 1).expand(batch, 1).cumsum(0) - (runs[:, -1:] + 1)
     flat = rows.expand(batch, n).flatten()
     lengths = torch.bincount(flat)
@@ -107,10 +110,10 @@ def unpack(x: Tensor, mask: Tensor | None, runs: Tensor) -> tuple[Tensor, Tensor
 def count_tokens(
     x: Tensor, mask: Tensor | None, runs: Tensor | None, stop: int, count: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Positions (n,) or (batch, n), and the count after x; before it `count` (batch,), or `stop`.
+    """Positions (n,) or (batch, n) of the tokens of x, and the count after x.
 
-    Positions count the tokens of a text that take part; one that does not has the position that it
-    would have.
+    The count before x is `count` (batch,), or `stop` if that is None. Positions count the tokens of
+    a text that take part; a token that does not has the position it would have if it did.
     """
     batch, n = x.shape[:2]
     if mask is None and runs is None and count is None:
@@ -131,14 +134,14 @@ def count_tokens(
 
 
 def frequencies(d: int, base: float) -> Tensor:
-    """±base^{−2i/d}, i < d/2: first the negative ones. Su et al. 2021, Eq. 34."""
+    """±base^{−2i/d} for i < d/2, the negative ones first (Su et al. 2021, Eq. 34)."""
     steps = [base ** (-2 * i / d) for i in range(d // 2)]
     return torch.tensor([*(-x for x in steps), *steps], dtype=torch.float64, device="cpu")
 
 
 def turns(x: Tensor, positions: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of position·frequency, (n, d) or (batch, 1, n, d), for `rotate`."""
-    # In float32 the angle of position 100,000 is known to 0.004 only; MPS has nothing better.
+    """cos and sin of position · frequency, (n, d) or (batch, 1, n, d), for `rotate`."""
+    # In float32 the angle of position 100,000 has an error of 0.004; MPS has nothing better.
     wide = torch.float32 if x.device.type == "mps" else torch.float64
     angles = positions.unsqueeze(-1) * speeds.to(wide).to(x.device)
     angles = angles if angles.ndim == 2 else angles[:, None]
@@ -147,8 +150,8 @@ def turns(x: Tensor, positions: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d) turned: the halves, as Llama has them.
+    """Rotate the pairs (x_i, x_{i+d/2}) of x (batch, heads, n, d), as Llama does.
 
-    Frequencies of the first half are negative: (cos, cos) and (−sin, sin).
+    The frequencies of the first half are negative, which gives (cos, cos) and (−sin, sin).
     """
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Training a `LanguageModel` on a text, in a folder from which a run that was killed goes on."""
+"""Train a `LanguageModel` on a text, with checkpoints to continue from after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from kerneltrick._files import read_tensors, write
 from kerneltrick._progress import Progress, ProgressReport
-from kerneltrick.attention._arguments import check_count, check_scale
+from kerneltrick.attention import check_count, check_scale
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._snapshot import MOMENTS
 from kerneltrick.torch._vocabulary import Vocabulary
@@ -28,22 +28,22 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 FORMAT = "kerneltrick.LanguageModel/1"
 FILE = "model.safetensors"
-EVALUATIONS = 10  # of a training
-WINDOWS = 32  # of held-out text in each
-PATIENCE = 10.0  # seconds after which a step is worth a checkpoint
+EVALUATIONS = 10  # validations during a training
+WINDOWS = 32  # held-out sequences in each validation
+PATIENCE = 10.0  # seconds between two checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSettings:
-    """What a training is of: two of the same settings and text have the same losses."""
+    """The settings of a training; the same settings and text give the same losses."""
 
     mixer: str = "elu"
     tokens: str = "characters"  # or "bytes"
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
-    length: int = 256  # tokens that are read in a row
-    batch: int = 8  # such rows in a step
+    length: int = 256  # tokens in each sequence
+    batch: int = 8  # sequences in each step
     steps: int = 1000
     learning_rate: float = 2e-3
     seed: int = 0
@@ -67,7 +67,7 @@ class TrainingSettings:
             )  # fmt: skip
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: rising for a twentieth of them, then half a cosine wave."""
+        """The learning rate of a step: linear warm-up for 5 % of the steps, then half a cosine."""
         warm = max(1, self.steps // 20)
         if step < warm:
             return self.learning_rate * (step + 1) / warm
@@ -77,17 +77,17 @@ class TrainingSettings:
 
 @dataclasses.dataclass
 class TrainedModel:
-    """A model, what its tokens are, and how it came to be: losses in nats for each token."""
+    """A trained model with its vocabulary, settings and losses (in nats per token)."""
 
     settings: TrainingSettings
     vocabulary: Vocabulary
     model: LanguageModel
-    text: str  # the SHA-256 of the text it is trained on
-    losses: list[float] = dataclasses.field(default_factory=list)  # of every step so far
-    validation: dict[int, float] = dataclasses.field(default_factory=dict)  # after so many steps
+    text: str  # SHA-256 of the training text
+    losses: list[float] = dataclasses.field(default_factory=list)  # one for each step so far
+    validation: dict[int, float] = dataclasses.field(default_factory=dict)  # by number of steps
 
     def save(self, folder: str | os.PathLike[str], optimizer: Any = None) -> None:
-        """Write folder/model.safetensors, which appears whole or not at all."""
+        """Write folder/model.safetensors, completely or not at all."""
         import safetensors.torch
 
         tensors = {f"model.{name}": x for name, x in self.model.state_dict().items()}
@@ -108,17 +108,17 @@ class TrainedModel:
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> TrainedModel:
-        """The model that `train` has left in a folder, as far as it came."""
+        """Load the model that `train` wrote to a folder, even if training is unfinished."""
         return _load(Path(folder, FILE))[0]
 
     def sample(self, prompt: str, length: int, **options: Any) -> str:
-        """A text of `length` tokens that goes on from `prompt`; options as in `generate`."""
+        """Generate `length` tokens of text after `prompt`; options as in `generate`."""
         made = self.model.generate(self.vocabulary.encode(prompt)[None], length, **options)
         return self.vocabulary.decode(made[0])
 
 
 def _load(path: Path) -> tuple[TrainedModel, dict[str, Tensor]]:
-    """The model in a file, and what else the file holds."""
+    """The model in a file, and all tensors of the file."""
     metadata, arrays = read_tensors(path, "trained model")
     try:
         if metadata.get("format") != FORMAT:
@@ -147,16 +147,17 @@ def train(
     tell: Callable[[str], None] | None = None,
     group: Any = None,
 ) -> TrainedModel:
-    """Train a language model on all but the last tenth of a text, judge it on that.
+    """Train a language model on a text; the last tenth of the text is held out for validation.
 
-    AdamW, its rate rising and falling as `settings.rate` says. Whatever is drawn at a step depends
-    on the seed and the step alone, and `folder` gets a checkpoint now and then: the same call after
-    a kill goes on from there, with the losses that it would have had. `tell` is given a line and a
-    sample ten times.
+    The optimizer is AdamW with the learning rates of `settings.rate`. Random numbers depend only on
+    the seed and the step, and checkpoints go to `folder`: after a kill, the same call continues
+    from the last one, with the same losses. `tell` receives a progress line and a sample of text
+    ten times.
 
-    With a process group of torch.distributed, every rank calls and reads its part of each row; the
-    first writes to `folder` and tells. Losses are the same to rounding, on any number of ranks: a
-    training may go on with another number. All ranks must see the folder.
+    With a process group of torch.distributed, every rank calls this function and reads its part of
+    each sequence. The first rank writes to `folder` and calls `tell`. The losses do not depend on
+    the number of ranks, up to rounding, so a training can continue with another number. All ranks
+    must see the folder.
     """
     settings = settings or TrainingSettings()
     folder = Path(folder)
@@ -185,7 +186,7 @@ def train(
             run.save(folder, optimizer)
             saved = time.monotonic()
         if spread.leads and judged and tell is not None:
-            spread.model.spread(None)  # the first rank writes alone
+            spread.model.spread(None)  # the first rank generates the sample alone
             _tell(tell, run, every, speed)
             spread.model.spread(group)
     spread.model.spread(None)
@@ -194,7 +195,7 @@ def train(
 
 
 class _Spread:
-    """A model, here or over the ranks of a group, each of which reads its part of every row."""
+    """A model on this process, or on a group whose ranks each read a part of every sequence."""
 
     def __init__(self, model: LanguageModel, group: Any) -> None:
         self.model, self.group, self.call = model, group, model
@@ -208,7 +209,7 @@ class _Spread:
             self.call = torch.nn.parallel.DistributedDataParallel(model, process_group=ranks.group)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """This rank's share of the mean over all tokens: gradients are averaged over the ranks."""
+        """This rank's share of the mean loss, scaled because gradients are averaged over ranks."""
         n = rows.shape[1] - 1
         edges = [i * n // self.count for i in (self.rank, self.rank + 1)]
         logits, _ = self.call(rows[:, edges[0] : edges[1]])
@@ -217,7 +218,7 @@ class _Spread:
         return lost * self.count / (len(rows) * n)
 
     def mean(self, loss: Tensor) -> float:
-        """The mean over all tokens, from the share of each rank."""
+        """The mean loss over all tokens, from the shares of all ranks."""
         if self.group is None:
             return float(loss.detach())
         shares = Ranks(self.group).gather(loss.detach().double().reshape(1))
@@ -225,14 +226,14 @@ class _Spread:
 
 
 def _read(text: str, settings: TrainingSettings) -> tuple[Tensor, Tensor, TrainedModel]:
-    """Tokens to train on, held-out ones, and a model that has seen none."""
+    """The training tokens, the held-out tokens, and an untrained model."""
     vocabulary = Vocabulary(None) if settings.tokens == "bytes" else Vocabulary.of(text)
     tokens = vocabulary.encode(text) if text else torch.empty(0)
     held = max(len(tokens) // 10, settings.length + 1)
     if len(tokens) < held + settings.length + 1:
         raise ValueError(
-            f"a text of {len(tokens)} {settings.tokens} is too short to train and to judge on "
-            f"{settings.length} in a row: give a longer one, or a shorter length"
+            f"a text of {len(tokens)} {settings.tokens} is too short for training and validation "
+            f"with sequences of {settings.length}: use a longer text or a smaller length"
         )
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     run = TrainedModel(settings, vocabulary, settings.model(vocabulary.size), digest)
@@ -240,16 +241,16 @@ def _read(text: str, settings: TrainingSettings) -> tuple[Tensor, Tensor, Traine
 
 
 def _resume(path: Path, fresh: TrainedModel, optimizer: Any) -> TrainedModel:
-    """The run in a file, in the model and the optimizer of a fresh one."""
+    """Continue the run in a file with the model and the optimizer of a fresh one."""
     found, tensors = _load(path)
     if found.text != fresh.text:
-        raise ValueError(f"{path.parent} holds a training on another text: choose another folder")
+        raise ValueError(f"{path.parent} holds a training on another text: use another folder")
     for name, value in dataclasses.asdict(fresh.settings).items():
         other = getattr(found.settings, name)
         if other != value:
             raise ValueError(
-                f"{path.parent} holds a training with {name} {other}, not {value}: choose another "
-                "folder, or the same settings to go on"
+                f"{path.parent} holds a training with {name} {other}, not {value}: use the same "
+                "settings to continue it, or another folder"
             )
     fresh.model.load_state_dict(found.model.state_dict())
     held = optimizer.state_dict()
@@ -260,7 +261,9 @@ def _resume(path: Path, fresh: TrainedModel, optimizer: Any) -> TrainedModel:
             for i, (name, _) in enumerate(fresh.model.named_parameters())
         }
     except KeyError as error:
-        raise ValueError(f"{path} holds a model but not its training: {error} is missing") from None
+        raise ValueError(
+            f"{path} holds a model but not the state of its training: {error} is missing"
+        ) from None
     optimizer.load_state_dict(held)
     return dataclasses.replace(fresh, losses=found.losses, validation=found.validation)
 
@@ -268,7 +271,7 @@ def _resume(path: Path, fresh: TrainedModel, optimizer: Any) -> TrainedModel:
 def _step(
     spread: _Spread, optimizer: Any, tokens: Tensor, settings: TrainingSettings, step: int
 ) -> float:
-    """One step on rows drawn for it; its loss before."""
+    """Take one step on randomly drawn sequences and return the loss before it."""
     drawn = np.random.default_rng((settings.seed, step))
     starts = drawn.integers(0, len(tokens) - settings.length, settings.batch)
     rows = torch.stack([tokens[a : a + settings.length + 1] for a in starts.tolist()])
@@ -283,7 +286,7 @@ def _step(
 
 
 def _windows(tokens: Tensor, length: int) -> Tensor:
-    """Up to so many rows of held-out text, spread over it."""
+    """Up to WINDOWS held-out sequences, spread evenly over the text."""
     count = min(WINDOWS, (len(tokens) - 1) // length)
     starts = np.linspace(0, len(tokens) - length - 1, count).astype(int)
     return torch.stack([tokens[a : a + length + 1] for a in starts.tolist()])

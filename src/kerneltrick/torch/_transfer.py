@@ -1,4 +1,4 @@
-"""The training of a fit: one step, a look at held-out tokens, and the run kept in a file."""
+"""The training loop of a fit: steps, held-out errors, and snapshots."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ import numpy as np
 import torch
 
 from kerneltrick._progress import Progress, ProgressReport
-from kerneltrick.analysis import AttentionData, FittedMaps
-from kerneltrick.analysis._fitted import hashes, kept
-from kerneltrick.attention import Dial, Far, attention_weights, linear_attention, softmax_attention
-from kerneltrick.attention._arguments import check_scale
-from kerneltrick.maps._base import seeded
+from kerneltrick.analysis import AttentionData, FittedMaps, hashes, kept
+from kerneltrick.attention import (
+    Dial,
+    Far,
+    attention_weights,
+    check_scale,
+    linear_attention,
+    softmax_attention,
+)
+from kerneltrick.maps import seeded
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._snapshot import load_snapshot, save_snapshot
 
@@ -25,25 +30,25 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Loss: TypeAlias = Literal["outputs", "weights", "both"]
 Ended: TypeAlias = Literal["steps", "no better", "data"]
 
-ROWS = 64  # queries of a step: weights of rows × n are formed, never n × n
-LOOKS = 24  # at held-out tokens, spread over the steps
-PATIENCE = 8  # looks without anything better before it is over
+ROWS = 64  # queries in a step: weights are rows × n, never n × n
+LOOKS = 24  # evaluations on held-out tokens, spread over the steps
+PATIENCE = 8  # evaluations without an improvement before the fit stops
 WARM_UP = 20  # steps over which the learning rate rises
-FLOOR = 1e-14  # of weights whose logarithm is taken, float32's resolution squared
+FLOOR = 1e-14  # smallest weight whose logarithm is taken: the square of float32's resolution
 PAUSE = 1.0  # seconds between snapshots
 FORMAT = "kerneltrick.Transfer/1"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What all sequences have in common, and the softmax to imitate."""
+    """The heads that all sequences share, and the softmax to imitate."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     kv_heads: int
     width: int
     causal: bool
-    scale: float | None  # None: 1/√d, which maps that stand for softmax have by default
+    scale: float | None  # None: 1/√d, the default of maps that approximate softmax
     source: str
 
     @staticmethod
@@ -56,19 +61,19 @@ class Shape:
         return Shape(data.layers, data.heads, int(data.k.shape[1]), d, kind, found, data.source)
 
     def check(self, data: AttentionData) -> None:
-        """ValueError if the heads of `data` are others."""
+        """Raise ValueError if `data` has other heads."""
         ours = (self.layers, self.heads, self.kv_heads, self.width)
         theirs = (data.layers, data.heads, int(data.k.shape[1]), int(data.q.shape[-1]))
         for what, a, b in zip(("layers", "heads", "key heads", "d"), ours, theirs, strict=True):
             if a != b:
                 raise ValueError(
-                    f"fit needs sequences of the same heads, but {self.source} has {what} {a} and "
-                    f"{data.source} has {b}"
+                    f"fit needs sequences with the same heads, but {self.source} has {what} {a} "
+                    f"and {data.source} has {b}"
                 )
 
 
 class Transfer:
-    """All heads of all layers side by side, as the heads of one attention; each learns alone."""
+    """Fits all heads of all layers as the heads of one attention, each independently."""
 
     def __init__(
         self,
@@ -93,7 +98,7 @@ class Transfer:
         self.best = {name: x.detach().clone() for name, x in self.parameters.items()}
 
     def see(self, *sequences: AttentionData) -> None:
-        """Remember tokens as fitted to; ValueError if they are held out."""
+        """Record tokens as used for fitting; raise ValueError if they are held out."""
         for sequence in sequences:
             self.shape.check(sequence)
         found = _hashes(sequences, self.shape)
@@ -101,8 +106,8 @@ class Transfer:
             same = int(np.isin(ours, theirs).sum())
             if same:
                 raise ValueError(
-                    f"{sequences[0].source}: at least {same} tokens to fit to are also held out; "
-                    f"tokens that stop a fit must be others"
+                    f"{sequences[0].source}: at least {same} tokens are used for fitting and also "
+                    f"held out; held-out tokens must be different"
                 )
         self.seen = [kept(pair) for pair in zip(self.seen, found, strict=True)]
 
@@ -113,7 +118,7 @@ class Transfer:
         resume: Path | None,
         key: str,
     ) -> Ended:
-        """Steps until there are enough, held-out tokens gain nothing more, or items are out."""
+        """Take steps until all are done, held-out errors stop improving, or items run out."""
         every = max(1, self.steps // LOOKS)
         meter, kept_at = Progress(self._told(), self.steps, progress), time.monotonic()
         while self.step < self.steps and self.stale < PATIENCE:
@@ -131,7 +136,7 @@ class Transfer:
         if self.step % every and self.step < self.steps:
             self._look()
         meter.close(self.step)
-        if resume is not None:  # others may still be at work when this layer is done
+        if resume is not None:  # other layers may still be running when this one is done
             self._keep(resume, key)
         if self.stale >= PATIENCE:
             return "no better"
@@ -149,7 +154,7 @@ class Transfer:
         self.optimizer.zero_grad()
         self._loss(q, k, v, rows).sum().backward()
         for x in self.parameters.values():
-            # Heads learn alone: one that has run away stays where it is, and its best is kept.
+            # Heads are independent: one that diverged stays where it is and keeps its best.
             whole = torch.isfinite(x.grad.reshape(len(x), -1)).all(-1)
             x.grad[~whole] = 0.0
         warm = min(1.0, (self.step + 1) / WARM_UP)
@@ -160,7 +165,7 @@ class Transfer:
         self.step += 1
 
     def _loss(self, q: Tensor, k: Tensor, v: Tensor, rows: Any) -> Tensor:
-        """The loss of each head, (H,), on these rows."""
+        """The loss of each head, (H,), for these rows."""
         options: dict[str, Any] = {
             "rows": rows, "causal": self.shape.causal, "scale": self.shape.scale,
         }  # fmt: skip
@@ -174,13 +179,13 @@ class Transfer:
             error = ((weights @ values - wanted) ** 2).sum((-2, -1))
             total = total + error / torch.where(size > 0, size, torch.ones_like(size))
         if self.loss != "outputs":
-            # A weight can be 0, of T2R exactly: below this floor it is as wrong as can be.
+            # A weight can be 0, with T2R exactly 0. The floor keeps the logarithm finite.
             logs = torch.log(weights.clamp_min(FLOOR))
             total = total - (exact * logs).sum(-1).mean(-1)
         return total
 
     def _errors(self) -> Tensor:
-        """‖O − O_softmax‖ / ‖O_softmax‖ of each head, its mean over held-out sequences."""
+        """‖O − O_softmax‖ / ‖O_softmax‖ of each head, averaged over held-out sequences."""
         options: dict[str, Any] = {"causal": self.shape.causal, "scale": self.shape.scale}
         found = []
         with torch.no_grad():
@@ -194,8 +199,10 @@ class Transfer:
         return torch.stack(found).mean(0)
 
     def _look(self) -> None:
-        """Keep the weights of those heads that are better than ever; heads that share keys share
-        weights, so they are one."""
+        """Evaluate, and keep the weights of heads that improved.
+
+        Heads that share keys share weights, so they count as one.
+        """
         errors = self._errors()
         self.history.append((self.step, float(errors.nanmean())))
         groups = len(errors) // (len(self.shape.layers) * self.shape.kv_heads)
@@ -213,7 +220,7 @@ class Transfer:
         return {layer: tuple(row) for layer, row in zip(self.shape.layers, rows, strict=True)}
 
     def fitted(self) -> FittedMaps:
-        """The best weights found, a dial for each layer."""
+        """The best weights, as one dial for each layer."""
         with torch.no_grad():
             for name, x in self.parameters.items():
                 x.copy_(self.best[name])
@@ -222,7 +229,7 @@ class Transfer:
         for row, layer in enumerate(self.shape.layers):
             dials[layer] = _part(whole, row, count)
             each = self.seen[row * self.shape.kv_heads :][: self.shape.kv_heads]
-            most = min(map(len, each))  # of equal tokens in some heads fewer may be left
+            most = min(map(len, each))  # heads with equal tokens may have fewer hashes
             seen[layer] = np.stack([x[:most] for x in each])
         return FittedMaps(
             dials, self.shape.heads, self.shape.scale, self.shape.causal, seen, self.shape.source
@@ -239,7 +246,7 @@ class Transfer:
         save_snapshot(path, about, self.optimizer, self.parameters, self.best, more)
 
     def restore(self, path: Path, key: str) -> None:
-        """Go on where the run in that file was, if it was this one."""
+        """Continue from the snapshot in a file if it belongs to this fit."""
         known = {"format": FORMAT, "key": key}
         found = load_snapshot(path, known, self.optimizer, self.parameters, self.best)
         if found is None:
@@ -253,14 +260,16 @@ class Transfer:
 
 
 def _tensors(data: AttentionData) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in float32, the heads of all layers as heads: query head h still uses key head
-    h // groups."""
+    """q, k and v in float32, with the heads of all layers on one axis.
+
+    Query head h still uses key head h // groups.
+    """
     q, k, v = (torch.tensor(x, dtype=torch.float32).flatten(0, 1) for x in (data.q, data.k, data.v))
     return q, k, v
 
 
 def _hashes(sequences: Any, shape: Shape) -> list[Any]:
-    """The hashes of all tokens, for each key head of each layer."""
+    """The hashes of all tokens for each key head of each layer."""
     empty = np.zeros(0, np.uint64)
     return [
         kept([empty, *(hashes(data.k[row, head]) for data in sequences)])

@@ -1,4 +1,4 @@
-"""Texts as numbers: each character, or each byte, is a token."""
+"""Turn texts into token numbers: one token for each character or each byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The characters that have a number, their place in `characters`; None: the 256 bytes.
+    """Numbers characters by their place in `characters`; None means the 256 bytes instead.
 
     >>> letters = Vocabulary.of("abracadabra")
     >>> letters.size, letters.encode("cab").tolist(), letters.decode(torch.tensor([3, 0, 1]))
@@ -28,7 +28,7 @@ class Vocabulary:
 
     @staticmethod
     def of(text: str) -> Vocabulary:
-        """The characters of a text."""
+        """The vocabulary of all characters in a text."""
         return Vocabulary("".join(sorted(set(text))))
 
     @property
@@ -37,12 +37,12 @@ class Vocabulary:
 
     @property
     def start(self) -> str:
-        """What a text begins after, where nothing is given: the end of a line, if it is known."""
+        """The default prompt: a line break if the vocabulary has one."""
         known = self.characters
         return "\n" if known is None or "\n" in known else known[0]
 
     def encode(self, text: str) -> Tensor:
-        """Numbers (n,) of the tokens of a text."""
+        """The token numbers (n,) of a text."""
         if self.characters is None:
             raw = text.encode("utf-8", "surrogateescape")
             return torch.from_numpy(np.frombuffer(raw, np.uint8).astype(np.int64))
@@ -51,15 +51,18 @@ class Vocabulary:
         found = np.searchsorted(known, points).clip(max=len(known) - 1)
         wrong = np.flatnonzero(known[found] != points)
         if wrong.size:
-            raise ValueError(f"the model does not know {text[wrong[0]]!r}: its text has none")
+            raise ValueError(
+                f"the model does not know the character {text[wrong[0]]!r}: the training text does "
+                "not contain it"
+            )
         return torch.from_numpy(found)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text of numbers (n,)."""
+        """The text of token numbers (n,)."""
         return self.reader()(tokens)
 
     def reader(self) -> Callable[[Tensor], str]:
-        """As `decode`, of tokens that come a few at a time: bytes wait for their character."""
+        """A function like `decode` for tokens in pieces; it holds back incomplete characters."""
         if self.characters is None:
             whole = codecs.getincrementaldecoder("utf-8")("replace")
             return lambda tokens: whole.decode(bytes(tokens.tolist()))

@@ -1,4 +1,4 @@
-"""state_bytes: you gave Z the width of the values"""
+"""state_bytes: your Z is as wide as the values: Z = Σφ(k) has m entries"""
 
 import numpy as np
 

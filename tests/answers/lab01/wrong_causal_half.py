@@ -1,4 +1,4 @@
-"""softmax_multiply_adds: that of n²/2 pairs: a token sees itself too"""
+"""softmax_multiply_adds: with causal=True you counted n²/2 pairs: a token also sees itself,"""
 
 
 def softmax_multiply_adds(n, D, M, causal=False):

@@ -1,4 +1,4 @@
-"""crossover_length: your n does not depend on causal"""
+"""crossover_length: your n ignores causal: softmax attention then computes about half the"""
 
 
 def crossover_length(D, m, M, causal=False):

@@ -1,4 +1,4 @@
-"""crossover_length: your n is that of n²/2 pairs"""
+"""crossover_length: with causal=True your n assumes n²/2 pairs: there are n(n+1)/2, so"""
 
 
 def crossover_length(D, m, M, causal=False):

@@ -1,4 +1,4 @@
-"""weights_bytes: it has 4 bytes per number"""
+"""weights_bytes: your answer ignores the dtype: it uses 4 bytes per number"""
 
 
 def weights_bytes(n, heads=1, dtype="float32"):

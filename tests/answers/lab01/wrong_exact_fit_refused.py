@@ -1,4 +1,4 @@
-"""longest_context: one too small where the budget is filled exactly"""
+"""longest_context: your n is one too small if the budget is filled exactly: that still fits"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""growth_exponent: the line from the first point to the last"""
+"""growth_exponent: your slope uses only the first and the last point: least squares uses"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""longest_context: the square root is missing"""
+"""longest_context: your n is the number of numbers that fit: there are n² of them, so take"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""softmax_multiply_adds: your count is that of QKᵀ alone"""
+"""softmax_multiply_adds: you counted only QKᵀ, n²·D: the weights times V take another n²·M"""
 
 
 def softmax_multiply_adds(n, D, M, causal=False):

@@ -1,4 +1,4 @@
-"""linear_multiply_adds: you build U and Z anew for each token"""
+"""linear_multiply_adds: with causal=True you rebuild U and Z for each token from all"""
 
 
 def linear_multiply_adds(n, m, M, causal=False):

@@ -1,4 +1,4 @@
-"""state_bytes: your answer is that of U alone"""
+"""state_bytes: your answer covers only U: the state also holds Z, another m numbers"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""crossover_length: where both take the same your n is one too small"""
+"""crossover_length: your n is one too small where both take the same: linear attention is"""
 
 
 def crossover_length(D, m, M, causal=False):

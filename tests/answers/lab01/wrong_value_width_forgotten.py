@@ -1,4 +1,4 @@
-"""softmax_multiply_adds: the second one has the width M of the values"""
+"""softmax_multiply_adds: the second one uses the width M of the values"""
 
 
 def softmax_multiply_adds(n, D, M, causal=False):

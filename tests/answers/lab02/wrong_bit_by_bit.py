@@ -1,4 +1,4 @@
-"""verify_associativity: compared bit by bit"""
+"""verify_associativity: you compare bit by bit: the two orders round differently, so allow"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""linear_attention_order: a small number (1e-6) in the normaliser"""
+"""linear_attention_order: the normaliser is kept above 1e-6: where it is smaller, or negative"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""standard_attention_order: K is not transposed where n = d"""
+"""standard_attention_order: K is not transposed if n = d: QK is not QKᵀ"""
 
 
 def standard_attention_order(Q, K, V):

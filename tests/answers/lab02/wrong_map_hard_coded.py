@@ -1,4 +1,4 @@
-"""linear_attention_order: φ is ELU + 1 whatever feature_map is"""
+"""linear_attention_order: you always use ELU + 1 as φ: call feature_map(Q) and"""
 
 
 def linear_attention_order(Q, K, V, feature_map, normalize=False):

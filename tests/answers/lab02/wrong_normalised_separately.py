@@ -1,4 +1,4 @@
-"""linear_attention_order: φ(Q) and φ(K) are normalised each alone"""
+"""linear_attention_order: φ(Q) and φ(K) are normalised separately: the weights of a row"""
 
 
 def linear_attention_order(Q, K, V, feature_map, normalize=False):

@@ -1,4 +1,4 @@
-"""standard_attention_order: only the output is returned"""
+"""standard_attention_order: you return only the output: return the weights as well"""
 
 
 def standard_attention_order(Q, K, V):

@@ -1,4 +1,4 @@
-"""verify_associativity: np.allclose of float32 sums"""
+"""verify_associativity: you use np.allclose on float32 sums, where an entry near 0 has lost"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""standard_attention_order: a softmax is applied: there is none here"""
+"""standard_attention_order: you apply a softmax: there is none here"""
 
 import numpy as np
 

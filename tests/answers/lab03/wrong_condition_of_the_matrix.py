@@ -1,4 +1,4 @@
-"""analyze_feature_map_quality: 'condition_number' is that of the matrix"""
+"""analyze_feature_map_quality: 'condition_number' is np.linalg.cond of the matrix: here it"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""compare_to_softmax: 'correlation' is that of the first two rows"""
+"""compare_to_softmax: 'correlation' uses only the first two rows"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""analyze_feature_map_quality: 'output_cosine' is that of the two whole matrices"""
+"""analyze_feature_map_quality: 'output_cosine' is the cosine of the two whole matrices:"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""elu_plus_one: ELU computed as (eˣ − 1) + 1"""
+"""elu_plus_one: you compute ELU as (eˣ − 1) + 1, which is 0 below −17.3 in float32: write"""
 
 import numpy as np
 

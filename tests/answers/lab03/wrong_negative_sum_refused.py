@@ -1,4 +1,4 @@
-"""compute_implicit_attention: a row whose sum is negative is taken for one whose sum is 0"""
+"""compute_implicit_attention: a row whose sum is negative is treated as if its sum were 0:"""
 
 import numpy as np
 

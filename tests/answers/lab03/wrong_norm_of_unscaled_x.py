@@ -1,4 +1,4 @@
-"""softmax_kernel_feature_map: ‖x‖² is that of x before the scaling"""
+"""softmax_kernel_feature_map: ‖x‖² is computed before scaling: use x′ in both terms"""
 
 import numpy as np
 

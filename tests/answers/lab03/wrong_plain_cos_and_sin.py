@@ -1,4 +1,4 @@
-"""softmax_kernel_feature_map: cos and sin features"""
+"""softmax_kernel_feature_map: your features are cos and sin, which can be negative: use exp"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""softmax_kernel_feature_map: x is scaled by d^(−1/2): d^(−1/4) is right"""
+"""softmax_kernel_feature_map: x is scaled by d^(−1/2): use d^(−1/4), because q and k both"""
 
 import numpy as np
 

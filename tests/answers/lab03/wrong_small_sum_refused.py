@@ -1,4 +1,4 @@
-"""compute_implicit_attention: a row whose sum is small is taken"""
+"""compute_implicit_attention: a row whose sum is small is treated as if its sum were 0:"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""quadratic_multiply_adds: your count is that of nested loops, n²·m·M"""
+"""quadratic_multiply_adds: you counted nested loops, n²·m·M: U is computed once, not for"""
 
 
 def quadratic_multiply_adds(n, D, M):

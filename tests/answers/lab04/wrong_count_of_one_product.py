@@ -1,4 +1,4 @@
-"""quadratic_multiply_adds: your count has one of the two products"""
+"""quadratic_multiply_adds: you counted only one of the two products"""
 
 
 def quadratic_multiply_adds(n, D, M):

@@ -1,4 +1,4 @@
-"""crossover: your length is D²/2: that is the rule of thumb"""
+"""crossover: your length is D²/2: that is a rule of thumb for M = D, not the exact count"""
 
 
 def crossover(D, M):

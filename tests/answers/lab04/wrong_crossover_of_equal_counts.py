@@ -1,4 +1,4 @@
-"""crossover: your length is rounded up, which is one too few where the two counts are equal"""
+"""crossover: your length is rounded up, which is one too few if the counts are equal at a"""
 
 import math
 

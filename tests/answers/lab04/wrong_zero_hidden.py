@@ -1,4 +1,4 @@
-"""attention_by_kernel: 0/0 is hidden by a small number in the denominator"""
+"""attention_by_kernel: a small number (1e-8) in the denominator hides 0/0 and changes the output"""
 
 
 def attention_by_kernel(Q, K, V):

@@ -1,4 +1,4 @@
-"""split_heads: your heads take every heads-th column"""
+"""split_heads: your heads use every heads-th column"""
 
 import numpy as np
 

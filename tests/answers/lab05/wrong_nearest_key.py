@@ -1,4 +1,4 @@
-"""hard_attention: your output takes the key nearest to the query"""
+"""hard_attention: your output uses the key nearest to the query: use the key with the"""
 
 import numpy as np
 

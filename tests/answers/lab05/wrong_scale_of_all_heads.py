@@ -1,4 +1,4 @@
-"""multi_head_attention: with the width of all heads"""
+"""multi_head_attention: your scale is 1/√(heads·k), the width of all heads together: each"""
 
 import numpy as np
 

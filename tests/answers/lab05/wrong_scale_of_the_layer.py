@@ -1,4 +1,4 @@
-"""multi_head_attention: with the width of the layer"""
+"""multi_head_attention: your scale is 1/√d, but d is the width of the layer: each head uses"""
 
 import numpy as np
 

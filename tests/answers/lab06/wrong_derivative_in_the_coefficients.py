@@ -1,4 +1,4 @@
-"""rkhs_descent: your steps follow the derivative in α, K times the gradient"""
+"""rkhs_descent: your steps use the derivative with respect to α, which is K times the gradient"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""rkhs_descent: your steps leave the penalty out"""
+"""rkhs_descent: your steps leave out the penalty: the gradient contains 2λf, so the step"""
 
 import numpy as np
 

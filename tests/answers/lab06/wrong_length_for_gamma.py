@@ -1,4 +1,4 @@
-"""rbf_gram: your matrix is exp(−ℓ‖x − y‖²): that takes the length for γ"""
+"""rbf_gram: your matrix is exp(−ℓ‖x − y‖²): the length is not γ; γ is 1/2ℓ²"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""rkhs_norm: your norm is √(αᵀα), that of the list of coefficients"""
+"""rkhs_norm: your norm is √(αᵀα), the length of the coefficient vector: ‖f‖² = αᵀKα"""
 
 import numpy as np
 

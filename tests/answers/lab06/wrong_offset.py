@@ -1,4 +1,4 @@
-"""svm_dual: your β satisfy Σyᵢβᵢ = 0: that is the condition of the machine with an offset b"""
+"""svm_dual: your β satisfy Σyᵢβᵢ = 0: that is the condition of a machine with an offset b."""
 
 import numpy as np
 

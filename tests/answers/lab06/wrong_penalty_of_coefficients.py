@@ -1,4 +1,4 @@
-"""ridge_dual: your α minimise with λαᵀα for a penalty"""
+"""ridge_dual: your α use the penalty λαᵀα, (K² + nλI)⁻¹Ky: ‖f‖² is αᵀKα"""
 
 import numpy as np
 

@@ -61,7 +61,9 @@ def windowed_taylor_attention(Q, K, V, window):
             U += np.outer(phi_k[left], V[left])
             Z += phi_k[left]
         first = max(0, left + 1)
-        near = np.exp(K[first : i + 1] @ Q[i] / math.sqrt(d))
-        total = near.sum() + phi_q[i] @ Z
-        output[i] = (near @ V[first : i + 1] + phi_q[i] @ U) / total
+        scores = K[first : i + 1] @ Q[i] / math.sqrt(d)
+        shift = max(0.0, max(scores))
+        near, unit = np.exp(scores - shift), math.exp(-shift)
+        total = near.sum() + unit * (phi_q[i] @ Z)
+        output[i] = (near @ V[first : i + 1] + unit * (phi_q[i] @ U)) / total
     return output

@@ -47,8 +47,10 @@ def sliding_window_attention(Q, K, V, window):
 def windowed_taylor_attention(Q, K, V, window):
     i, j = np.indices((len(Q), len(K)))
     t = Q @ K.T / np.sqrt(Q.shape[1])
-    weights = np.where(j > i - window, np.exp(t), 1 + t + t**2 / 2)
-    weights[j > i] = 0
+    near = np.where((j > i - window) & (j <= i), t, -np.inf)
+    c = near.max(axis=1, keepdims=True)
+    far = np.where(j <= i - window, 1 + t + t**2 / 2, 0)
+    weights = np.exp(near - c) + far * np.exp(-c)
     return weights @ V / weights.sum(axis=1, keepdims=True)
 
 

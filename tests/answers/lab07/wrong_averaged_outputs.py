@@ -1,4 +1,4 @@
-"""windowed_taylor_attention: you average the output of the window and that of all the past"""
+"""windowed_taylor_attention: you average the output of the window and the output of the"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""state_size: your count has d² features: a constant and d linear ones belong to them"""
+"""state_size: your count has d² features: there are also a constant and d linear features,"""
 
 
 def state_size(d, value_width, compact=True):

@@ -1,4 +1,4 @@
-"""recall_accuracy: your answer is that of the first seed alone: average over all"""
+"""recall_accuracy: your answer uses only the first seed: average over all seeds"""
 
 import numpy as np
 

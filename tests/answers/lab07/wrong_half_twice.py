@@ -1,4 +1,4 @@
-"""taylor_feature_map: your map gives 1 + t + t²/4: the ½ is in φ(q) and again in φ(k)"""
+"""taylor_feature_map: your map gives 1 + t + t²/4: φ(q) and φ(k) both have the ½, so use"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""based_weights: your weights are divided by √F, the width before the projection"""
+"""based_weights: your scale is 1/√F, but F is the width before the projection: use 1/√d,"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""based_weights: you normalised first and masked the future then"""
+"""based_weights: you normalised before you masked the future, so rows add up to less than"""
 
 import numpy as np
 

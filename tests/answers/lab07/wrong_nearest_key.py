@@ -1,4 +1,4 @@
-"""recall_accuracy: you look for the key that is nearest to the query: that needs all the keys"""
+"""recall_accuracy: you search for the key nearest to the query, which needs all the keys."""
 
 import numpy as np
 

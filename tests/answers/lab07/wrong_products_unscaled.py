@@ -1,4 +1,4 @@
-"""taylor_feature_map: the linear features are scaled, those of second order are not"""
+"""taylor_feature_map: your map gives 1 + t + (q·k)²/2: the linear features are scaled, but"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""taylor_feature_map: your map is that of t = q·k/d: you divide x by √d"""
+"""taylor_feature_map: your map uses t = q·k/d: φ(q) and φ(k) both divide x by √d. Divide by"""
 
 import numpy as np
 

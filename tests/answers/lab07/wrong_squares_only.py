@@ -1,4 +1,4 @@
-"""taylor_feature_map: it has the squares xᵢ² only; t² also needs the products"""
+"""taylor_feature_map: it has only the squares xᵢ²; t² also needs the products"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""recurrent_attention: the given state makes no difference in your function"""
+"""recurrent_attention: your function ignores the given state: start from its U and Z"""
 
 import numpy as np
 

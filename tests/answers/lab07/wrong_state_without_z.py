@@ -1,4 +1,4 @@
-"""state_size: your count is that of U alone: the state holds Z too"""
+"""state_size: you counted only U: the state also holds Z, another m numbers"""
 
 
 def state_size(d, value_width, compact=True):

@@ -1,4 +1,4 @@
-"""recurrent_attention: your Z is φ(k) of the present token alone"""
+"""recurrent_attention: your Z is φ(k) of the current token only: Z is a sum over the"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The grader: runs a student's file in a process of its own, and says what is wrong with it."""
+"""The grader: runs a student's file in a separate process and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 
 @functools.cache
 def labs() -> dict[str, Lab]:
-    """Every lab by its number.
+    """Return all labs by number.
 
     >>> labs()["02"].title
     'The kernel trick'

@@ -1,4 +1,4 @@
-"""A student's answer against the right one: equal, or in which way not."""
+"""Compare a student's answer with the right one, and say how they differ."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from kerneltrick.labs.grader._wire import Other
 
 Array = np.ndarray[Any, Any]
 ZERO = 1e-6  # what counts as 0 beside a right answer that is exactly 0
+NEARLY_1 = 1e-2  # a factor this close to 1 is a rounding or an off-by-one error, not a factor
 
 
 def is_number(x: Any) -> bool:
-    """A number of Python or NumPy, or an array without axes; not a truth value."""
+    """Whether x is a number of Python or NumPy, or an array without axes, but not a truth value."""
     if isinstance(x, (np.ndarray, np.generic)):
         return x.ndim == 0 and x.dtype.kind in "iufc"
     return isinstance(x, (int, float, complex)) and not isinstance(x, bool)
@@ -31,14 +32,20 @@ def is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.ndim > 0
 
 
-def equal(found: Any, right: Any, tolerance: float) -> bool:
-    """Whether an answer is the right one, numbers up to `tolerance` of the largest entry.
+def equal(found: Any, right: Any, tolerance: float, entrywise: bool = False) -> bool:
+    """Whether an answer is the right one, up to `tolerance` of the largest entry of each array.
+
+    With `entrywise` each entry is compared up to `tolerance` of itself, so that a large entry does
+    not hide an error in a small one.
 
     >>> equal((1.0, [2]), (1.00001, [2]), 1e-4), equal(np.eye(2), [[1, 0], [0, 1]], 1e-4)
     (True, False)
+    >>> found, right = np.array([3.0, 1e-4]), np.array([3.0, 0.0])
+    >>> equal(found, right, 1e-4), equal(found, right, 1e-4, entrywise=True)
+    (True, False)
     """
     if is_array(right):
-        return is_array(found) and _close(found, right, tolerance)
+        return is_array(found) and _close(found, right, tolerance, entrywise)
     if is_truth(right):
         return is_truth(found) and bool(found) == bool(right)
     if isinstance(right, (int, np.integer)):
@@ -47,25 +54,26 @@ def equal(found: Any, right: Any, tolerance: float) -> bool:
         return is_number(found) and _close(np.asarray(found), np.asarray(right), tolerance)
     if isinstance(right, (list, tuple)):
         same = isinstance(found, (list, tuple)) and len(found) == len(right)
-        return same and all(equal(f, r, tolerance) for f, r in zip(found, right, strict=True))
+        pairs = zip(found, right, strict=True) if same else ()
+        return same and all(equal(f, r, tolerance, entrywise) for f, r in pairs)
     if isinstance(right, dict):
         same = isinstance(found, dict) and right.keys() <= found.keys()
-        return same and all(equal(found[key], right[key], tolerance) for key in right)
+        return same and all(equal(found[key], right[key], tolerance, entrywise) for key in right)
     return type(found) is type(right) and bool(found == right)
 
 
 def unpacked(found: Any, right: Any) -> Any:
-    """An answer; one that is an array where several numbers are right, as these numbers."""
+    """The answer. If several numbers are expected and an array came, it becomes a tuple."""
     numbers = isinstance(right, (list, tuple)) and all(map(is_number, right))
     return tuple(found) if numbers and is_array(found) and found.ndim == 1 else found
 
 
 def _exact(x: Any) -> Any:
-    """A number of Python, which does not overflow as NumPy's whole numbers do."""
+    """The number as a Python number, which does not overflow like NumPy's integers."""
     return x.item() if isinstance(x, (np.ndarray, np.generic)) else x
 
 
-def _close(found: Array, right: Array, tolerance: float) -> bool:
+def _close(found: Array, right: Array, tolerance: float, entrywise: bool = False) -> bool:
     kinds = found.dtype.kind, right.dtype.kind
     if found.shape != right.shape or (("b" in kinds or "c" in kinds) and kinds[0] != kinds[1]):
         return False
@@ -74,8 +82,10 @@ def _close(found: Array, right: Array, tolerance: float) -> bool:
     f, r = _wide(found), _wide(right)
     finite = np.isfinite(r)
     largest = float(np.max(np.abs(r[finite]), initial=0.0))
-    atol = tolerance * largest if largest > 0 else min(tolerance, ZERO)
     with np.errstate(all="ignore"):
+        atol: Any = tolerance * largest if largest > 0 else min(tolerance, ZERO)
+        if entrywise and largest > 0:
+            atol = np.where(r == 0, ZERO * largest, tolerance * np.abs(r))
         near = np.abs(f - r) <= atol
         same = (f == r) | (np.isnan(f) & np.isnan(r))
     return bool(np.all(np.where(finite, near, same)))
@@ -86,7 +96,7 @@ def _wide(x: Array) -> Array:
 
 
 def kind(x: Any) -> str:
-    """An answer in words.
+    """Describe an answer in words.
 
     >>> kind(np.zeros((2, 3))), kind((1.0, None)), kind(True)
     ('an array of shape (2, 3)', '2 values (a tuple)', 'True')
@@ -111,7 +121,7 @@ def short(x: Any) -> str:
 
 
 def parts(found: Any, right: Any, label: str = "") -> list[tuple[str, Any, Any]]:
-    """The numbers and arrays of two answers of the same form, each with a name for it."""
+    """The numbers and arrays of two answers of the same form, each with a name."""
     if isinstance(right, (list, tuple)) and isinstance(found, (list, tuple)):
         ordinals = ("first", "second", "third", "fourth", "fifth", "sixth")
         pairs = list(zip(found, right, strict=False))
@@ -128,7 +138,7 @@ def parts(found: Any, right: Any, label: str = "") -> list[tuple[str, Any, Any]]
 
 
 def form(found: Any, right: Any) -> str | None:
-    """What is wrong with the type or the shape of an answer; None if nothing is."""
+    """What is wrong with the type or the shape of an answer, or None."""
     if found is None and right is not None:
         return "returns None: is a `return` missing?"
     if isinstance(right, (list, tuple)):
@@ -143,7 +153,7 @@ def form(found: Any, right: Any) -> str | None:
         what = f"{label} is" if label else "returns"
         if is_array(r):
             if not is_array(f):
-                more = ": np.array makes one of it" if isinstance(f, (list, tuple)) else ""
+                more = ": use np.array" if isinstance(f, (list, tuple)) else ""
                 return f"{what} {kind(f)}; an array of shape {r.shape} is expected{more}"
             if f.dtype.kind == "c" and r.dtype.kind != "c":
                 return f"{what} an array of complex numbers; real ones are expected"
@@ -164,14 +174,16 @@ def form(found: Any, right: Any) -> str | None:
     return None
 
 
-def values(found: Any, right: Any, tolerance: float) -> str:
+def values(found: Any, right: Any, tolerance: float, entrywise: bool = False) -> str:
     """What is wrong with an answer of the right form."""
-    wrong = [p for p in parts(found, right) if not equal(p[1], p[2], tolerance)]
+    wrong = [p for p in parts(found, right) if not equal(p[1], p[2], tolerance, entrywise)]
     label, f, r = wrong[0]
     of = f" in {label}" if label else ""
     if not is_array(r):
         if is_number(r) and not math.isfinite(abs(f)) and math.isfinite(abs(r)):
             return f"{short(f)}{of} where {short(r)} is right"
+        if isinstance(r, (int, np.integer)) and is_number(f) and not is_truth(r) and f % 1:
+            return f"{short(f)}{of}, which is not a whole number, where {short(r)} is right"
         plain = str if is_truth(r) or not is_number(r) else short
         return f"{plain(f)}{of} where {plain(r)} is right"
     if r.dtype.kind == "b":
@@ -190,18 +202,32 @@ def values(found: Any, right: Any, tolerance: float) -> str:
         return f"{label or 'the answer'} is the transpose of the right one"
     with np.errstate(all="ignore"):
         gap = np.nan_to_num(np.abs(f - r), nan=math.inf, posinf=math.inf)
+        if entrywise:  # the largest error is the largest share of an entry
+            gap = gap / np.where(r == 0, np.max(np.abs(r), initial=0.0) or 1.0, np.abs(r))
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(gap)), gap.shape))
     return f"{short(f[at])} at {list(at)}{of} where {short(r[at])} is right"
 
 
+def not_finite(found: Any, right: Any) -> bool:
+    """Whether an answer holds NaN or infinity where the right one is finite."""
+    for _, f, r in parts(found, right):
+        numbers = all(is_array(x) or is_number(x) for x in (f, r))
+        if not numbers or np.shape(f) != np.shape(r):
+            continue
+        bad = ~np.isfinite(_wide(np.asarray(f))) & np.isfinite(_wide(np.asarray(r)))
+        if bad.any():
+            return True
+    return False
+
+
 def swapped(found: Any, right: Any, tolerance: float) -> bool:
-    """Whether the two values that were returned are in the wrong order."""
+    """Whether the two returned values are in the wrong order."""
     two = isinstance(right, tuple) and isinstance(found, (list, tuple)) and len(right) == 2
     return two and len(found) == 2 and equal(list(found)[::-1], list(right), tolerance)
 
 
 def factor(wrong: list[tuple[Case, Any, Any]], tolerance: float) -> str | None:
-    """The number that all wrong answers are too large by, if there is one, with its name."""
+    """The common factor of all wrong answers, if there is one, in words."""
     found: list[tuple[str, float, int, Case]] = []
     for case, answer, right in wrong:
         if form(answer, right) is not None:
@@ -221,7 +247,8 @@ def factor(wrong: list[tuple[Case, Any, Any]], tolerance: float) -> str | None:
     for name in sorted(names, key=len):
         return f"{yours} {name} times the right one (here {short(ratio)})"
     constant = all(math.isclose(c, ratio, rel_tol=1e-3) for _, c, _, _ in found)
-    if constant and (entries > 1 or len(found) > 1):
+    says_something = abs(ratio - 1) > NEARLY_1  # "1 times the right one" does not help
+    if constant and says_something and (entries > 1 or len(found) > 1):
         return f"{yours} {_simple(ratio)} times the right one"
     return None
 
@@ -239,7 +266,7 @@ def _ratio(found: Any, right: Any, tolerance: float) -> float | None:
 
 
 def _named(c: float, case: Case) -> set[str]:
-    """Names of a factor among the lengths of the first array's axes: n, d, their roots."""
+    """Names for a factor in terms of the first array's shape: n, d and their roots."""
     arrays = [x for x in (*case.arguments, *case.options.values()) if is_array(x) and x.ndim > 1]
     if not arrays:
         return set()

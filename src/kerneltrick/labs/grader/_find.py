@@ -1,4 +1,4 @@
-"""Which lab a file is of, and which files of a folder are submissions, of which student."""
+"""Which lab a file belongs to, and which files of a folder are submissions, and whose."""
 
 from __future__ import annotations
 
@@ -7,36 +7,50 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from kerneltrick._text import nearest
+from kerneltrick.labs.grader._archive import NotUnpacked, is_archive, unpack
 from kerneltrick.labs.grader._grade import LARGEST_FILE
 from kerneltrick.labs.grader._lab import Lab
 from kerneltrick.labs.grader._notebook import LARGEST_NOTEBOOK, read_notebook
 
 DEEPEST = 4  # folders in folders
 NOT_SUBMISSIONS = {"conftest.py", "setup.py", "__init__.py", "__main__.py"}
-NOT_SEARCHED = {"tests", "docs", "__pycache__", "site-packages", "node_modules"}
+NOT_SEARCHED = {"tests", "docs", "__pycache__", "__MACOSX", "site-packages", "node_modules"}
+NO_LAB = "it has no function of a lab, or cannot be read"
+_COPY = re.compile(
+    r"(?: ?\(\d+\)|(?: - |[ _-])(?:copy|kopie)(?: ?\(?\d+\)?)?)$", re.I
+)  # "kernel_trick (1)", "kernel_trick - Copy", "kernel_trick-Copy1"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A file to grade, as the lab it is of; `name` tells it apart from the others."""
+    """A file to grade and the lab it belongs to. `name` is unique among the submissions."""
 
     name: str
     path: Path
     lab: Lab
+
+    @property
+    def changed(self) -> float:
+        """When the file was last changed, in seconds."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
 
 
 @dataclass(frozen=True)
 class Found:
     """The files to grade below a folder, and what else is there.
 
-    `students` holds the names of the files of each student, one of a lab at most; none where there
-    is nothing to grade. `unknown` are Python files and notebooks of no lab, and what cannot be
-    read.
+    `students` holds the names of each student's files. Several files of one lab are versions, of
+    which one counts. A student without files has nothing to grade; `reasons` may say why.
+    `left_out` are files that are not graded, by name, each with the reason.
     """
 
     submissions: tuple[Submission, ...]
     students: dict[str, tuple[str, ...]]
-    unknown: tuple[Path, ...]
+    reasons: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def find_lab(text: str, labs: dict[str, Lab]) -> Lab:
@@ -89,32 +103,70 @@ def _code(path: Path) -> str:
     return source.decode("utf-16" if wide else "utf-8", errors="replace")
 
 
-def find_submissions(where: Path, labs: dict[str, Lab], lab: Lab | None = None) -> Found:
-    """The files to grade: `where` is a file, the folder of a lab, or a folder of any of these."""
-    root = where if where.is_dir() else where.parent
-    search = _Search(root, labs, lab)
-    search.look(where, 0)
-    students = _by_student(root, search.found, labs)
-    if where.is_dir():
-        students |= dict.fromkeys(_empty(root, search.found, students), ())
-    return Found(tuple(search.found), dict(sorted(students.items())), tuple(search.unknown))
+def find_submissions(
+    where: Path, labs: dict[str, Lab], lab: Lab | None = None, scratch: Path | None = None
+) -> Found:
+    """The files to grade. `where` is a file, a lab's folder, or a folder with any of these.
+
+    Zip files are unpacked into `scratch`, an empty folder that must last until the files are
+    graded. Without it they are left out.
+    """
+    search = _Search(where if where.is_dir() else where.parent, labs, lab, scratch)
+    if where.is_file() and is_archive(where):
+        search.look_into_archive(where, alone=True)
+    else:
+        search.look(where, 0)
+    students = _by_student(search.root, search.found, labs)
+    if search.root.is_dir() and not where.is_file():
+        students |= dict.fromkeys(_empty(search.root, search.found, students), ())
+    reasons: dict[str, str] = {}
+    for name, reason in search.refused.items():
+        owner = _owner_of(name, students, labs)
+        if not students.setdefault(owner, ()):
+            reasons[owner] = reason
+    left_out = dict(sorted({**search.left_out, **search.refused}.items()))
+    return Found(tuple(search.found), dict(sorted(students.items())), reasons, left_out)
+
+
+def _owners(name: str, labs: dict[str, Lab]) -> list[str]:
+    """The parts of a file's name that may tell whose it is: neither labs nor marks of a copy."""
+    labels = {"src", "notebooks"}
+    for lab in labs.values():  # a folder that is a mere number is one of a student
+        labels |= {label for label in _names(lab) if not label.isdigit()}
+    return [part for part in _plain(name) if part.lower() not in labels]
+
+
+def _plain(name: str) -> list[str]:
+    """The parts of a file's name without endings and marks of a copy.
+
+    >>> _plain("ada (1).zip/src/kernel_trick - Copy.py")
+    ['ada', 'src', 'kernel_trick']
+    """
+    *folders, file = PurePosixPath(name).parts
+    plain = [re.sub(r"\.zip$", "", part, flags=re.I) for part in folders]
+    return [_COPY.sub("", part) or part for part in (*plain, PurePosixPath(file).stem)]
+
+
+def _owner_of(name: str, students: dict[str, tuple[str, ...]], labs: dict[str, Lab]) -> str:
+    """Whose file it is, in a folder whose students are known."""
+    parts = _owners(name, labs) or [PurePosixPath(name).stem]
+    for depth in range(1, len(parts)):
+        owner = "/".join(parts[:depth])
+        if not any(student.startswith(f"{owner}/") for student in students):
+            return owner
+    return "/".join(parts)
 
 
 def _by_student(
     root: Path, found: list[Submission], labs: dict[str, Lab]
 ) -> dict[str, tuple[str, ...]]:
-    """The names of the files by student, who is the first folder that is not that of a lab.
+    """The names of the files by student: the first folder that is not named after a lab.
 
-    Where this gives a student two files of one lab it was a folder of several students, or of
-    several versions: then the folder or file below counts too.
+    Where this gives a student two files of one lab with different names, the folder is taken for
+    one of several students, and the folder or file below counts too. Files whose names differ only
+    in their ending or in the mark of a copy are versions of one student.
     """
-    labels = {"src", "notebooks"}
-    for lab in labs.values():  # a folder that is a mere number is one of a student
-        labels |= {name for name in _names(lab) if not name.isdigit()}
-    owners: dict[str, list[str]] = {}
-    for submission in found:
-        parts = PurePosixPath(submission.name).with_suffix("").parts
-        owners[submission.name] = [part for part in parts if part.lower() not in labels]
+    owners = {submission.name: _owners(submission.name, labs) for submission in found}
 
     def split(some: list[Submission], depth: int) -> dict[str, tuple[str, ...]]:
         groups: dict[str, list[Submission]] = {}
@@ -123,12 +175,12 @@ def _by_student(
             groups.setdefault(name or root.resolve().name, []).append(submission)
         result: dict[str, tuple[str, ...]] = {}
         for name, group in groups.items():
-            if len({s.lab.number for s in group}) == len(group):
-                result[name] = tuple(s.name for s in group)
-            elif any(len(owners[s.name]) > depth for s in group):
-                result |= split(group, depth + 1)
+            once = len({s.lab.number for s in group}) == len(group)
+            if once or all(len(owners[s.name]) <= depth for s in group):
+                result[name] = (*result.get(name, ()), *(s.name for s in group))
             else:
-                result |= {s.name: (s.name,) for s in group}
+                for owner, names in split(group, depth + 1).items():
+                    result[owner] = (*result.get(owner, ()), *names)
         return result
 
     return split(found, 1)
@@ -136,15 +188,18 @@ def _by_student(
 
 def _empty(root: Path, found: list[Submission], students: dict[str, tuple[str, ...]]) -> list[str]:
     """The folders beside those of students, in which there is nothing to grade."""
-    full = {parent for s in found for parent in s.path.parents}
-    own = full | {s.path.with_suffix("") for s in found}
-    beside = {s.path.parent for s in found if s.path.stem in students}
+    files = [root.joinpath(*_plain(s.name)) for s in found]
+    full = {parent for file in files for parent in file.parents}
+    full |= {parent for s in found for parent in (root / s.name).parents}
+    own = full | set(files)
+    beside = {file.parent for file in files if file.name in students}
     for name in students:
         if root / name in own:
             beside |= {root / parent for parent in PurePosixPath(name).parents}
     return [
         child.relative_to(root).as_posix()
         for parent in beside
+        if parent.is_dir()
         for child in sorted(parent.iterdir())
         if child.is_dir() and child not in full and _searched(child)
     ]
@@ -160,22 +215,50 @@ class _Search:
     root: Path
     labs: dict[str, Lab]
     lab: Lab | None
+    scratch: Path | None
     found: list[Submission] = field(default_factory=list)
-    unknown: list[Path] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # archives: something was handed in
+    unpacked: dict[Path, str] = field(default_factory=dict)  # folders in scratch: their archives
     seen: set[Path] = field(default_factory=set)  # folders: links may lead in a circle
 
     def look(self, path: Path, depth: int) -> None:
-        if path.is_file():
+        if path.is_file() and is_archive(path):
+            self.look_into_archive(path)
+        elif path.is_file():
             own = self.lab or recognise(path, self.labs)
             if own is None:
-                self.unknown.append(path)
+                self.left_out[self._name(path)] = NO_LAB
             else:
                 self._add(path, own)
         elif not path.is_dir():  # a link that leads nowhere, a pipe
-            self.unknown.append(path)
+            self.left_out[self._name(path)] = NO_LAB
         elif path.resolve() not in self.seen:
             self.seen.add(path.resolve())
             self._look_inside(path, depth)
+
+    def look_into_archive(self, path: Path, alone: bool = False) -> None:
+        """Search a zip file as if it were a folder; `alone`, it is the folder that is searched."""
+        name = self._name(path)
+        if self.scratch is None:
+            self.refused[name] = "an archive: unpack it first"
+            return
+        target = self.scratch / str(len(self.unpacked)) / (path.stem or "archive")
+        target.mkdir(parents=True)
+        try:
+            inner = unpack(path, target)
+        except NotUnpacked as error:
+            self.refused[name] = str(error)
+            return
+        if alone:
+            self.root = target
+        self.unpacked[target] = name
+        before = len(self.found), len(self.left_out)
+        self.look(target, 1)
+        for other in inner:
+            self.refused[f"{name}/{other}"] = "a zip file inside a zip file: unpack the outer one"
+        if before == (len(self.found), len(self.left_out)) and not inner:
+            self.refused[name] = "no Python file and no notebook is in it"
 
     def _look_inside(self, path: Path, depth: int) -> None:
         wanted = [self.lab] if self.lab else list(self.labs.values())
@@ -187,7 +270,7 @@ class _Search:
         try:
             children = sorted(path.iterdir())
         except OSError:
-            self.unknown.append(path)
+            self.left_out[self._name(path)] = "the folder cannot be read"
             return
         for child in filter(_searched, children):
             name = child.name
@@ -195,8 +278,15 @@ class _Search:
             wanted_file = (python and name not in NOT_SUBMISSIONS) or child.suffix == ".ipynb"
             if inside and (child.is_dir() or python):  # beside its file a lab may have a notebook
                 continue
-            if child.is_dir() or wanted_file:
+            if child.is_dir() or wanted_file or (is_archive(child) and child.is_file()):
                 self.look(child, depth + 1)
 
+    def _name(self, path: Path) -> str:
+        """A file's name below the root; one in an archive has the archive for a folder."""
+        for folder, archive in self.unpacked.items():
+            if folder != self.root and path.is_relative_to(folder):
+                return f"{archive}/{path.relative_to(folder).as_posix()}"
+        return path.relative_to(self.root).as_posix()
+
     def _add(self, path: Path, lab: Lab) -> None:
-        self.found.append(Submission(path.relative_to(self.root).as_posix(), path, lab))
+        self.found.append(Submission(self._name(path), path, lab))

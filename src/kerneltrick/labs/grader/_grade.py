@@ -1,4 +1,4 @@
-"""Grading a file: every function on every case, and for each a hint."""
+"""Grade a file: call every function on every case, and find a hint for each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Grading:
     problems: list[Problem] = field(default_factory=list)
 
     def start(self) -> Worker:
-        """A worker with the file loaded; later tries leave out the statement that ended it."""
+        """A worker with the file loaded. Later tries leave out the statement that ended it."""
         while self.worker is None:
             worker = self.server.worker()
             try:
@@ -123,7 +123,7 @@ def grade(
 ) -> Report:
     """Grade a student's file, given as its bytes: Python, or a Jupyter notebook.
 
-    Of a notebook only definitions, imports and assignments are executed, in the order of its cells.
+    In a notebook, only definitions, imports and assignments are executed, in the order of cells.
 
     >>> from kerneltrick.labs import grader
     >>> report = grader.grade(grader.labs()["02"], b"def simple_feature_map(x):\\n    return x\\n")
@@ -143,9 +143,7 @@ def grade(
             return _nothing(lab, label, Problem(str(error)))
         source = code.source
     if len(source) > LARGEST_FILE:
-        problem = Problem(
-            f"the file has {len(source):,} bytes; more than {LARGEST_FILE:,} are not read"
-        )
+        problem = Problem(f"the file has {len(source):,} bytes; at most {LARGEST_FILE:,} are read")
         return _nothing(lab, label, problem)
     grading = _Grading(lab, source, filename, server, code, [] if code else None)
     try:
@@ -170,7 +168,7 @@ def grade(
 def grade_file(
     lab: Lab, path: Path, name: str, server: Server, progress: Progress | None = None
 ) -> Report:
-    """Grade a file, a notebook if its name ends so; one that cannot be read is told so."""
+    """Grade a Python file or a notebook. If it cannot be read, the report says so."""
     notebook = path.suffix == ".ipynb"
     try:
         with path.open("rb") as file:
@@ -191,7 +189,7 @@ def _count(exercise: Exercise) -> int:
 
 
 def _sort_problems(grading: _Grading) -> tuple[dict[str, Result], list[Problem]]:
-    """Problems of the loading: those of an exercise, by its name, and those of the whole file."""
+    """Problems of loading: those of an exercise, by its name, and those of the whole file."""
     exercises = {exercise.name: exercise for exercise in grading.lab.exercises}
     broken: dict[str, Result] = {}
     whole: list[Problem] = []
@@ -238,7 +236,7 @@ def _grade_exercise(grading: _Grading, exercise: Exercise) -> Result:
 
 
 def _reordered(grading: _Grading, exercise: Exercise) -> str | None:
-    """The hint for parameters that are the right ones in another order."""
+    """The hint for the right parameters in the wrong order."""
     right = list(inspect.signature(getattr(grading.lab.reference, exercise.name)).parameters)
     found = grading.loaded.parameters.get(exercise.name, right)
     if found == right or sorted(found) != sorted(right):
@@ -266,7 +264,8 @@ def _judge(
     if kind == "missing":
         return Outcome(case, False, kind, text=NOT_THERE[0] + _misspelt(grading, exercise.name))
     if kind == "signature":
-        text = f"{exercise.name}{fields.get('signature')} cannot be called so: {fields.get('text')}"
+        signature, text = fields.get("signature"), fields.get("text")
+        text = f"{exercise.name}{signature} cannot be called with these arguments: {text}"
         line = grading.loaded.lines.get(exercise.name)
         return Outcome(case, False, kind, text=text[:300], line=line)
     if kind == "exception":
@@ -275,13 +274,14 @@ def _judge(
         right = isinstance(bases, list) and expects in bases
         error = str(fields.get("type"))
         text = _exception(error, str(fields.get("text")), grading.at(line))
+        text = _about_batches(grading, exercise, case, line) or text
         if expects is not None and error != "NotImplementedError":
-            text += f"; {where}, where {expects} is to be raised"
+            text += f"; {where}, where {expects} must be raised"
         return Outcome(case, right, kind, text=text, line=line, error=error)
     outcome = Outcome(case, False, "answer", answer, where=where)
     if case.raises is not None:
         outcome.text = f"{where}: returns {_compare.kind(answer)} where "
-        outcome.text += f"{case.raises.__name__} is to be raised"
+        outcome.text += f"{case.raises.__name__} must be raised"
         return outcome
     changed = fields.get("changed")
     if not exercise.returns:
@@ -291,9 +291,10 @@ def _judge(
     else:
         outcome.expected = expected(grading.lab, exercise, number)
         outcome.answer = answer = _compare.unpacked(answer, outcome.expected)
-        if not _compare.equal(answer, outcome.expected, exercise.tolerance):
+        how = exercise.tolerance, exercise.entrywise
+        if not _compare.equal(answer, outcome.expected, *how):
             outcome.text = _compare.form(answer, outcome.expected) or (
-                f"{where}: " + _compare.values(answer, outcome.expected, exercise.tolerance)
+                f"{where}: " + _compare.values(answer, outcome.expected, *how)
             )
     if not outcome.text and isinstance(changed, list) and changed:
         outcome.kind = "changed"
@@ -310,11 +311,11 @@ def _ask_judge(exercise: Exercise, case: Case, where: str, answer: Any) -> str |
         with quietly():
             return exercise.judge(case, answer)
     except Exception:  # the answer has not the form that the judge looks for
-        return f"{where}: returns {_compare.kind(answer)}, which is not the form asked"
+        return f"{where}: returns {_compare.kind(answer)}, which is not the expected form"
 
 
 def _where(lab: Lab, exercise: Exercise, case: Case, number: int) -> str:
-    """Which case, in words: what it is about, else the shapes of its arrays."""
+    """The case in words: what it is about, else the shapes of its arrays."""
     if case.about:
         return f"wrong {case.about}"
     names = inspect.signature(getattr(lab.reference, exercise.name)).parameters
@@ -324,11 +325,11 @@ def _where(lab: Lab, exercise: Exercise, case: Case, number: int) -> str:
 
 
 def _misspelt(grading: _Grading, name: str) -> str:
-    """The function of the file that may be meant, if there is one."""
+    """The hint that another function of the file may be meant, if there is one."""
     exercises = {exercise.name for exercise in grading.lab.exercises}
     others = [x for x in grading.loaded.lines if x not in exercises]
     near = difflib.get_close_matches(name, others, 1, cutoff=0.85)
-    return f"; is {near[0]} meant to be it?" if near else ""
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _exception(kind: str, text: str, at: str) -> str:
@@ -340,6 +341,33 @@ def _exception(kind: str, text: str, at: str) -> str:
         called = "calls sys.exit" if kind == "SystemExit" else "raises KeyboardInterrupt"
         return f"{called}{at}"
     return f"{kind}: {_first_line(text)}{at}" if text else f"{kind}{at}"
+
+
+_REVERSED = re.compile(r"[\w)\]]\.T\b|\.transpose\(\s*\)|np\.transpose\(\s*[\w.]+\s*\)")
+_UNPACKED = re.compile(r"^\s*\(?\w+\s*,\s*\w+\s*\)?\s*=\s*.*\.shape\b")
+
+
+def _about_batches(grading: _Grading, exercise: Exercise, case: Case, line: int | None) -> str:
+    """The hint for code that takes arrays (n, d) only, where NumPy's own message would not help."""
+    shapes = [x.shape for x in arrays(by_name([case.arguments, case.options]))]
+    batched = [shape for shape in shapes if len(shape) > 2]
+    first = grading.loaded.lines.get(exercise.name)
+    if not batched or line is None or first is None or not first <= line:
+        return ""
+    lines = re.split("\r\n|\r|\n", grading.source.decode(errors="replace"))[first - 1 : line]
+    shape = ", ".join(map(str, batched[0]))
+    if _UNPACKED.search(lines[-1]):
+        return (
+            f"the arrays can have batch dimensions in front, here ({shape}): take the last two "
+            f"lengths, .shape[-2:]{grading.at(line)}"
+        )
+    at = next((at for at, text in enumerate(lines, first) if _REVERSED.search(text)), None)
+    if at is None:
+        return ""
+    return (
+        f"the arrays can have batch dimensions in front, here ({shape}), and .T reverses all axes: "
+        f"np.swapaxes(x, -1, -2) exchanges the last two{grading.at(at)}"
+    )
 
 
 def _argument(lab: Lab, exercise: Exercise, case: Case, number: Any) -> str:
@@ -366,7 +394,7 @@ def expected(lab: Lab, exercise: Exercise, number: int) -> Any:
 
 
 def _grade_memory(grading: _Grading, exercise: Exercise) -> tuple[str | None, int | None]:
-    """Peak memory at two sizes, in a process that has done nothing else; None if it is right."""
+    """Measure peak memory at two sizes in a fresh process. None if it is right."""
     assert exercise.memory is not None
     growth = exercise.memory
     small, large = growth.sizes
@@ -396,7 +424,7 @@ def _grade_memory(grading: _Grading, exercise: Exercise) -> tuple[str | None, in
 
 
 def _blame(result: Result, results: list[Result], uses: dict[str, set[str]]) -> Result:
-    """A function may be wrong since it uses another one that is: then that one comes first."""
+    """Add which function to fix first if a function is wrong because it uses a wrong one."""
     if result.right or result.hint is None:
         return result
     wrong = {r.name for r in results if not r.right} - {result.name}

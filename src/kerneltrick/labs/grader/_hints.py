@@ -1,4 +1,4 @@
-"""From wrong answers to the hint that names the mistake."""
+"""Find the hint that names the mistake behind wrong answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kerneltrick.labs.grader._process import by_name
 
 @dataclass
 class Outcome:
-    """What came of one case."""
+    """The outcome of one case."""
 
     case: Case
     right: bool
@@ -32,12 +32,12 @@ class Outcome:
     error: str | None = None  # the type of the exception
 
 
-_one_at_a_time = threading.Lock()  # filters of warnings are those of all threads
+_one_at_a_time = threading.Lock()  # all threads share the warning filters
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings, while several files are graded at once."""
+    """Suppress warnings, also while several files are graded at once."""
     with _one_at_a_time, np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -50,7 +50,7 @@ def call(function: Callable[..., Any], case: Case) -> Any:
 
 
 def _copy(tree: Any) -> Any:
-    """Arguments of which a function may change what it likes."""
+    """A copy of the arguments, which a function may change."""
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, (list, tuple)):
@@ -63,13 +63,20 @@ def _copy(tree: Any) -> Any:
 def hint(
     exercise: Exercise, outcomes: list[Outcome], wrong: list[Outcome]
 ) -> tuple[str, int | None]:
-    """The hint that names the mistake, if it is a known one; else what is wrong first."""
+    """The hint that names the mistake if it is known, else what is wrong with the first case."""
     first = wrong[0]
     if first.kind in ("missing", "signature", "ended") or first.error == "NotImplementedError":
         return first.text, first.line
     mistake = _recognise(exercise, outcomes, wrong)
     if mistake is not None:
         return mistake.hint, None
+    usual = [o for o in outcomes if not _on_the_edge(o)]
+    if any(not o.right for o in usual):  # a usual mistake may come with a rare one
+        mistake = _recognise(exercise, usual, [o for o in usual if not o.right])
+        if mistake is not None:
+            return mistake.hint, None
+    if first.case.not_finite and all(map(_overflowed, wrong)):
+        return first.case.not_finite, first.line
     answered = [o for o in wrong if o.kind == "answer" and o.expected is not None]
     if answered and all(o.kind == "answer" for o in wrong) and len(answered) == len(wrong):
         if all(_compare.swapped(o.answer, o.expected, exercise.tolerance) for o in wrong):
@@ -84,34 +91,48 @@ def hint(
 
 
 def _recognise(exercise: Exercise, outcomes: list[Outcome], wrong: list[Outcome]) -> Mistake | None:
-    """The mistake that gives the same answers to all cases, right ones and wrong ones.
+    """The mistake that gives the same answers to all cases, the right and the wrong ones.
 
-    Whoever gets numbers wrong may also have left out an exception: the numbers come first.
+    If some numbers are wrong, cases that expect an exception are ignored: the numbers come first.
     """
     values = [o for o in outcomes if o.case.raises is None]
     compared = values if any(not o.right for o in values) else outcomes
     if all(o.kind == "changed" for o in wrong):
         return None
     for mistake in exercise.mistakes:
-        if all(_agrees(mistake, o, exercise.tolerance) for o in compared):
+        if all(_agrees(mistake, o, exercise) for o in compared):
             return mistake
     return None
 
 
-def _agrees(mistake: Mistake, outcome: Outcome, tolerance: float) -> bool:
+def _on_the_edge(outcome: Outcome) -> bool:
+    """Whether a case tells a rare mistake: it is meant to, or its answer is not finite."""
+    return outcome.case.edge or (not outcome.right and _overflowed(outcome))
+
+
+def _overflowed(outcome: Outcome) -> bool:
+    """Whether the answer to a case is NaN, infinite, or an error that stands for them."""
+    if outcome.case.raises is not None:
+        return False
+    if outcome.error is not None:
+        return outcome.error in ("OverflowError", "ZeroDivisionError", "FloatingPointError")
+    return outcome.kind == "answer" and _compare.not_finite(outcome.answer, outcome.expected)
+
+
+def _agrees(mistake: Mistake, outcome: Outcome, exercise: Exercise) -> bool:
     answer = of_mistake(mistake, outcome.case)
     if isinstance(answer, Exception):
         return outcome.error is not None and outcome.error == type(answer).__name__
     if outcome.error is not None or outcome.kind not in ("answer", "changed"):
         return False
-    return _compare.equal(outcome.answer, answer, tolerance)
+    return _compare.equal(outcome.answer, answer, exercise.tolerance, exercise.entrywise)
 
 
 _mistaken: dict[tuple[int, int], tuple[Mistake, Case, Any]] = {}
 
 
 def of_mistake(mistake: Mistake, case: Case) -> Any:
-    """What a mistake answers, or the exception it raises; computed once for a whole class."""
+    """The answer of a mistake, or the exception it raises; computed once for a whole class."""
     key = (id(mistake), id(case))  # they hold arrays, which have no hash; the values keep them
     if key not in _mistaken:
         try:

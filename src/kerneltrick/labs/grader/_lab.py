@@ -1,4 +1,4 @@
-"""What a lab is to the grader: its exercises, the cases each is tried on, the mistakes it knows."""
+"""How the grader describes a lab: its exercises, their cases, and the mistakes it recognises."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Given:
-    """A function that the student's function is given as an argument, by its name in GIVEN.
+    """A function that is passed to the student's function, by its name in GIVEN.
 
-    The student's process has it too, so that only names travel there.
+    The student's process has the same functions, so only the name is sent.
     """
 
     name: str
@@ -23,18 +23,20 @@ class Case:
     """One call of an exercise.
 
     `arguments` and `options` hold NumPy arrays, numbers, strings, None, `Given` functions, and
-    lists, tuples and dicts of these. The right answer is what the reference solution returns.
+    lists, tuples and dicts of these. The right answer is that of the reference solution.
     """
 
     arguments: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
     about: str = ""  # completes "wrong …": "for values of another width"
     raises: type[Exception] | None = None  # the right answer is this exception
+    not_finite: str = ""  # the hint for NaN or infinity, which a right solution never gives here
+    edge: bool = False  # tells a rare mistake: a usual one is known without it
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that people give: what it returns, and the hint that names it."""
+    """A common wrong answer: what it returns, and the hint that names it."""
 
     hint: str  # "your output matches attention without the normaliser"
     answer: Callable[..., Any]  # takes what the exercise takes
@@ -42,7 +44,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Growth:
-    """Sizes n at which peak memory is measured; it must not grow as n²."""
+    """Two sizes n at which peak memory is measured. It must not grow as n²."""
 
     case: Callable[[int], Case]
     sizes: tuple[int, int] = (1000, 4000)
@@ -57,11 +59,12 @@ class Exercise:
     cases: tuple[Case, ...]
     mistakes: tuple[Mistake, ...] = ()
     tolerance: float = 1e-4  # of the largest entry: float32 arithmetic passes
+    entrywise: bool = False  # the tolerance is a share of each entry, not of the largest one
     memory: Growth | None = None
     returns: bool = True  # else it is graded only for running
     judge: Callable[[Case, Any], str | None] | None = None
-    """In place of the comparison with the reference, where several answers are right: None, or what
-    is wrong with the answer to a case."""
+    """Used instead of the comparison with the reference if several answers are right. It returns
+    None, or what is wrong with the answer to a case."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Lab:
 
     @property
     def module(self) -> str:
-        """The name of the student's module, which is that of the reference."""
+        """The name of the student's module, the same as that of the reference."""
         return self.reference.__name__.rpartition(".")[2]
 
     @property

@@ -1,4 +1,4 @@
-"""Lab 03: the mistakes of feature maps."""
+"""Lab 03: cases and common mistakes of the feature maps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,42 @@ _MAP_CASES = (
 )
 
 
-ELU = Exercise("elu_plus_one", cases=ELU_CASES, mistakes=ELU_MISTAKES)
+_TINY = np.array([[-3e-12, -1e-12, 0.0, 2e-12, 5e-12]])
+_RELU_CASES = (
+    *_MAP_CASES,
+    Case((-np.abs(_ROWS),), about="where every x is below 0", edge=True),
+    Case((_TINY,), about="for tiny x", edge=True),
+)
+
+
+def _floors(power: int) -> tuple[Mistake, ...]:
+    """ReLU, or its square, with a small number in place of 0, or added to it."""
+    hint = (
+        "your answer below 0 is a small number (1e-{digits}): it must be exactly 0, which is why a "
+        "query can have no weight"
+    )
+    found = []
+    for digits in (3, 4, 5, 6, 7, 8, 9, 10, 12):
+        e = 10.0**-digits
+        text = hint.format(digits=digits)
+        found += [
+            Mistake(text, lambda x, e=e: np.maximum(relu(x) ** power, e)),
+            Mistake(text, lambda x, e=e: relu(x) ** power + e),
+        ]
+        if power > 1:
+            text = hint.format(digits=power * digits)
+            found.append(Mistake(text, lambda x, e=e: np.maximum(x, e) ** power))
+    return tuple(found)
+
+
+ELU = Exercise("elu_plus_one", cases=ELU_CASES, mistakes=ELU_MISTAKES, entrywise=True)
 
 RELU = Exercise(
     "relu_feature_map",
-    cases=_MAP_CASES,
+    entrywise=True,
+    cases=_RELU_CASES,
     mistakes=(
+        *_floors(1),
         Mistake("your output matches |x|: below 0 it must be 0", np.abs),
         Mistake("your output matches min(0, x)", lambda x: np.minimum(x, 0)),
         Mistake(
@@ -40,33 +70,44 @@ RELU = Exercise(
 
 SQUARED_RELU = Exercise(
     "squared_relu_feature_map",
-    cases=_MAP_CASES,
+    entrywise=True,
+    cases=_RELU_CASES,
     mistakes=(
+        *_floors(2),
         Mistake("your output matches x²: below 0 it must be 0", np.square),
         Mistake("your output matches ReLU: it is not squared", relu),
-        Mistake("your output matches 2·max(0, x): ** 2 squares", lambda x: 2 * relu(x)),
+        Mistake("your output matches 2·max(0, x): use ** 2 to square", lambda x: 2 * relu(x)),
     ),
 )
 
 EXP = Exercise(
     "exp_feature_map",
+    entrywise=True,
     cases=(
         *_MAP_CASES,
         Case((np.array([[0.0, -np.inf]]),), about="at −∞"),
         Case((np.array([[-30.0, -31.0]]),), about="far below 0"),
+        Case((np.array([[50.0, 80.0]]),), about="for large x", edge=True),
     ),
     mistakes=(
-        Mistake("the rows add up to 1: this is a softmax; eˣ alone is asked for", softmax),
+        *(
+            Mistake(
+                f"x is clipped to [−{bound}, {bound}]: eˣ alone is asked for",
+                lambda x, b=bound: np.exp(np.clip(x, -b, b)),
+            )
+            for bound in (5, 10, 20, 30, 50)
+        ),
+        Mistake("the rows add up to 1: this is a softmax; the answer is just eˣ", softmax),
         Mistake("your output matches eˣ − 1", np.expm1),
         Mistake("your output matches e⁻ˣ", lambda x: np.exp(-x)),
         Mistake(
-            "the largest entry of each row is subtracted: eˣ alone is asked for",
+            "the largest entry of each row is subtracted: the answer is just eˣ",
             lambda x: np.exp(x - x.max(axis=-1, keepdims=True)),
         ),
         *(
             Mistake(
                 "the largest entry of the whole sequence is subtracted: the features of a token "
-                "then depend on the tokens after it; eˣ alone is asked for",
+                "then depend on the tokens after it; the answer is just eˣ",
                 lambda x, axis=axis: np.exp(x - x.max(axis=axis, keepdims=True)),
             )
             for axis in (None, -2, (-1, -2))
@@ -142,6 +183,7 @@ def _plain_cos(x: Array, projection_matrix: Array) -> Array:
 
 RANDOM = Exercise(
     "softmax_kernel_feature_map",
+    entrywise=True,
     cases=(
         Case((_rng.standard_normal((5, 16)), _rng.standard_normal((9, 16)))),
         Case((np.zeros((2, 4)), _rng.standard_normal((16, 4))), about="for x = 0"),
@@ -153,7 +195,7 @@ RANDOM = Exercise(
     ),
     mistakes=(
         Mistake(
-            "x is scaled by d^(−1/2): d^(−1/4) is right, since q and k both carry it",
+            "x is scaled by d^(−1/2): use d^(−1/4), because q and k both carry it",
             _random(scale=lambda x: x / np.sqrt(x.shape[-1])),
         ),
         Mistake("x is not scaled by d^(−1/4)", _random(scale=lambda x: x)),
@@ -162,7 +204,7 @@ RANDOM = Exercise(
             _random(half=lambda x, y: np.zeros((*x.shape[:-1], 1))),
         ),
         Mistake(
-            "‖x‖² is that of x before the scaling: x′ belongs into both terms",
+            "‖x‖² is computed before scaling: use x′ in both terms",
             _random(half=lambda x, y: np.sum(x**2, -1, keepdims=True) / 2),
         ),
         Mistake(
@@ -179,11 +221,12 @@ RANDOM = Exercise(
         ),
         Mistake("the factor 1/√m is missing", _random(root=lambda m: 1)),
         Mistake(
-            "divided by m: the factor is 1/√m, since q and k both carry it", _random(root=float)
+            "you divide by m: the factor is 1/√m, because q and k both carry it",
+            _random(root=float),
         ),
-        Mistake("cos in place of exp: the features must be positive", _plain_cos),
+        Mistake("you use cos instead of exp: the features must be positive", _plain_cos),
         *(
-            Mistake("cos and sin features: they can be negative; exp is asked for", _cos_sin(*how))
+            Mistake("your features are cos and sin, which can be negative: use exp", _cos_sin(*how))
             for how in itertools.product(
                 (-0.25, 0.0, -0.5),
                 (True, False),

@@ -1,4 +1,4 @@
-"""Lab 03: the mistakes of the weights that a map implies, and of their comparison with softmax."""
+"""Lab 03: cases and common mistakes of the implied weights and their comparison with softmax."""
 
 from __future__ import annotations
 
@@ -66,11 +66,31 @@ def _whole(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
     return np.asarray(weights / weights.sum())
 
 
+def _absolute(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    weights = _weights(Q, K, feature_map)
+    total = np.abs(weights.sum(axis=1, keepdims=True))
+    if np.any(total == 0):
+        raise ZeroDivisionError
+    return np.asarray(weights / total)
+
+
+def _of_absolutes(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
+    weights = _weights(Q, K, feature_map)
+    total = np.abs(weights).sum(axis=1, keepdims=True)
+    if np.any(total == 0):
+        raise ZeroDivisionError
+    return np.asarray(weights / total)
+
+
 def _no_weight() -> tuple[Array, Array]:
     """The second query has the weight 0 with every key under ReLU."""
     return np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([[-1.0, 1.0], [-2.0, 3.0]])
 
 
+OVERFLOWS = (
+    "your softmax overflows: subtract the largest score of each row before np.exp, which changes "
+    "no weight"
+)
 _WEIGHT_CASES = (
     Case((*_pairs(7, 4), Given("exp"))),
     Case((*_pairs(6, 3), Given("with_square")), about="for a map with more features"),
@@ -86,8 +106,8 @@ IMPLIED = Exercise(
     "compute_implicit_attention",
     cases=(
         *_WEIGHT_CASES,
-        Case((np.eye(3), np.eye(3), Given("relu")), about="where single weights are 0"),
-        Case((*_BOTH_SIGNS, Given("identity")), about="where single weights are negative"),
+        Case((np.eye(3), np.eye(3), Given("relu")), about="where some weights are 0"),
+        Case((*_BOTH_SIGNS, Given("identity")), about="where some weights are negative"),
         Case(
             (*_no_weight(), Given("relu")),
             raises=ZeroDivisionError,
@@ -115,18 +135,28 @@ IMPLIED = Exercise(
             for name in EPSILONS
         ),
         Mistake(
-            "a row whose sum is negative is taken for one whose sum is 0: its weights exist, only "
-            "exactly 0 has none",
+            "you divide by the absolute value of the row sum: where the sum is negative the "
+            "weights have the wrong sign, and add up to −1",
+            _absolute,
+        ),
+        Mistake(
+            "you divide by the sum of the absolute weights: where signs differ the rows do not add "
+            "up to 1. Divide by the sum of the weights as they are",
+            _of_absolutes,
+        ),
+        Mistake(
+            "a row whose sum is negative is treated as if its sum were 0: its weights exist, and "
+            "only a sum of exactly 0 has none",
             _refusing(lambda total: total <= 0),
         ),
         Mistake(
-            "a row whose sum is small is taken for one whose sum is 0: only exactly 0 has no "
-            "weights",
+            "a row whose sum is small is treated as if its sum were 0: only a sum of exactly 0 has "
+            "no weights",
             _refusing(lambda total: np.abs(total) < 1e-12),
         ),
         Mistake(
-            "a row whose sum is negative or small is taken for one whose sum is 0: only exactly 0 "
-            "has no weights",
+            "a row whose sum is negative or small is treated as if its sum were 0: only a sum of "
+            "exactly 0 has no weights",
             _refusing(lambda total: total < 1e-12),
         ),
         Mistake(
@@ -138,7 +168,7 @@ IMPLIED = Exercise(
             lambda Q, K, feature_map: _implied(feature_map(Q), K, lambda x: x),
         ),
         Mistake(
-            "φ is applied to the scores QKᵀ: it belongs to Q and K, before the product",
+            "φ is applied to the scores QKᵀ: apply it to Q and K before the product",
             lambda Q, K, feature_map: _implied(feature_map(Q @ K.T), np.eye(len(K)), lambda x: x),
         ),
     ),
@@ -189,7 +219,7 @@ def _by_row(A: Array, S: Array) -> Any:
 
 _COMPARE_MISTAKES = (
     Mistake(
-        "the softmax has no scale: s is 1/√d unless `scale` gives it",
+        "the softmax has no scale: s is 1/√d unless `scale` is given",
         _compared(scale=lambda Q, s: 1.0 if s is None else s),
     ),
     Mistake("`scale` is ignored", _compared(scale=lambda Q, s: Q.shape[1] ** -0.5)),
@@ -218,7 +248,7 @@ _COMPARE_MISTAKES = (
         _compared(lambda A, S: {"mse": np.sum((A - S) ** 2)}),
     ),
     Mistake(
-        "'mse' is its own square root",
+        "'mse' is the square root of the mean: leave the root out",
         _compared(lambda A, S: {"mse": np.sqrt(np.mean((A - S) ** 2))}),
     ),
     Mistake(
@@ -234,7 +264,7 @@ _COMPARE_MISTAKES = (
         _compared(lambda A, S: {"max_diff": np.max(S - A)}),
     ),
     Mistake(
-        "'correlation' is that of the first two rows: flatten both matrices with .ravel()",
+        "'correlation' uses only the first two rows: flatten both matrices with .ravel()",
         _compared(lambda A, S: {"correlation": np.corrcoef(A, S)[0, 1]}),
     ),
     Mistake(
@@ -262,6 +292,12 @@ COMPARE = Exercise(
         Case((*_pairs(6, 3), Given("elu"), 1.0), about="with scale=1"),
         Case((*_pairs(6, 3), Given("exp")), {"scale": 0.01}, about="with scale=0.01"),
         Case((*_pairs(9, 16), Given("elu")), about="for d = 16"),
+        Case(
+            (*_pairs(6, 3), Given("elu"), 2000.0),
+            about="for large scores",
+            not_finite=OVERFLOWS,
+            edge=True,
+        ),
         Case(
             (*_no_weight(), Given("relu")),
             raises=ZeroDivisionError,
@@ -298,6 +334,8 @@ def _quality(
     return answer
 
 
+_SIGNED = _rng.standard_normal((3, 9, 4))
+
 QUALITY = Exercise(
     "analyze_feature_map_quality",
     cases=(
@@ -307,8 +345,19 @@ QUALITY = Exercise(
             about="for values of another width",
         ),
         Case(
-            (Given("identity"), *_rng.standard_normal((3, 9, 4))),
+            (Given("identity"), *_SIGNED),
             about="for a map whose weights can be negative",
+        ),
+        Case(
+            (Given("identity"), -_SIGNED[0], *_SIGNED[1:]),
+            about="where the row that cancels most has a negative sum",
+            edge=True,
+        ),
+        Case(
+            (Given("elu"), *(30 * x for x in _pairs(6, 3)), _rng.standard_normal((6, 3))),
+            about="for large scores",
+            not_finite=OVERFLOWS,
+            edge=True,
         ),
         Case(
             (Given("relu"), *_no_weight(), np.eye(2)),
@@ -341,7 +390,8 @@ QUALITY = Exercise(
             ),
         ),
         Mistake(
-            "'output_cosine' is that of the two whole matrices: average the cosines of the rows",
+            "'output_cosine' is the cosine of the two whole matrices: average the cosines of the "
+            "rows",
             _quality(
                 lambda A, B, S, o, t: {
                     "output_cosine": np.sum(o * t) / np.linalg.norm(o) / np.linalg.norm(t)
@@ -349,29 +399,38 @@ QUALITY = Exercise(
             ),
         ),
         Mistake(
-            "'condition_number' is that of the matrix (np.linalg.cond): here it is the largest "
-            "Σ|B| / |ΣB| of a row",
+            "'condition_number' is np.linalg.cond of the matrix: here it is the largest Σ|B| / "
+            "|ΣB| of a row",
             _quality(lambda A, B, S, o, t: {"condition_number": np.linalg.cond(A)}),
         ),
         Mistake(
-            "'condition_number' is that of the matrix (np.linalg.cond): here it is the largest "
-            "Σ|B| / |ΣB| of a row",
+            "'condition_number' is np.linalg.cond of the matrix: here it is the largest Σ|B| / "
+            "|ΣB| of a row",
             _quality(lambda A, B, S, o, t: {"condition_number": np.linalg.cond(B)}),
+        ),
+        Mistake(
+            "'condition_number' lacks the absolute value in its denominator: it is Σ|B| / |ΣB|",
+            _quality(
+                lambda A, B, S, o, t: {
+                    "condition_number": np.max(np.abs(B).sum(axis=1) / B.sum(axis=1))
+                }
+            ),
         ),
         Mistake(
             "'smallest_normalizer' lacks the absolute value",
             _quality(lambda A, B, S, o, t: {"smallest_normalizer": np.min(B.sum(axis=1))}),
         ),
         Mistake(
-            "'smallest_normalizer' is taken of A, whose rows add up to 1: take it of φ(Q)φ(K)ᵀ",
+            "'smallest_normalizer' is computed from A, whose rows add up to 1: compute it from "
+            "φ(Q)φ(K)ᵀ",
             _quality(lambda A, B, S, o, t: {"smallest_normalizer": np.min(np.abs(A.sum(axis=1)))}),
         ),
         Mistake(
-            "'negative_fraction' is taken before normalising: take it of A",
+            "'negative_fraction' is computed before normalising: compute it from A",
             _quality(lambda A, B, S, o, t: {"negative_fraction": np.mean(B < 0)}),
         ),
         Mistake(
-            "'negative_fraction' is a number of entries: divide by how many there are",
+            "'negative_fraction' is a count: divide it by the number of entries",
             _quality(lambda A, B, S, o, t: {"negative_fraction": np.sum(A < 0)}),
         ),
     ),

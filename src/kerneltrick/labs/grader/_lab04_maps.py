@@ -1,4 +1,4 @@
-"""Feature maps of the quadratic kernel, judged by their inner products: any order is right."""
+"""Judge feature maps of the quadratic kernel by their inner products, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two exercises of lab 04 about similarities in general."""
+"""Lab 04: cases and common mistakes of the two exercises about similarities in general."""
 
 from __future__ import annotations
 
@@ -67,7 +67,50 @@ def _samples() -> tuple[Case, ...]:
         Case((noisy,), about="for a Gram matrix that is symmetric but for rounding"),
         Case((1e9 * gram,), about="for large numbers"),
         Case((1e-12 * elu_gram(),), about="for small numbers"),
+        Case(
+            (1e9 * np.array([[0.1, 0.2, -0.3], [0.2, 1.0, 0.0], [-0.3, 0.0, 2.0]]),),
+            about="for large numbers that cancel but for rounding",
+            edge=True,
+        ),
+        Case(
+            (1e-12 * np.array([[2.0, -3.0], [-1.0, 2.0]]),),
+            about="for small numbers that are negative, and not symmetric",
+            edge=True,
+        ),
+        Case(
+            (np.array([[2.0, 1e-12, 1.0], [0.0, 1.0, 0.0], [1.0, 1e-13, 3.0]]),),
+            about="for entries that are 0 but for rounding",
+            edge=True,
+        ),
     )
+
+
+def _share(share: float) -> Callable[[Array], Array]:
+    return lambda S: share * np.abs(S.T)
+
+
+def _sums_above(bound: float) -> Callable[[Array], Any]:
+    return lambda S: np.all(np.abs(S.sum(axis=1)) > bound)
+
+
+def _entries_above(bound: float) -> Callable[[Array], Any]:
+    return lambda S: np.all(-bound <= S)
+
+
+def _symmetric_by(tolerance: Callable[[Array], Any]) -> Callable[[Array], dict[str, bool]]:
+    """The conditions with another tolerance for the symmetry."""
+
+    def answer(S: Array) -> dict[str, bool]:
+        found = quadratic_kernel.similarity_conditions(S)
+        same = bool(np.all(np.abs(S - S.T) <= tolerance(S)))
+        smallest, largest = spectrum(S)
+        return {
+            **found,
+            "symmetric": same,
+            "positive_semidefinite": same and smallest >= -1e-9 * largest,
+        }
+
+    return answer
 
 
 CONDITIONS = Exercise(
@@ -75,24 +118,23 @@ CONDITIONS = Exercise(
     cases=_samples(),
     mistakes=(
         Mistake(
-            "positive_semidefinite is judged without a tolerance (eigenvalue ≥ 0): the zero "
-            "eigenvalues of a singular Gram matrix come out as −1e-16, and it is refused",
+            "positive_semidefinite is judged without a tolerance (eigenvalue ≥ 0): it rejects a "
+            "singular Gram matrix, whose zero eigenvalues come out as −1e-16",
             _psd_with(without_tolerance),
         ),
         Mistake(
-            "positive_semidefinite asks for eigenvalues > 0: that is positive definite; a singular "
-            "Gram matrix, with more points than features, has eigenvalues 0 and must pass",
+            "positive_semidefinite asks for eigenvalues > 0: that is positive definite. A singular "
+            "Gram matrix, with more points than features, has zero eigenvalues and must pass",
             _psd_with(definite),
         ),
         Mistake(
-            "positive_semidefinite is judged by the signs of the entries: it is about "
-            "eigenvalues. q·k takes both signs and is semi-definite, elu(q·k) + 1 is positive and "
-            "is not",
+            "positive_semidefinite is judged by the signs of the entries: only eigenvalues matter. "
+            "q·k has both signs and is semi-definite; elu(q·k) + 1 is positive and is not",
             _psd_with(lambda S: symmetric(S) and np.all(S >= 0)),
         ),
         Mistake(
-            "positive_semidefinite does not test the symmetry: np.linalg.eigvalsh looks at one "
-            "triangle only and takes any matrix for a symmetric one",
+            "positive_semidefinite does not test the symmetry: np.linalg.eigvalsh reads only one "
+            "triangle, as if every matrix were symmetric",
             _psd_with(lambda S: np.linalg.eigvalsh(S)[0] >= -1e-9 * np.max(np.abs(S))),
         ),
         Mistake(
@@ -104,13 +146,49 @@ CONDITIONS = Exercise(
             "symmetric compares bit by bit: allow for rounding, 1e-9 of the largest entry",
             _symmetric_bit_by_bit,
         ),
+        *(
+            Mistake(
+                "symmetric has an absolute tolerance (np.allclose has atol=1e-8): small numbers "
+                "all count as equal. Compare with 1e-9 of the largest |Sᵢⱼ|",
+                _symmetric_by(tolerance),
+            )
+            for tolerance in (
+                lambda S: 1e-8 + 1e-5 * np.abs(S.T),
+                lambda S: 1e-9,
+                lambda S: 1e-9 + 1e-9 * np.abs(S.T),
+            )
+        ),
+        *(
+            Mistake(
+                "symmetric compares each entry with a share of itself: an entry that should be 0 "
+                "but has a rounding error then counts as different. Compare with 1e-9 of the "
+                "largest |Sᵢⱼ|",
+                _symmetric_by(_share(share)),
+            )
+            for share in (1e-5, 1e-6, 1e-9)
+        ),
+        *(
+            Mistake(
+                f"finite_output compares the sums with {bound} itself: compare with 1e-9 of "
+                "Σⱼ |Sᵢⱼ|, since rounding grows with the size of the numbers",
+                _finite_with(_sums_above(float(bound))),
+            )
+            for bound in ("1e-9", "1e-8", "1e-10", "1e-12")
+        ),
+        *(
+            Mistake(
+                f"non_negative lets entries down to −{bound} pass: no entry may be below 0",
+                _with("non_negative", _entries_above(float(bound))),
+            )
+            for bound in ("1e-6", "1e-8", "1e-9", "1e-10")
+        ),
         Mistake(
             "finite_output compares the sums with exactly 0: 0.1 + 0.2 − 0.3 is 5.6e-17 in floats; "
             "compare with 1e-9 of Σⱼ |Sᵢⱼ|",
             _finite_with(lambda S: np.all(S.sum(axis=1) != 0)),
         ),
         Mistake(
-            "finite_output asks only that no row is all zero: +1 and −1 are not zero, and their "
+            "finite_output asks only that no row is all zero: +1 and −1 are not zero, but their "
             "sum is",
             _finite_with(lambda S: np.all(np.any(S != 0, axis=1))),
         ),
@@ -119,13 +197,14 @@ CONDITIONS = Exercise(
             _finite_with(lambda S: np.all(np.abs(S.sum(axis=0)) > 1e-9 * np.abs(S).sum(axis=0))),
         ),
         Mistake(
-            "finite_output asks for similarities > 0: that is sufficient and not necessary; "
-            "negative ones, or of both signs, work as long as no row adds up to 0",
+            "finite_output asks for similarities > 0: that is sufficient but not necessary. "
+            "Negative similarities, or similarities of both signs, work as long as no row adds up "
+            "to 0",
             _finite_with(lambda S: np.all(S > 0)),
         ),
         Mistake(
-            "finite_output asks for similarities ≥ 0: that is not necessary; negative ones, or of "
-            "both signs, work as long as no row adds up to 0",
+            "finite_output asks for similarities ≥ 0: that is not necessary. Negative "
+            "similarities, or similarities of both signs, work as long as no row adds up to 0",
             _finite_with(lambda S: np.all(S >= 0) and np.all(S.sum(axis=1) > 0)),
         ),
         Mistake(
@@ -146,10 +225,22 @@ def _factor_cases() -> tuple[Case, ...]:
         Case((S, phi_x, phi_y), about="for the exact map"),
         Case((S, wrong_x, wrong_y), about="for a map without √2 at the cross terms"),
         Case((np.eye(2), a, b), about="where only the diagonal agrees"),
-        Case((b, a, b), about="where φ(K)φ(Q)ᵀ agrees instead"),
+        Case((b, a, b), about="where φ(K)φ(Q)ᵀ agrees, but not φ(Q)φ(K)ᵀ"),
         Case((1e12 * S, 1e6 * phi_x, 1e6 * phi_y), about="for large numbers and an exact map"),
         Case((1e-12 * S, 1e-6 * wrong_x, 1e-6 * wrong_y), about="for small numbers, a wrong map"),
+        Case(_cancelling(), about="for an exact map, where an entry cancels to 0", edge=True),
+        Case(
+            (b + 1e-4, a, b.T), about="where every entry differs by 2e-5 of the largest", edge=True
+        ),
     )
+
+
+def _cancelling() -> tuple[Array, Array, Array]:
+    """(q·k + 1)² with q·k = −1 but for rounding in places: the map gives 1e-16 there, not 0."""
+    x, y = np.array([[0.1, 0.7], [0.3, -1.1]]), np.array([[-0.6, 0.0], [2.0, 1.0], [0.0, 0.0]])
+    y[0, 1] = (-1 - x[0, 0] * y[0, 0]) / x[0, 1]
+    y[2, 0], y[2, 1] = 0.4, (-1 - 0.4 * x[1, 0]) / x[1, 1]
+    return (x @ y.T + 1) ** 2, features(x), features(y)
 
 
 def _gap(S: Array, phi_Q: Array, phi_K: Array) -> Array:
@@ -172,8 +263,28 @@ FACTORISES = Exercise(
         ),
         Mistake(
             "the tolerance is 1e-6 itself, not 1e-6 of the largest |Sᵢⱼ|: large similarities "
-            "differ by more from rounding alone",
+            "differ by more than that because of rounding",
             lambda S, phi_Q, phi_K: bool(np.max(_gap(S, phi_Q, phi_K)) <= 1e-6),
+        ),
+        *(
+            Mistake(
+                "each entry is compared with a share of itself: where Sᵢⱼ cancels to 0 only "
+                "rounding is left, and no share of it is enough. Compare with 1e-6 of the largest "
+                "|Sᵢⱼ|",
+                lambda S, phi_Q, phi_K, t=share: bool(
+                    np.all(_gap(S, phi_Q, phi_K) <= t * np.abs(S))
+                ),
+            )
+            for share in (1e-6, 1e-5, 1e-4, 1e-3)
+        ),
+        *(
+            Mistake(
+                f"your tolerance is {share:g} of the largest |Sᵢⱼ|: it must be 1e-6 of it",
+                lambda S, phi_Q, phi_K, t=share: bool(
+                    np.max(_gap(S, phi_Q, phi_K)) <= t * np.max(np.abs(S))
+                ),
+            )
+            for share in (1e-4, 1e-3, 1e-2)
         ),
         Mistake(
             "only the pairs i = j are compared: Sᵢⱼ = φ(qᵢ)·φ(kⱼ) must hold for all i and j",

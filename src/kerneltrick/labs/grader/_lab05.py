@@ -1,4 +1,4 @@
-"""What the mistakes of lab 05 are made of: random arrays, and attention that can be wrong."""
+"""Building blocks for the mistakes of lab 05: random arrays and attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from kerneltrick.labs.grader._pieces import Array, softmax
 
 Attend = Callable[..., Array]
 EXACT = 1e-9  # counts are whole numbers; floats that hold them exactly pass
+
+
+OVERFLOWS = (
+    "your softmax overflows: subtract the largest score of each query before np.exp, which changes "
+    "no weight"
+)
+FUTURE_MAXIMUM = (
+    "with causal=True you subtract the largest score of all keys, including later ones: if a later "
+    "score is much larger, every weight that counts is exp(−2000) = 0, and 0/0 is NaN. Mask first, "
+    "then subtract the largest score that is left"
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

@@ -1,4 +1,4 @@
-"""Lab 05: the mistakes of scaled dot products and of softmax attention."""
+"""Lab 05: cases and common mistakes of scaled dot products and softmax attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
-from kerneltrick.labs.grader._lab05 import Attend, attend, normal, transposed
+from kerneltrick.labs.grader._lab05 import (
+    FUTURE_MAXIMUM,
+    OVERFLOWS,
+    Attend,
+    attend,
+    normal,
+    transposed,
+)
 from kerneltrick.labs.grader._pieces import Array, softmax
 
 
@@ -56,34 +63,33 @@ MOMENTS = Exercise(
             lambda d, mq, sq, mk, sk: (0.0, d * sq**2 * sk**2, 1 / math.sqrt(d * sq**2 * sk**2)),
         ),
         Mistake(
-            "your mean is 0: that of q·k is d·μ_q·μ_k",
+            "your mean is 0: the mean of q·k is d·μ_q·μ_k",
             lambda *law: (0.0, *_moments(*law)[1:]),
         ),
         Mistake(
-            "your moments are those of μ = 0 and σ = 1 whatever the law is",
+            "your moments assume μ = 0 and σ = 1 and ignore the given means and deviations",
             lambda d, mq, sq, mk, sk: (0.0, float(d), 1 / math.sqrt(d)),
         ),
         Mistake(
-            "your variance is that of one coordinate: the variances of d independent terms add up",
+            "your variance covers only one coordinate: the variances of d independent terms add up",
             _with_variance(lambda d, *law: _moments(1, *law)[1]),
         ),
         Mistake(
             "your variance grows as d²: the variance of a sum of d independent terms is d times "
-            "that of one",
+            "the variance of one term",
             _with_variance(lambda d, *law: d * d * _moments(1, *law)[1]),
         ),
         Mistake(
-            "your variance is E[(q·k)²] of each coordinate, added up: E[X]²E[Y]² has to be "
-            "subtracted",
+            "your variance is the sum of E[X²]E[Y²] over the coordinates: subtract E[X]²E[Y]²",
             _with_variance(lambda d, mq, sq, mk, sk: d * (sq**2 + mq**2) * (sk**2 + mk**2)),
         ),
         Mistake(
-            "you took the standard deviations for variances: square them",
+            "you used the standard deviations as variances: square them",
             _with_variance(lambda d, mq, sq, mk, sk: d * (sq * sk + mq**2 * sk + mk**2 * sq)),
         ),
         Mistake(
-            "your means are in the wrong places: it is μ_q²·σ_k² and μ_k²·σ_q², each mean with the "
-            "deviation of the other",
+            "your means are in the wrong places: the terms are μ_q²·σ_k² and μ_k²·σ_q², each mean "
+            "with the other deviation",
             _with_variance(
                 lambda d, mq, sq, mk, sk: d * ((sq * sk) ** 2 + (mq * sq) ** 2 + (mk * sk) ** 2)
             ),
@@ -93,8 +99,7 @@ MOMENTS = Exercise(
             _with_scale(lambda variance: 1 / variance),
         ),
         Mistake(
-            "your scale is √variance, which makes the variance larger still: divide, do not "
-            "multiply",
+            "your scale is √variance, which makes the variance even larger: use 1/√variance",
             _with_scale(math.sqrt),
         ),
         Mistake(
@@ -131,6 +136,21 @@ def _keep(allowed: Callable[[Array], Array], hidden: float = -1e30) -> Callable[
     return lambda scores: np.where(allowed(np.ones(scores.shape[-2:])) > 0, scores, hidden)
 
 
+def _scored(scores: list[float]) -> tuple[Array, Array, Array]:
+    """Every query has these scores with the keys, exactly, also in float32."""
+    n = len(scores)
+    Q, K = np.zeros((n, 4)), np.zeros((n, 4))
+    Q[:, 0], K[:, 0] = 2.0, scores
+    return Q, K, normal(n, 3, seed=3)
+
+
+def _future_maximum(Q: Array, K: Array, V: Array, causal: bool = False) -> Array:
+    scores = Q @ transposed(K) / math.sqrt(Q.shape[-1])
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = np.tril(weights) if causal else weights
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ V)
+
+
 SOFTMAX = Exercise(
     "softmax_attention",
     cases=(
@@ -145,6 +165,7 @@ SOFTMAX = Exercise(
         Case(
             (100 * normal(6, 9), 10 * normal(6, 9, seed=1), normal(6, 9, seed=2)),
             about="for scores of about 1000",
+            not_finite=OVERFLOWS,
         ),
         Case(
             (normal(8, 5), normal(8, 5, seed=1), normal(8, 3)),
@@ -155,6 +176,21 @@ SOFTMAX = Exercise(
             (normal(2, 6, 4), normal(2, 6, 4, seed=1), normal(2, 6, 7)),
             {"causal": True},
             about="with causal=True",
+        ),
+        Case(
+            _scored([0, 1, 2000, 1, -3]),
+            {"causal": True},
+            about="with causal=True, where a later key has the score 2000",
+            edge=True,
+            not_finite=FUTURE_MAXIMUM,
+        ),
+        Case(
+            _scored([-2000, -1999, -2001, -2000]),
+            {"causal": True},
+            about="with causal=True, for scores of about −2000",
+            edge=True,
+            not_finite="your weights are all exp(−2000) = 0, and 0/0 is NaN: subtract the largest "
+            "score of each query before np.exp, also where it is negative",
         ),
     ),
     mistakes=(
@@ -172,11 +208,12 @@ SOFTMAX = Exercise(
             lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=math.sqrt(Q.shape[-1])),
         ),
         Mistake(
-            "your scale is 1/√M, with the width of the values: d is the width of queries and keys",
+            "your scale is 1/√M, but M is the width of the values: d is the width of queries and "
+            "keys",
             lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=V.shape[-1] ** -0.5),
         ),
         Mistake(
-            "your scale is 1/√n, with the number of tokens: d is the width of queries and keys",
+            "your scale is 1/√n, but n is the number of tokens: d is the width of queries and keys",
             lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=Q.shape[-2] ** -0.5),
         ),
         Mistake(
@@ -189,13 +226,19 @@ SOFTMAX = Exercise(
             "changes no weight",
             _overflowing,
         ),
+        Mistake(FUTURE_MAXIMUM, _future_maximum),
         Mistake(
-            "your output with causal=True sees the future: it is that of all keys",
+            "with causal=True you set the scores of the future to a number such as −1000: lower "
+            "scores occur, and then the future has weight. Set them to −inf",
+            _masked_with(_keep(np.tril, hidden=-1000.0)),
+        ),
+        Mistake(
+            "your output with causal=True sees the future: it uses all keys",
             lambda Q, K, V, causal=False: attend(Q, K, V),
         ),
         Mistake(
-            "with causal=True you set the weights of the future to 0 after the softmax: then the "
-            "others do not add up to 1; set the scores to −inf before it",
+            "with causal=True you set the weights of the future to 0 after the softmax: the other "
+            "weights then do not add up to 1. Set the scores to −inf before it",
             _masked_after,
         ),
         Mistake(

@@ -1,4 +1,4 @@
-"""Lab 05: the mistakes of decoding and its costs."""
+"""Lab 05: cases and common mistakes of decoding and its costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
-from kerneltrick.labs.grader._lab05 import EXACT, attend, normal
+from kerneltrick.labs.grader._lab05 import EXACT, OVERFLOWS, attend, normal
 from kerneltrick.labs.grader._pieces import Array
 
 
@@ -50,10 +50,13 @@ def _prepend(old: Array, new: Array) -> Array:
     return np.concatenate([new, old], axis=2)
 
 
-def _decoding_case(b: int, n: int, d: int, h: int, g: int, k: int, v: int, about: str) -> Case:
+def _decoding_case(
+    b: int, n: int, d: int, h: int, g: int, k: int, v: int, about: str, size: float = 1.0
+) -> Case:
     weights = (normal(h, d, k), normal(g, d, k, seed=1), normal(g, d, v), normal(h, v, d))
     cache = normal(b, g, n, k), normal(b, g, n, v, seed=1)
-    return Case((normal(b, d) / math.sqrt(d), *weights, *cache), about=about)
+    x = size * normal(b, d) / math.sqrt(d)
+    return Case((x, *weights, *cache), about=about, not_finite=OVERFLOWS, edge=size != 1)
 
 
 STEP = Exercise(
@@ -63,11 +66,12 @@ STEP = Exercise(
         _decoding_case(3, 4, 12, 4, 4, 3, 3, "for a key/value head for each query head"),
         _decoding_case(2, 6, 8, 4, 1, 2, 2, "for one key/value head (multi-query)"),
         _decoding_case(2, 3, 9, 6, 2, 4, 4, "for 6 query heads that share 2 key/value heads"),
+        _decoding_case(2, 4, 6, 2, 1, 4, 3, "for scores of about 1000", size=400.0),
     ),
     mistakes=(
         Mistake(
-            "your query heads use key/value head i % g: neighbours share, head i uses i // (h/g) "
-            "(np.repeat, not np.tile)",
+            "your query heads use key/value head i % g: neighbouring heads share, so head i uses i "
+            "// (h/g) (np.repeat, not np.tile)",
             _step(share=_tile),
         ),
         Mistake(
@@ -75,11 +79,11 @@ STEP = Exercise(
             _step(sees_itself=False),
         ),
         Mistake(
-            "your cache comes back without the new token: its key and value belong at the end",
+            "you return the cache without the new token: append its key and value at the end",
             _step(remembers=False),
         ),
         Mistake(
-            "your new key and value stand at the beginning of the cache: append them at the end",
+            "your new key and value are at the beginning of the cache: append them at the end",
             _step(append=_prepend),
         ),
         Mistake(
@@ -91,7 +95,8 @@ STEP = Exercise(
             _step(scale=lambda d, k, v: 1.0),
         ),
         Mistake(
-            "your scale is 1/√d, with the width of the layer: it is 1/√k, with that of a head",
+            "your scale is 1/√d, but d is the width of the layer: use 1/√k, where k is the width "
+            "of a head",
             _step(scale=lambda d, k, v: d**-0.5),
         ),
         Mistake(
@@ -115,8 +120,8 @@ STEP_COUNT = Exercise(
     ),
     mistakes=(
         Mistake(
-            "you counted the scores and sums of g heads: h queries meet n keys however many they "
-            "share, 2·n·d; sharing saves memory, not this",
+            "you counted the scores and sums of g heads: each of the h queries still meets n keys, "
+            "2·n·d in total. Sharing saves memory, but not this",
             lambda b, n, d, h, g: _step_count(b, n, d, h, g, 2 * n * g * (d // h)),
         ),
         Mistake(
@@ -138,15 +143,16 @@ STEP_COUNT = Exercise(
             lambda b, n, d, h, g: _step_count(b, n, d, h, g, n * d),
         ),
         Mistake(
-            "n counts the new token already: you added it again",
+            "n already includes the new token: you added it again",
             lambda b, n, d, h, g: _step_count(b, n, d, h, g, 2 * (n + 1) * d),
         ),
         Mistake(
-            "you project all n tokens again: those before are in the cache, project the new one",
+            "you project all n tokens again: earlier tokens are in the cache, so project only the "
+            "new one",
             lambda b, n, d, h, g: b * (n * (2 * d * d + 2 * d * g * (d // h)) + 2 * n * d),
         ),
         Mistake(
-            "your count is that of n queries: a step has one query for each head",
+            "you counted n queries: a step has one query per head",
             lambda b, n, d, h, g: _step_count(b, n, d, h, g, 2 * n * n * d),
         ),
         Mistake(
@@ -155,8 +161,8 @@ STEP_COUNT = Exercise(
             lambda b, n, d, h, g: _step_count(b, n, d, h, g, 2 * n * h * d),
         ),
         Mistake(
-            "you counted floating-point operations, two for each multiply-add: a multiplication "
-            "and the addition that follows it are one multiply-add",
+            "you counted floating-point operations, two per multiply-add: a multiplication and the "
+            "addition that follows it count as one",
             lambda b, n, d, h, g: 2 * _step_count(b, n, d, h, g, 2 * n * d),
         ),
     ),
@@ -191,28 +197,28 @@ KEPT = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your cache holds the keys alone: the values are kept too",
+            "your cache holds only the keys: the values are stored too",
             _kept(cache=lambda b, n, g, k, v: b * n * g * k),
         ),
         Mistake(
-            "your cache has values as wide as the keys: they have the width v",
+            "your cache has values as wide as the keys: values have width v",
             _kept(cache=lambda b, n, g, k, v: 2 * b * n * g * k),
         ),
         Mistake(
-            "your cache is that of one key/value head: each of the g heads has its own",
+            "your cache covers only one key/value head: each of the g heads has its own",
             _kept(cache=lambda b, n, g, k, v: b * n * (k + v)),
         ),
         Mistake(
-            "your state holds U alone: Z is kept too, m numbers for each head",
+            "your state holds only U: it also holds Z, m numbers per head",
             _kept(state=lambda b, n, g, k, v, m: b * g * m * v),
         ),
         Mistake(
-            "your state grows with n: U and Z are sums over the tokens, their size does not depend "
-            "on how many there were",
+            "your state grows with n: U and Z are sums over the tokens, so their size does not "
+            "depend on n",
             _kept(state=lambda b, n, g, k, v, m: b * n * g * m * (v + 1)),
         ),
         Mistake(
-            "your state is kept beside a cache: linear attention keeps no tokens",
+            "you store a state and a cache: linear attention stores no tokens",
             _kept(state=lambda b, n, g, k, v, m: b * g * m * (v + 1) + b * n * g * (k + v)),
         ),
         Mistake(
@@ -220,15 +226,15 @@ KEPT = Exercise(
             _kept(state=lambda b, n, g, k, v, m: b * g * m * (k + 1)),
         ),
         Mistake(
-            "your answer is that of one sequence: each of the b sequences keeps its own",
+            "your answer covers only one sequence: each of the b sequences has its own",
             _kept(lambda b, n, g, k, v: n * g * (k + v), lambda b, n, g, k, v, m: g * m * (v + 1)),
         ),
         Mistake(
-            "your answer does not depend on the dtype: it has 4 bytes per number",
+            "your answer ignores the dtype: it uses 4 bytes per number",
             _kept(size=lambda dtype: 4),
         ),
         Mistake(
-            "your answer is how many numbers are kept: each takes itemsize bytes",
+            "your answer is the number of numbers: each takes itemsize bytes",
             _kept(size=lambda dtype: 1),
         ),
     ),

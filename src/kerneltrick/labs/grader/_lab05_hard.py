@@ -1,4 +1,4 @@
-"""Lab 05: the mistakes of hard attention and of its gradients."""
+"""Lab 05: cases and common mistakes of hard attention and its gradients."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def _last_of_ties(Q: Array, K: Array, V: Array) -> Array:
     return np.asarray(V[len(K) - 1 - np.argmax((Q @ K.T)[:, ::-1], axis=-1)])
 
 
+def _from_zero(Q: Array, K: Array, V: Array) -> Array:
+    """The first key where no score is above 0."""
+    scores = Q @ K.T
+    return np.asarray(V[np.where(scores.max(axis=-1) > 0, np.argmax(scores, axis=-1), 0)])
+
+
 EXAMPLE = (
     np.array([[1.0, 1, 2]]),
     np.array([[1.0, 2, 0], [0, 3, 4], [5, 0, 0], [0, 0, 1]]),
@@ -41,29 +47,43 @@ HARD = Exercise(
         Case((normal(9, 4), normal(9, 4, seed=1), normal(9, 3)), about="for 9 queries"),
         Case((normal(5, 4), normal(12, 4), normal(12, 6)), about="for more keys than queries"),
         Case(TIED, about="where two keys have the same score (the first is taken)"),
+        Case(
+            (np.abs(normal(3, 4)), -np.abs(normal(6, 4, seed=1)), normal(6, 3)),
+            about="where every score is below 0",
+            edge=True,
+        ),
     ),
     mistakes=(
         Mistake(
-            "your output matches softmax attention: hard attention takes one value whole",
+            "your output matches softmax attention: hard attention returns a single value",
             lambda Q, K, V: attend(Q, K, V),
         ),
         Mistake(
-            "your output matches softmax attention without a scale: hard attention takes one value "
-            "whole",
+            "your output matches softmax attention without a scale: hard attention returns a "
+            "single value",
             lambda Q, K, V: attend(Q, K, V, scale=1),
         ),
         Mistake("on ties you take the last key: take the first", _last_of_ties),
         Mistake(
-            "your keys are normalised to length 1: hard attention takes the largest q·k, not the "
+            "your search begins with a best score of 0: if every score is below 0, it finds no "
+            "key. Begin with −inf, or with the first key",
+            _from_zero,
+        ),
+        Mistake(
+            "you take the largest |q·k|: the sign of a score counts",
+            lambda Q, K, V: V[np.argmax(np.abs(Q @ K.T), axis=-1)],
+        ),
+        Mistake(
+            "your keys are normalised to length 1: hard attention uses the largest q·k, not the "
             "largest cosine",
             _with_unit_keys,
         ),
         Mistake(
-            "your output takes the key nearest to the query: it is the one with the largest q·k",
+            "your output uses the key nearest to the query: use the key with the largest q·k",
             _nearest,
         ),
         Mistake(
-            "your output takes the smallest q·k",
+            "your output uses the smallest q·k: use the largest",
             lambda Q, K, V: V[np.argmin(Q @ K.T, axis=-1)],
         ),
         Mistake(
@@ -72,7 +92,7 @@ HARD = Exercise(
             lambda Q, K, V: V[np.argmax(Q @ K.T, axis=0)],
         ),
         Mistake(
-            "your output is the value times its score: the value alone is the output",
+            "your output is the value times its score: the output is just the value",
             lambda Q, K, V: V[_best(Q, K)] * (Q @ K.T).max(axis=-1)[:, None],
         ),
     ),
@@ -137,36 +157,38 @@ GRADIENTS = Exercise(
         ),
         Mistake(
             "your gradients are those of softmax attention: hard attention is piecewise constant "
-            "in Q and K, so theirs are 0, and only selected values receive one",
+            "in Q and K, so their gradients are 0, and only the selected values receive a gradient",
             _by_softmax(scale=True, scores=False),
         ),
         Mistake(
             "your gradients are those of softmax attention without a scale: hard attention is "
-            "piecewise constant in Q and K, so theirs are 0, and only selected values receive one",
+            "piecewise constant in Q and K, so their gradients are 0, and only the selected values "
+            "receive a gradient",
             _by_softmax(scale=False, scores=False),
         ),
         Mistake(
             "your gradients of Q and K are those of softmax attention (the straight-through "
-            "substitute): those of hard attention itself are 0",
+            "estimator): the gradients of hard attention itself are 0",
             _by_softmax(scale=True, scores=True),
         ),
         Mistake(
-            "you let a gradient through to the selected key: moving it a little selects the same "
+            "you let a gradient through to the selected key: a small change of it selects the same "
             "value, so its gradient is 0 too",
             _through_score(key=True, query=False),
         ),
         Mistake(
-            "you let a gradient through to the query: moving it a little selects the same value, "
+            "you let a gradient through to the query: a small change of it selects the same value, "
             "so its gradient is 0",
             _through_score(key=False, query=True),
         ),
         Mistake(
-            "you let gradients through to the query and the selected key: moving them a little "
+            "you let gradients through to the query and the selected key: a small change of them "
             "selects the same value, so both are 0",
             _through_score(key=True, query=True),
         ),
         Mistake(
-            "your dV marks the selected values with 1: they receive the gradient of the output",
+            "your dV marks the selected values with 1: they receive the gradient with respect to "
+            "the output",
             lambda Q, K, V, grad: (
                 np.zeros_like(Q),
                 np.zeros_like(K),

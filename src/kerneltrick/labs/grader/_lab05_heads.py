@@ -1,4 +1,4 @@
-"""Lab 05: the mistakes of many heads."""
+"""Lab 05: cases and common mistakes of several heads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SPLIT = Exercise(
             _split_by_reshape,
         ),
         Mistake(
-            "your heads take every heads-th column: head 0 has the first w columns",
+            "your heads use every heads-th column: head 0 has the first w columns",
             _split_interleaved,
         ),
         Mistake(
@@ -80,15 +80,15 @@ COMBINE = Exercise(
             _combine_by_reshape,
         ),
         Mistake(
-            "your columns take turns between the heads: the w columns of head 0 come first",
+            "your columns alternate between the heads: all w columns of head 0 come first",
             _combine_interleaved,
         ),
         Mistake(
-            "you add the heads up: they stand side by side, heads·w columns",
+            "you add the heads: they must stand side by side, heads·w columns",
             lambda X: X.sum(axis=-3),
         ),
         Mistake(
-            "you average the heads: they stand side by side, heads·w columns",
+            "you average the heads: they must stand side by side, heads·w columns",
             lambda X: X.mean(axis=-3),
         ),
     ),
@@ -128,6 +128,11 @@ def _layer(d: int, heads: int, k: int, v: int, seed: int = 0) -> tuple[Array, ..
     return tuple(normal(*shape, seed=seed + i) / math.sqrt(d) for i, shape in enumerate(shapes))
 
 
+LARGE_SCORES = (
+    "NaN where scores are large: subtract the largest score of each query before np.exp, and mask "
+    "first, so that only keys that count are considered"
+)
+
 MULTI_HEAD = Exercise(
     "multi_head_attention",
     cases=(
@@ -139,6 +144,13 @@ MULTI_HEAD = Exercise(
             {"causal": True},
             about="with causal=True",
         ),
+        Case(
+            (60 * normal(5, 8, seed=2), *_layer(8, 2, 3, 4, seed=8), 2),
+            {"causal": True},
+            about="with causal=True, for scores of about 1000",
+            edge=True,
+            not_finite=LARGE_SCORES,
+        ),
     ),
     mistakes=(
         Mistake(
@@ -146,21 +158,21 @@ MULTI_HEAD = Exercise(
             _heads(project=False),
         ),
         Mistake(
-            "your scale is 1/√(heads·k), with the width of all heads: each head scales by its own "
+            "your scale is 1/√(heads·k), the width of all heads together: each head uses its own "
             "width k",
             lambda X, W_q, W_k, W_v, W_o, heads, causal=False: _heads(
                 attend=_scaled_by(lambda Q, V: W_q.shape[-1])
             )(X, W_q, W_k, W_v, W_o, heads, causal),
         ),
         Mistake(
-            "your scale is 1/√d, with the width of the layer: each head scales by its own width k",
+            "your scale is 1/√d, but d is the width of the layer: each head uses its own width k",
             lambda X, W_q, W_k, W_v, W_o, heads, causal=False: _heads(
                 attend=_scaled_by(lambda Q, V: X.shape[-1])
             )(X, W_q, W_k, W_v, W_o, heads, causal),
         ),
         Mistake(
-            "your scale is 1/√v, with the width of the values: it is the width k of queries and "
-            "keys that counts",
+            "your scale is 1/√v, but v is the width of the values: use the width k of queries and "
+            "keys",
             _heads(attend=_scaled_by(lambda Q, V: V.shape[-1])),
         ),
         Mistake(
@@ -188,7 +200,7 @@ MULTI_HEAD = Exercise(
             _heads(split=_split_by_reshape, combine=_combine_by_reshape),
         ),
         Mistake(
-            "your heads take every heads-th column: head 0 has the first k columns of W_q",
+            "your heads use every heads-th column: head 0 has the first k columns of W_q",
             _heads(split=_split_interleaved),
         ),
         Mistake(
@@ -223,10 +235,14 @@ def _first_head_only(X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array) -
     return _multi_query()(X, W_q[:1], W_k, W_v, W_o[:1])
 
 
-def _shared_case(b: int, n: int, d: int, h: int, k: int, v: int, about: str) -> Case:
+def _shared_case(
+    b: int, n: int, d: int, h: int, k: int, v: int, about: str, size: float = 1.0
+) -> Case:
     shapes = ((h, d, k), (d, k), (d, v), (h, v, d))
     weights = (normal(*shape, seed=i) / math.sqrt(d) for i, shape in enumerate(shapes))
-    return Case((normal(b, n, d), *weights), about=about)
+    return Case(
+        (size * normal(b, n, d), *weights), about=about, not_finite=LARGE_SCORES, edge=size != 1
+    )
 
 
 MULTI_QUERY = Exercise(
@@ -235,6 +251,7 @@ MULTI_QUERY = Exercise(
         _shared_case(b=2, n=6, d=8, h=4, k=3, v=5, about="for 4 heads"),
         _shared_case(b=3, n=5, d=6, h=2, k=3, v=3, about="for values as wide as keys"),
         _shared_case(b=1, n=7, d=5, h=1, k=4, v=2, about="for a single head"),
+        _shared_case(b=1, n=5, d=6, h=2, k=3, v=2, about="for scores of about 1000", size=60.0),
     ),
     mistakes=(
         Mistake(
@@ -246,13 +263,15 @@ MULTI_QUERY = Exercise(
             _multi_query(attend=lambda Q, K, V: attend(Q, K, V, True, scale=1)),
         ),
         Mistake(
-            "your scale is 1/√d, with the width of the layer: it is 1/√k, with that of a head",
+            "your scale is 1/√d, but d is the width of the layer: use 1/√k, where k is the width "
+            "of a head",
             lambda X, W_q, W_k, W_v, W_o: _multi_query(
                 attend=lambda Q, K, V: attend(Q, K, V, True, scale=X.shape[-1] ** -0.5)
             )(X, W_q, W_k, W_v, W_o),
         ),
         Mistake(
-            "your scale is 1/√v, with the width of the values: it is 1/√k, with that of the keys",
+            "your scale is 1/√v, but v is the width of the values: use 1/√k, where k is the width "
+            "of the keys",
             _multi_query(attend=lambda Q, K, V: attend(Q, K, V, True, scale=V.shape[-1] ** -0.5)),
         ),
         Mistake(
@@ -261,11 +280,11 @@ MULTI_QUERY = Exercise(
             _multi_query(attend=_softmax_over_heads),
         ),
         Mistake(
-            "your output is the mean of the heads: they add up",
+            "your output is the mean of the heads: it must be their sum",
             _multi_query(average=True),
         ),
         Mistake(
-            "your output is that of the first query head alone: all h add up",
+            "your output uses only the first query head: add up all h heads",
             _first_head_only,
         ),
         Mistake(

@@ -1,4 +1,4 @@
-"""Lab 06: the mistakes of regression, of descent and of a support vector machine."""
+"""Lab 06: cases and common mistakes of regression, descent and support vector machines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DUAL = Exercise(
     cases=_ridge_cases(),
     mistakes=(
         Mistake(
-            "your α match λ on the diagonal of K: λ stands beside the mean of the squares, so nλ "
-            "is on the diagonal",
+            "your α match λ on the diagonal of K: λ stands beside the mean of the squares, so the "
+            "diagonal needs nλ",
             lambda K, y, penalty: np.linalg.solve(K + penalty * np.eye(len(y)), y),
         ),
         Mistake(
-            "your α match λ/n on the diagonal of K: it is nλ",
+            "your α match λ/n on the diagonal of K: it must be nλ",
             lambda K, y, penalty: np.linalg.solve(K + penalty / len(y) * np.eye(len(y)), y),
         ),
         Mistake(
@@ -48,7 +48,7 @@ DUAL = Exercise(
             lambda K, y, penalty: np.linalg.solve(K + penalty, y),
         ),
         Mistake(
-            "your α minimise with λαᵀα for a penalty, (K² + nλI)⁻¹Ky: ‖f‖² is αᵀKα",
+            "your α use the penalty λαᵀα, (K² + nλI)⁻¹Ky: ‖f‖² is αᵀKα",
             lambda K, y, penalty: np.linalg.solve(K @ K + len(y) * penalty * np.eye(len(y)), K @ y),
         ),
         Mistake(
@@ -56,7 +56,8 @@ DUAL = Exercise(
             lambda K, y, penalty: K @ np.linalg.solve(K + len(y) * penalty * np.eye(len(y)), y),
         ),
         Mistake(
-            "your result is (K + nλI)y: the matrix has to be solved for, not multiplied by",
+            "your result is (K + nλI)y: solve the linear system instead of multiplying by the "
+            "matrix",
             lambda K, y, penalty: (K + len(y) * penalty * np.eye(len(y))) @ y,
         ),
     ),
@@ -81,13 +82,13 @@ PRIMAL = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your w match λ on the diagonal of ΦᵀΦ: λ stands beside the mean of the squares, so nλ "
-            "is on the diagonal",
+            "your w match λ on the diagonal of ΦᵀΦ: λ stands beside the mean of the squares, so "
+            "the diagonal needs nλ",
             lambda Phi, y, penalty: _primal(Phi, Phi.T @ y, penalty * np.eye(Phi.shape[1])),
         ),
         Mistake(
-            "your w match mλ on the diagonal, m the number of features: it is nλ, n the number of "
-            "points",
+            "your w match mλ on the diagonal, where m is the number of features: it must be nλ, "
+            "where n is the number of points",
             lambda Phi, y, penalty: _primal(
                 Phi, Phi.T @ y, Phi.shape[1] * penalty * np.eye(Phi.shape[1])
             ),
@@ -101,7 +102,7 @@ PRIMAL = Exercise(
             lambda Phi, y, penalty: _primal(Phi, Phi.T @ y, len(y) * penalty),
         ),
         Mistake(
-            "your w match ΦᵀΦ/n + nλI with Φᵀy/n: divide by n throughout, also nλ, or not at all",
+            "your w match ΦᵀΦ/n + nλI with Φᵀy/n: divide every term by n, including nλ, or none",
             lambda Phi, y, penalty: np.linalg.solve(
                 Phi.T @ Phi / len(y) + len(y) * penalty * np.eye(Phi.shape[1]), Phi.T @ y / len(y)
             ),
@@ -156,12 +157,13 @@ DESCENT = Exercise(
     cases=_descent_cases(),
     mistakes=(
         Mistake(
-            "your steps follow the derivative in α, K times the gradient: the gradient in the "
-            "function space is Σᵢ gᵢk(xᵢ, ·), and its coefficients gᵢ have no K in front",
+            "your steps use the derivative with respect to α, which is K times the gradient: the "
+            "gradient in the function space is Σᵢ gᵢk(xᵢ, ·), and its coefficients gᵢ have no K in "
+            "front",
             _descend(_coordinate_step),
         ),
         Mistake(
-            "your steps leave the penalty out: 2λf is part of the gradient, so 2λα of the step",
+            "your steps leave out the penalty: the gradient contains 2λf, so the step contains 2λα",
             _descend(lambda alpha, K, y, penalty: 2 / len(y) * (K @ alpha - y)),
         ),
         Mistake(
@@ -177,8 +179,8 @@ DESCENT = Exercise(
             ),
         ),
         Mistake(
-            "your gradient has the sum of the squares, not their mean: 2/n stands before the "
-            "f(xᵢ) − yᵢ",
+            "your gradient has the sum of the squares, not their mean: the factor of f(xᵢ) − yᵢ is "
+            "2/n",
             _descend(lambda alpha, K, y, penalty: 2 * (K @ alpha - y) + 2 * penalty * alpha),
         ),
         Mistake(
@@ -200,7 +202,7 @@ DESCENT = Exercise(
         Mistake("you made one step too many", _descend(_right_step, extra=1)),
         Mistake("you made one step too few", _descend(_right_step, extra=-1)),
         Mistake(
-            "your α are the ridge solution: return what `steps` steps of descent reach",
+            "your α are the ridge solution: return the result of `steps` steps of descent",
             _ridge_at_once,
         ),
     ),

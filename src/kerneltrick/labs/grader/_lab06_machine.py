@@ -1,4 +1,4 @@
-"""Support vector machines without offset, judged by their duality gap: every method is right."""
+"""Judge support vector machines without offset by their duality gap, whatever the method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def judge_machine(case: Case, answer: Any) -> str | None:
     if np.all(beta == 0):
         return "β is 0 everywhere: no point has been moved"
     for hint, matrix, labels, bound in (
-        ("your β ignore the labels: yᵢyⱼ stands before k(xᵢ, xⱼ)", K, np.ones_like(y), C),
+        ("your β ignore the labels: the factor of k(xᵢ, xⱼ) is βᵢβⱼyᵢyⱼ", K, np.ones_like(y), C),
         ("your β lack the ½ before the double sum: they maximise Σβ − ΣΣ…", 2 * K, y, C),
         ("your β are clipped to C/n: each may go up to C", K, y, C / len(y)),
         ("your β are clipped to 1 whatever C is", K, y, min(1.0, C)),
@@ -41,8 +41,8 @@ def judge_machine(case: Case, answer: Any) -> str | None:
             return hint
     if abs(float(y @ beta)) <= 1e-3 * float(np.sum(beta)):
         return (
-            "your β satisfy Σyᵢβᵢ = 0: that is the condition of the machine with an offset b. This "
-            "one has none, and the condition costs it the optimum"
+            "your β satisfy Σyᵢβᵢ = 0: that is the condition of a machine with an offset b. This "
+            "machine has none, and the condition makes β worse"
         )
     return _unfinished(beta, K, y, C)
 

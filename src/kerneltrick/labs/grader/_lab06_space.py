@@ -1,7 +1,8 @@
-"""Lab 06: the mistakes of Gram matrices, and of functions in the space of a kernel."""
+"""Lab 06: cases and common mistakes of Gram matrices and of functions in a kernel's space."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ RBF = Exercise(
             lambda X, Y, length=1.0: np.exp(-_distances(X, Y) / (2 * length)),
         ),
         Mistake(
-            "your matrix is exp(−ℓ‖x − y‖²): that takes the length for γ, which is 1/2ℓ²",
+            "your matrix is exp(−ℓ‖x − y‖²): the length is not γ; γ is 1/2ℓ²",
             lambda X, Y, length=1.0: np.exp(-length * _distances(X, Y)),
         ),
         Mistake(
@@ -102,11 +103,12 @@ RBF = Exercise(
             lambda X, Y, length=1.0: np.exp(-np.sqrt(_distances(X, Y)) / (2 * length**2)),
         ),
         Mistake(
-            "your matrix is exp(−‖x − y‖/ℓ): that is the Laplace kernel; this one has ‖x − y‖²/2ℓ²",
+            "your matrix is exp(−‖x − y‖/ℓ): that is the Laplace kernel; here the exponent is −‖x "
+            "− y‖²/2ℓ²",
             lambda X, Y, length=1.0: np.exp(-np.sqrt(_distances(X, Y)) / length),
         ),
         Mistake(
-            "your matrix is exp(+‖x − y‖²/2ℓ²): the sign in the exponent is missing",
+            "your matrix is exp(+‖x − y‖²/2ℓ²): the minus sign in the exponent is missing",
             lambda X, Y, length=1.0: np.exp(_distances(X, Y) / (2 * length**2)),
         ),
         Mistake(
@@ -140,7 +142,31 @@ def _matrices() -> tuple[Case, ...]:
         Case((1e8 * singular,), about="for a Gram matrix of large numbers"),
         Case((1e-12 * elu_gram(),), about="for small numbers that are not semi-definite"),
         Case((singular * (1 + 1e-13 * normal(12, 12)),), about="for symmetry but for rounding"),
+        Case(
+            (1e-12 * (3 * np.eye(3) + skew),),
+            about="for small numbers that are not symmetric",
+            edge=True,
+        ),
+        Case(
+            (np.array([[2.0, 1e-12, 1.0], [0.0, 1.0, 0.0], [1.0, 1e-13, 3.0]]),),
+            about="for entries that are 0 but for rounding",
+            edge=True,
+        ),
     )
+
+
+def _share(share: float) -> Callable[[Array], Array]:
+    return lambda K: share * np.abs(K.T)
+
+
+def _symmetric_by(tolerance: Callable[[Array], Any]) -> Callable[[Array], bool]:
+    """The test with another tolerance for the symmetry."""
+
+    def answer(K: Array) -> bool:
+        smallest, largest = spectrum(K)
+        return bool(np.all(np.abs(K - K.T) <= tolerance(K))) and smallest >= -1e-9 * largest
+
+    return answer
 
 
 GRAM = Exercise(
@@ -148,18 +174,18 @@ GRAM = Exercise(
     cases=_matrices(),
     mistakes=(
         Mistake(
-            "eigenvalues are compared with 0 without a tolerance: the zeros of a singular Gram "
-            "matrix come out as −1e-16, and it is refused. Compare with −1e-9 of the largest",
+            "eigenvalues are compared with 0 without a tolerance: this rejects a singular Gram "
+            "matrix, whose zero eigenvalues come out as −1e-16. Compare with −1e-9 of the largest",
             without_tolerance,
         ),
         Mistake(
-            "a singular Gram matrix is refused: eigenvalues 0 are allowed. Strictly > 0, or a "
-            "Cholesky factorisation, is a test for positive definite",
+            "a singular Gram matrix is refused: eigenvalues 0 are allowed. A test with > 0, or a "
+            "Cholesky factorisation, tests for positive definite",
             definite,
         ),
         Mistake(
-            "the signs of the entries are tested: positive semi-definite is about eigenvalues. x·y "
-            "takes both signs and is a kernel, elu(x·y) + 1 is positive and is none",
+            "the signs of the entries are tested: only eigenvalues matter. x·y has both signs and "
+            "is a kernel; elu(x·y) + 1 is positive and is not",
             lambda K: symmetric(K) and bool(np.all(K >= 0)),
         ),
         Mistake(
@@ -171,8 +197,8 @@ GRAM = Exercise(
             lambda K: symmetric(K) and bool(np.linalg.det(K / np.max(np.abs(K))) >= -1e-9),
         ),
         Mistake(
-            "the symmetry is not tested: np.linalg.eigvalsh looks at one triangle only and takes "
-            "any matrix for a symmetric one",
+            "the symmetry is not tested: np.linalg.eigvalsh reads only one triangle, as if every "
+            "matrix were symmetric",
             lambda K: bool(
                 np.linalg.eigvalsh(K)[0] >= -1e-9 * np.max(np.abs(np.linalg.eigvalsh(K)))
             ),
@@ -181,9 +207,30 @@ GRAM = Exercise(
             "the symmetry is compared bit by bit: allow for rounding, 1e-9 of the largest entry",
             lambda K: bool(np.array_equal(K, K.T)) and kernel_methods.is_gram_matrix(K),
         ),
+        *(
+            Mistake(
+                "the symmetry has an absolute tolerance (np.allclose has atol=1e-8): small numbers "
+                "all count as equal. Compare with 1e-9 of the largest |Kᵢⱼ|",
+                _symmetric_by(tolerance),
+            )
+            for tolerance in (
+                lambda K: 1e-8 + 1e-5 * np.abs(K.T),
+                lambda K: 1e-9,
+                lambda K: 1e-9 + 1e-9 * np.abs(K.T),
+            )
+        ),
+        *(
+            Mistake(
+                "the symmetry compares each entry with a share of itself: an entry that should be "
+                "0 but has a rounding error then counts as different. Compare with 1e-9 of the "
+                "largest |Kᵢⱼ|",
+                _symmetric_by(_share(share)),
+            )
+            for share in (1e-5, 1e-6, 1e-9)
+        ),
         Mistake(
-            "the tolerance is absolute: rounding grows with the size of the numbers. Compare with "
-            "1e-9 of the largest |eigenvalue|",
+            "the tolerance is absolute, but rounding grows with the size of the numbers. Compare "
+            "with 1e-9 of the largest |eigenvalue|",
             lambda K: bool(np.allclose(K, K.T)) and spectrum(K)[0] >= -1e-9,
         ),
     ),
@@ -228,17 +275,18 @@ NORM = Exercise(
     cases=_norm_cases(),
     mistakes=(
         Mistake(
-            "your norm is √(αᵀα), that of the list of coefficients: ‖f‖² = αᵀKα",
+            "your norm is √(αᵀα), the length of the coefficient vector: ‖f‖² = αᵀKα",
             lambda alpha, K: np.sqrt(alpha @ alpha),
         ),
         Mistake(
             "your result is αᵀKα, which is ‖f‖²: take the root", lambda alpha, K: alpha @ K @ alpha
         ),
         Mistake(
-            "your result is αᵀα: ‖f‖² = αᵀKα, and take the root", lambda alpha, K: alpha @ alpha
+            "your result is αᵀα: ‖f‖² is αᵀKα, and the norm is its root",
+            lambda alpha, K: alpha @ alpha,
         ),
         Mistake(
-            "your norm is ‖Kα‖, the length of the list of values f(xᵢ): ‖f‖² = αᵀKα",
+            "your norm is ‖Kα‖, the length of the vector of values f(xᵢ): ‖f‖² = αᵀKα",
             lambda alpha, K: np.linalg.norm(K @ alpha),
         ),
         Mistake(
@@ -269,7 +317,7 @@ REPRESENTER = Exercise(
             lambda gamma, K_XZ, K_XX: K_XZ @ gamma,
         ),
         Mistake(
-            "your α are K_XX K_XZ γ: K_XX has to be solved for, not multiplied by",
+            "your α are K_XX K_XZ γ: solve the system with K_XX instead of multiplying by it",
             lambda gamma, K_XZ, K_XX: K_XX @ K_XZ @ gamma,
         ),
         Mistake(

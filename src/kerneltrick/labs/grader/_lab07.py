@@ -1,4 +1,4 @@
-"""What the mistakes of lab 07 are made of: random arrays, weights, and masks."""
+"""Building blocks for the mistakes of lab 07: random arrays, weights and masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lab 07: the mistakes of Taylor features, of their weights, and of the size of a state."""
+"""Lab 07: cases and common mistakes of Taylor features, their weights and the state size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ WRONG_KERNELS: tuple[tuple[str, Callable[[Array, Array, Array, int], Array]], ..
         lambda t, u, s, d: 1 + t + t * t,
     ),
     (
-        "your map gives 1 + t + t²/4: the ½ is in φ(q) and again in φ(k), so each of them must "
-        "have 1/√2",
+        "your map gives 1 + t + t²/4: φ(q) and φ(k) both have the ½, so use 1/√2 in each",
         lambda t, u, s, d: 1 + t + t * t / 4,
     ),
     (
@@ -35,12 +34,12 @@ WRONG_KERNELS: tuple[tuple[str, Callable[[Array, Array, Array, int], Array]], ..
         lambda t, u, s, d: 1 + t + (t * t + s) / 2,
     ),
     (
-        "your map gives 1 + t + Σq²k²/2d: it has the squares xᵢ² only; t² also needs the products "
+        "your map gives 1 + t + Σq²k²/2d: it has only the squares xᵢ²; t² also needs the products "
         "xᵢxⱼ of different coordinates",
         lambda t, u, s, d: 1 + t + s / 2,
     ),
     (
-        "your map gives 1 + t + Σq²k²/d: it has the squares xᵢ² only, and those without 1/√2; t² "
+        "your map gives 1 + t + Σq²k²/d: it has only the squares xᵢ², and those without 1/√2; t² "
         "also needs the products xᵢxⱼ of different coordinates",
         lambda t, u, s, d: 1 + t + s,
     ),
@@ -59,22 +58,22 @@ WRONG_KERNELS: tuple[tuple[str, Callable[[Array, Array, Array, int], Array]], ..
         lambda t, u, s, d: (1 + t) ** 2,
     ),
     (
-        "your map is that of t = q·k, without the scale: x must be divided by d^(1/4) first",
+        "your map uses t = q·k, without the scale: divide x by d^(1/4) first",
         lambda t, u, s, d: taylor(u),
     ),
     (
-        "your map is that of t = q·k/d: you divide x by √d, and φ(q) and φ(k) both do; each needs "
-        "the root of √d, d^(1/4)",
+        "your map uses t = q·k/d: φ(q) and φ(k) both divide x by √d. Divide by d^(1/4), the root "
+        "of √d",
         lambda t, u, s, d: taylor(u / d),
     ),
     (
-        "your map gives 1 + t + (q·k)²/2: the linear features are scaled, those of second order "
-        "are not; scale x before taking products",
+        "your map gives 1 + t + (q·k)²/2: the linear features are scaled, but the products are "
+        "not; scale x before you multiply",
         lambda t, u, s, d: 1 + t + u * u / 2,
     ),
     (
-        "your map gives 1 + t + (q·k)²/(2√d): a product xᵢxⱼ needs the scale of both its factors, "
-        "1/√d; it has d^(−1/4)",
+        "your map gives 1 + t + (q·k)²/(2√d): a product xᵢxⱼ needs the scale of both factors, "
+        "1/√d, but has d^(−1/4)",
         lambda t, u, s, d: 1 + t + u * u / (2 * np.sqrt(d)),
     ),
 )
@@ -178,18 +177,18 @@ WEIGHTS = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your weights are divided by √F, the width before the projection: the scale is 1/√d "
-            "with the width d of q and k",
+            "your scale is 1/√F, but F is the width before the projection: use 1/√d, where d is "
+            "the width of q and k",
             _based(input_width=True),
         ),
         Mistake("your t is q·k/d: the scale is 1/√d", _based(power=1.0)),
         Mistake("your t is q·k, without the scale 1/√d", _based(power=0.0)),
         Mistake(
-            "your rows spread over the future, too: the weights for j > i must be 0",
+            "your rows also cover the future: the weights for j > i must be 0",
             _based(causal=False),
         ),
         Mistake(
-            "you normalised first and masked the future then, so rows add up to less than 1: mask "
+            "you normalised before you masked the future, so rows add up to less than 1: mask "
             "first",
             lambda x, W_q, W_k: np.tril(_based(causal=False)(x, W_q, W_k)),
         ),
@@ -212,16 +211,16 @@ WEIGHTS = Exercise(
             _based(np.exp),
         ),
         Mistake(
-            "your weights belong to 1 + t + t²: the ½ of the second order is missing",
+            "your weights use 1 + t + t²: the ½ of the second-order term is missing",
             _based(lambda t: 1 + t + t * t),
         ),
         Mistake(
-            "your weights belong to (1 + t)²: that is the quadratic kernel, not 1 + t + t²/2",
+            "your weights use (1 + t)²: that is the quadratic kernel, not 1 + t + t²/2",
             _based(lambda t: (1 + t) ** 2),
         ),
         Mistake(
-            "your weights are e^(1+t+t²/2), normalised: the softmax on top is one too many, "
-            "1 + t + t²/2 takes the place of the exponential",
+            "your weights are e^(1+t+t²/2), normalised: leave out the softmax, because 1 + t + "
+            "t²/2 replaces the exponential",
             _based(lambda t: np.exp(taylor(t))),
         ),
         Mistake(
@@ -250,50 +249,50 @@ SIZE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your count is that of U alone: the state holds Z too, m numbers more",
+            "you counted only U: the state also holds Z, another m numbers",
             lambda d, value_width, compact=True: (
                 (_compact(d) if compact else 1 + d + d * d) * value_width
             ),
         ),
         Mistake(
-            "you gave Z as many numbers as values have: Z = Σφ(k) has m",
+            "your Z is as wide as the values: Z = Σφ(k) has m numbers",
             lambda d, value_width, compact=True: (
                 ((_compact(d) if compact else 1 + d + d * d) + 1) * value_width
             ),
         ),
         Mistake(
-            "your count has d² features: a constant and d linear ones belong to them, and the "
-            "compact map has each product once, (d+1)(d+2)/2 in all",
+            "your count has d² features: there are also a constant and d linear features, and the "
+            "compact map has each product once: (d+1)(d+2)/2 in total",
             lambda d, value_width, compact=True: d * d * (value_width + 1),
         ),
         Mistake(
-            "your count of the compact map has d(d−1)/2 products: the d squares xᵢ² are features, "
-            "too, m = (d+1)(d+2)/2",
+            "your count of the compact map has d(d−1)/2 products: the d squares xᵢ² are features "
+            "too, so m = (d+1)(d+2)/2",
             lambda d, value_width, compact=True: (
                 (1 + d + (d * (d - 1) // 2 if compact else d * d)) * (value_width + 1)
             ),
         ),
         Mistake(
-            "your count has the products only: a constant and d linear features belong to φ",
+            "you counted only the products: φ also has a constant and d linear features",
             lambda d, value_width, compact=True: (
                 (d * (d + 1) // 2 if compact else d * d) * (value_width + 1)
             ),
         ),
         Mistake(
-            "your count does not depend on compact: it is that of the full map, 1 + d + d²",
+            "your count does not depend on compact: it is always the full map, 1 + d + d²",
             lambda d, value_width, compact=True: (1 + d + d * d) * (value_width + 1),
         ),
         Mistake(
-            "your count does not depend on compact: it is that of the compact map, (d+1)(d+2)/2",
+            "your count does not depend on compact: it is always the compact map, (d+1)(d+2)/2",
             lambda d, value_width, compact=True: _compact(d) * (value_width + 1),
         ),
         Mistake(
-            "your count is that of a state without feature map, d·M + d: the state has a row for "
-            "each of the m features",
+            "your count d·M + d ignores the feature map: the state has a row for each of the m "
+            "features",
             lambda d, value_width, compact=True: d * (value_width + 1),
         ),
         Mistake(
-            "your count is m, the features alone: U has m rows of value_width numbers",
+            "your count is just m, the number of features: U has m rows of value_width numbers",
             lambda d, value_width, compact=True: _compact(d) if compact else 1 + d + d * d,
         ),
     ),

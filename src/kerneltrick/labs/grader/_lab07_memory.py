@@ -1,4 +1,4 @@
-"""Lab 07: the mistakes of a memory that is written to and read from."""
+"""Lab 07: cases and common mistakes of a memory that is written and read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from kerneltrick.labs import based
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Mistake
 from kerneltrick.labs.grader._lab07 import Array, normal, scaled_scores
+from kerneltrick.labs.grader._pieces import EPSILONS
 
 
 def _start(phi_k: Array, V: Array, state: Any) -> tuple[Array, Array]:
@@ -42,6 +43,14 @@ def _recurrent(
 
 def _ratio(q: Array, k: Array, U: Array, Z: Array, i: int) -> Array:
     return np.asarray(q @ U / (q @ Z))
+
+
+def _plus(epsilon: float) -> Callable[[Array, Array, Array, Array, int], Array]:
+    return lambda q, k, U, Z, i: np.asarray(q @ U / (q @ Z + epsilon))
+
+
+def _at_least(epsilon: float) -> Callable[[Array, Array, Array, Array, int], Array]:
+    return lambda q, k, U, Z, i: np.asarray(q @ U / np.maximum(q @ Z, epsilon))
 
 
 def _not_accumulated(phi_q: Array, phi_k: Array, V: Array, state: Any = None) -> Any:
@@ -87,21 +96,48 @@ RECURRENT = Exercise(
         Case((*PHI, normal(7, 3, seed=29)), about="for 7 tokens, m = 4, M = 3"),
         Case((*PHI, normal(7, 3, seed=29), PAST), about="with a state from earlier tokens"),
         Case((*MORE_PHI, normal(10, 2, seed=30)), about="for 10 tokens, m = 6, M = 2"),
+        Case(
+            (1e-8 * PHI[0], 1e-8 * PHI[1], normal(7, 3, seed=29)),
+            about="for tiny features",
+            edge=True,
+        ),
+        Case((-PHI[0], PHI[1], normal(7, 3, seed=29)), about="where φ(q)·Z is negative", edge=True),
     ),
     mistakes=(
         Mistake(BEFORE_WRITING, _recurrent(_ratio, first_read=0.0)),
         Mistake(BEFORE_WRITING, _recurrent(_ratio, first_read=np.nan)),
         Mistake(
-            "your Z is φ(k) of the present token alone: Z adds up over the tokens, as U does",
+            "your Z is φ(k) of the current token only: Z is a sum over the tokens, like U",
             _not_accumulated,
         ),
         Mistake(
-            "your U is φ(k)vᵀ of the present token alone: U adds up over the tokens, as Z does",
+            "your U is φ(k)vᵀ of the current token only: U is a sum over the tokens, like Z",
             _forgets_U,
         ),
         Mistake(
             "your output matches linear attention without the normaliser: divide by φ(qᵢ)·Z",
             _recurrent(lambda q, k, U, Z, i: q @ U),
+        ),
+        Mistake(
+            "you divide by |φ(qᵢ)·Z|: if the normaliser is negative, the output has the wrong "
+            "sign. Divide by φ(qᵢ)·Z as it is",
+            _recurrent(lambda q, k, U, Z, i: q @ U / np.abs(q @ Z)),
+        ),
+        *(
+            Mistake(
+                f"a small number ({name}) in the normaliser changes the output where weights are "
+                "small: divide by φ(qᵢ)·Z alone",
+                _recurrent(_plus(float(name))),
+            )
+            for name in EPSILONS
+        ),
+        *(
+            Mistake(
+                f"the normaliser is kept above {name}: where it is smaller, or negative, the "
+                "output is wrong. Divide by φ(qᵢ)·Z as it is",
+                _recurrent(_at_least(float(name))),
+            )
+            for name in EPSILONS
         ),
         Mistake(
             "you divide by the number of tokens: the normaliser is φ(qᵢ)·Z, the sum of the weights",
@@ -116,23 +152,23 @@ RECURRENT = Exercise(
             _recurrent(lambda q, k, U, Z, i: k @ U / (k @ Z)),
         ),
         Mistake(
-            "every output has seen the whole sequence: read inside the loop, when only the tokens "
-            "up to i are in U and Z",
+            "every output has seen the whole sequence: read inside the loop, when U and Z contain "
+            "only the tokens up to i",
             _at_once,
         ),
         Mistake(
-            "the given state makes no difference in your function: start from its U and Z",
+            "your function ignores the given state: start from its U and Z",
             lambda phi_q, phi_k, V, state=None: _right_recurrence(phi_q, phi_k, V),
         ),
         Mistake(
-            "you return the state from before the last token: return U and Z after all of them",
+            "you return the state before the last token: return U and Z after all tokens",
             lambda phi_q, phi_k, V, state=None: (
                 _right_recurrence(phi_q, phi_k, V, state)[0],
                 _right_recurrence(phi_q[:-1], phi_k[:-1], V[:-1], state)[1],
             ),
         ),
         Mistake(
-            "the state you return leaves out the one that was given: it is the total",
+            "the state you return does not contain the given state: return the total",
             lambda phi_q, phi_k, V, state=None: (
                 _right_recurrence(phi_q, phi_k, V, state)[0],
                 _right_recurrence(phi_q, phi_k, V)[1],
@@ -212,13 +248,13 @@ RECALL = Exercise(
     ),
     mistakes=(
         Mistake(
-            "you look for the key that is nearest to the query: that needs all the keys. Read "
-            "φ(q)ᵀU, and look for the value that is nearest to what was read",
+            "you search for the key nearest to the query, which needs all the keys. Read φ(q)ᵀU "
+            "and find the value nearest to it",
             _recall(_nearest_key),
         ),
         Mistake(
-            "your answer is the largest coordinate of what was read: it is the number of the "
-            "stored value with the largest inner product with it",
+            "your answer is the largest coordinate of the vector you read: the answer is the "
+            "number of the stored value that has the largest inner product with that vector",
             _recall(_largest_coordinate),
         ),
         Mistake(
@@ -234,7 +270,7 @@ RECALL = Exercise(
             _recall(lambda *data: _nearest(*data, mapped="q")),
         ),
         Mistake(
-            "there is no feature map in your memory: it is Σkvᵀ, it must be Σφ(k)vᵀ",
+            "there is no feature map in your memory: it is Σkvᵀ, but it must be Σφ(k)vᵀ",
             _recall(lambda *data: _nearest(*data, mapped="")),
         ),
         Mistake(
@@ -245,14 +281,14 @@ RECALL = Exercise(
             "with feature_map=None your memory is Σkvᵀ: it must be softmax attention to all keys",
             _recall(lambda phi, *data: _nearest(phi or based.identity, *data)),
         ),
-        Mistake("your answer is that of the first seed alone: average over all", _first_seed),
-        Mistake("your seeds begin with 1: they are 0, 1, … seeds − 1", _recall(_nearest, first=1)),
+        Mistake("your answer uses only the first seed: average over all seeds", _first_seed),
+        Mistake("your seeds start at 1: they are 0, 1, … seeds − 1", _recall(_nearest, first=1)),
         Mistake(
             "your answer is the number of right answers: divide by the number of pairs",
             _recall(_nearest, lambda found, order: np.sum(found == order)),
         ),
         Mistake(
-            "your answer is the share of wrong answers",
+            "your answer is the share of wrong answers: return the share of right ones",
             _recall(_nearest, lambda found, order: np.mean(found != order)),
         ),
     ),

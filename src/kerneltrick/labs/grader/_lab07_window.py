@@ -1,4 +1,4 @@
-"""Lab 07: the mistakes of a sliding window, alone and before a state."""
+"""Lab 07: cases and common mistakes of a sliding window, alone and with a state."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ def _blocks(n: int, window: int) -> Array:
 QKV = (normal(11, 3, seed=31), normal(11, 3, seed=32), normal(11, 4, seed=33))
 SMALL_QKV = (normal(6, 5, seed=34), normal(6, 5, seed=35), normal(6, 2, seed=36))
 
+OVERFLOWS = (
+    "exp overflows for large scores: subtract the largest score of each row before exp, which "
+    "changes nothing else"
+)
+HIDDEN_MAXIMUM = (
+    "you subtract the largest score of all tokens, including those outside the window: if that is "
+    "much larger, every weight that counts is e^(−2000) = 0, and 0/0 is NaN. Mask first, then "
+    "subtract the largest score that is left"
+)
+
+
+def _scored(scores: list[float]) -> tuple[Array, Array, Array]:
+    """Every query has these scores with the keys, exactly, also in float32."""
+    n = len(scores)
+    Q, K = np.zeros((n, 4)), np.zeros((n, 4))
+    Q[:, 0], K[:, 0] = 2.0, scores
+    return Q, K, normal(n, 3, seed=37)
+
+
+def _hidden_maximum(Q: Array, K: Array, V: Array, window: int) -> Array:
+    age, t = ages(len(V)), scaled_scores(Q, K)
+    weights = np.exp(t - t.max(axis=1, keepdims=True))
+    return np.asarray(normalised(np.where((age >= 0) & (age < window), weights, 0)) @ V)
+
+
 WINDOW = Exercise(
     "sliding_window_attention",
     cases=(
@@ -66,16 +91,29 @@ WINDOW = Exercise(
         Case((*SMALL_QKV, 3), about="for 6 tokens and window 3"),
         Case((*SMALL_QKV, 1), about="for window 1, where every token sees itself only"),
         Case((*QKV, 20), about="for a window longer than the sequence"),
-        Case((600 * QKV[0], QKV[1], QKV[2], 4), about="for large scores"),
+        Case((600 * QKV[0], QKV[1], QKV[2], 4), about="for large scores", not_finite=OVERFLOWS),
+        Case(
+            (*_scored([2000, 0, 1, 0, 2000, 1]), 2),
+            about="where a token outside the window has the score 2000",
+            edge=True,
+            not_finite=HIDDEN_MAXIMUM,
+        ),
+        Case(
+            (*_scored([-2000, -1999, -2001, -2000]), 2),
+            about="for scores of about −2000",
+            edge=True,
+            not_finite="your weights are all e^(−2000) = 0, and 0/0 is NaN: subtract the largest "
+            "score of each row before exp, also where it is negative",
+        ),
     ),
     mistakes=(
         Mistake(
-            "your window is one token too long: the last `window` tokens, the present one "
-            "included, are i − window < j ≤ i",
+            "your window is one token too long: the last `window` tokens, including the current "
+            "one, are i − window < j ≤ i",
             _window(lambda age, window: (age >= 0) & (age <= window)),
         ),
         Mistake(
-            "your window is one token too short: it has `window` tokens, the present one included",
+            "your window is one token too short: it has `window` tokens, including the current one",
             _window(lambda age, window: (age >= 0) & (age < max(window - 1, 1))),
         ),
         Mistake(
@@ -83,7 +121,7 @@ WINDOW = Exercise(
             _window(lambda age, window: np.abs(age) < window),
         ),
         Mistake(
-            "your window lies in the future: you keep i ≤ j < i + window; mind which index is the "
+            "your window lies in the future: you keep i ≤ j < i + window; check which index is the "
             "query",
             _window(lambda age, window: (age <= 0) & (-age < window)),
         ),
@@ -102,8 +140,8 @@ WINDOW = Exercise(
             _window(masked=0.0),
         ),
         Mistake(
-            "you took the softmax over all tokens and masked then, so the weights of a row add up "
-            "to less than 1: mask the scores, before the softmax",
+            "you masked after the softmax over all tokens, so the weights of a row add up to less "
+            "than 1: mask the scores before the softmax",
             _masked_late,
         ),
         Mistake(
@@ -113,16 +151,19 @@ WINDOW = Exercise(
         Mistake("your scores are q·k, without the scale 1/√d", _window(power=0.0)),
         Mistake("your scores are q·k/d: the scale is 1/√d", _window(power=1.0)),
         Mistake(
-            "a token does not see itself: your window ends at i − 1, it must end at i", _not_itself
+            "a token does not see itself: your window ends at i − 1, but it must end at i",
+            _not_itself,
+        ),
+        Mistake(OVERFLOWS, _overflows),
+        Mistake(HIDDEN_MAXIMUM, _hidden_maximum),
+        Mistake(
+            "the masked scores are a number such as −1000 in your softmax: lower scores occur, and "
+            "then the masked tokens have weight. They must be −inf, or their weights 0",
+            _window(masked=-1000.0),
         ),
         Mistake(
-            "exp overflows for large scores: subtract the largest score of each row before exp, "
-            "which changes nothing else",
-            _overflows,
-        ),
-        Mistake(
-            "your windows are blocks that do not overlap: every token has its own window, which "
-            "ends at it",
+            "your windows are blocks that do not overlap: every token has its own window that ends "
+            "at this token",
             lambda Q, K, V, window: softmax(scaled_scores(Q, K), _blocks(len(V), window)) @ V,
         ),
     ),
@@ -137,14 +178,15 @@ def _windowed(
     far: Callable[[Array], Array] = taylor,
     powers: tuple[float, float] = (0.5, 0.5),
 ) -> Callable[..., Array]:
-    """`split` says which keys are in the state and which in the window."""
+    """`split` says which keys are in the state and which in the window; exp never overflows."""
 
     def answer(Q: Array, K: Array, V: Array, window: int) -> Array:
         in_state, in_window = split(ages(len(V)), window)
-        exact = np.where(in_window, np.exp(scaled_scores(Q, K, powers[1])), 0)
-        return np.asarray(
-            normalised(exact + np.where(in_state, far(scaled_scores(Q, K, powers[0])), 0)) @ V
-        )
+        t = scaled_scores(Q, K, powers[1])
+        largest = np.where(in_window, t, 0).max(axis=1, keepdims=True)
+        exact = np.exp(np.where(in_window, t, -np.inf) - largest)
+        before = np.where(in_state, far(scaled_scores(Q, K, powers[0])), 0) * np.exp(-largest)
+        return np.asarray(normalised(exact + before) @ V)
 
     return answer
 
@@ -176,6 +218,14 @@ WINDOWED = Exercise(
         Case((*QKV, 4), about="for 11 tokens and window 4"),
         Case((*SMALL_QKV, 2), about="for 6 tokens and window 2"),
         Case((*QKV, 20), about="for a window longer than the sequence"),
+        Case(
+            (*_scored([1000, 1001, 999, 1002, 1000, 1001]), 3),
+            about="for scores of about 1000",
+            edge=True,
+            not_finite="e^t overflows for large scores: subtract the largest score c of each row, "
+            "and multiply the weights 1 + t + t²/2 by e^(−c) as well, so that their "
+            "ratio stays the same",
+        ),
     ),
     mistakes=(
         Mistake(
@@ -184,28 +234,28 @@ WINDOWED = Exercise(
             _windowed(lambda age, window: (age >= 0, (age >= 0) & (age < window))),
         ),
         Mistake(
-            "you average two outputs, each with a normaliser of its own: there is one sum of all "
-            "weights, over window and state together",
+            "you average two outputs, each with its own normaliser: use one sum of all weights, "
+            "over window and state together",
             _two_outputs(False, 0.5),
         ),
         Mistake(
-            "you average the output of the window and that of all the past: there is one sum of "
-            "all weights, and each token counts once",
+            "you average the output of the window and the output of the whole past: use one sum of "
+            "all weights, in which each token counts once",
             _two_outputs(True, 0.5),
         ),
         Mistake(
-            "you add two outputs, each with a normaliser of its own: there is one sum of all "
-            "weights, over window and state together",
+            "you add two outputs, each with its own normaliser: use one sum of all weights, over "
+            "window and state together",
             _two_outputs(False, 1.0),
         ),
         Mistake(
-            "you add the output of the window and that of all the past: there is one sum of all "
-            "weights, and each token counts once",
+            "you add the output of the window and the output of the whole past: use one sum of all "
+            "weights, in which each token counts once",
             _two_outputs(True, 1.0),
         ),
         Mistake(
-            "you subtract the largest score inside the window only: e^(t − c) has then another "
-            "unit than 1 + t + t²/2; multiply that by e^(−c), too",
+            "you subtract the largest score inside the window only: then e^(t − c) and 1 + t + "
+            "t²/2 are on different scales; multiply the second by e^(−c) as well",
             _shifted_window,
         ),
         Mistake(
@@ -218,27 +268,27 @@ WINDOWED = Exercise(
             _windowed(lambda age, window: (age >= window, (age >= 0) & (age <= window))),
         ),
         Mistake(
-            "your window is one token too long: it has `window` tokens, the present one included",
+            "your window is one token too long: it has `window` tokens, including the current one",
             _windowed(lambda age, window: (age > window, (age >= 0) & (age <= window))),
         ),
         Mistake(
-            "your output is that of the window alone: what came before it is lost",
+            "your output uses only the window: the tokens before it are missing",
             _windowed(lambda age, window: (age > len(age), (age >= 0) & (age < window))),
         ),
         Mistake(
-            "all weights of your output are 1 + t + t²/2: inside the window they are e^t",
+            "all your weights are 1 + t + t²/2: inside the window they are e^t",
             _windowed(lambda age, window: (age >= 0, age > len(age))),
         ),
         Mistake(
-            "all weights of your output are e^t: before the window they are 1 + t + t²/2",
+            "all your weights are e^t: before the window they are 1 + t + t²/2",
             _windowed(lambda age, window: (age > len(age), age >= 0)),
         ),
         Mistake(
-            "the two kinds of weights are exchanged: e^t belongs inside the window",
+            "the two kinds of weights are swapped: e^t belongs inside the window",
             _windowed(lambda age, window: ((age >= 0) & (age < window), age >= window)),
         ),
         Mistake(
-            "the future has weights, too: j ≤ i is missing",
+            "the future has weights too: the condition j ≤ i is missing",
             _windowed(lambda age, window: (np.abs(age) >= window, np.abs(age) < window)),
         ),
         Mistake(

@@ -15,7 +15,7 @@ _MAGIC = re.compile(r"^(\s*)[%!?].*$", re.M)
 
 @dataclass(frozen=True)
 class Code:
-    """What the code cells hold, one after the other, and the line on which each begins."""
+    """The code of all code cells, and the line on which each cell begins."""
 
     source: bytes
     first_lines: tuple[int, ...]
@@ -27,7 +27,7 @@ class Code:
 
 
 def read_notebook(content: bytes) -> Code:
-    r"""The code of a notebook; ValueError if it is none. Magics and shell commands are left out.
+    r"""Read the code of a notebook, without magics and shell commands. ValueError if it is none.
 
     >>> cells = [{"cell_type": "code", "source": ["%matplotlib inline\n", "x = 1"]},
     ...          {"cell_type": "markdown", "source": "# Text"},
@@ -55,7 +55,7 @@ def read_notebook(content: bytes) -> Code:
 
 
 def _text(cell: dict[str, Any]) -> str:
-    """The Python of a cell, as many lines as the cell has."""
+    """The Python code of a cell, with the same number of lines."""
     source = cell["source"]
     text = source if isinstance(source, str) else "".join(map(str, source))
     text = text.replace("\r\n", "\n").replace("\r", "\n") + "\n"

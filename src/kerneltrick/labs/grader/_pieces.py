@@ -1,4 +1,4 @@
-"""What the mistakes of several labs are made of."""
+"""Building blocks for the mistakes of several labs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 FeatureMap = Callable[[Array], Array]
 
 EPSILONS = ("1e-3", "1e-4", "1e-5", "1e-6", "1e-7", "1e-8", "1e-9", "1e-10", "1e-12", "1e-15")
-"""What people add to a denominator so that it is not 0."""
+"""Small numbers that people add to a denominator so that it is not 0."""
 
 
 def softmax(scores: Array, axis: int = -1) -> Array:

@@ -1,4 +1,4 @@
-"""What the grader says of a file."""
+"""The report about a file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LONGEST_HINT = 600
 
 
 def _hint(text: str) -> str:
-    """A hint, which may quote the student's code: short, and without what a terminal would obey."""
+    """A hint, shortened, and without control characters that quoted code may contain."""
     text = text if len(text) <= LONGEST_HINT else text[: LONGEST_HINT - 1] + "…"
     return printable(text)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One function: how many of its cases are right, and what to look at."""
+    """One function: how many of its cases are right, and a hint."""
 
     name: str
     passed: int
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with the file outside its functions."""
+    """A problem of the file outside its functions."""
 
     hint: str
     line: int | None = None
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """A file: its functions, and problems outside them."""
+    """The results of a file: its functions, and problems outside them."""
 
     lab: str
     file: str
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def score(self) -> float:
-        """The mean over the functions of the share of cases that are right, from 0 to 1."""
+        """The share of cases that are right, averaged over the functions, from 0 to 1."""
         shares = [f.passed / max(1, f.cases) for f in self.functions]
         return sum(shares) / max(1, len(shares))
 

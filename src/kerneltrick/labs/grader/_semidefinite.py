@@ -1,4 +1,4 @@
-"""Positive semi-definite matrices: how they are mistaken, and vectors that refute them."""
+"""Positive semi-definite matrices: common mistakes, and vectors that refute them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judge_direction(case: Case, answer: Any) -> str | None:
     if not np.isfinite(length):
         return "c holds NaN or infinite numbers"
     if length == 0:
-        return "c is the zero vector, for which cᵀKc = 0 with every K"
+        return "c is the zero vector, for which cᵀKc is 0 whatever K is"
     values, vectors = np.linalg.eigh(K)
     unit = c / length
     form = float(unit @ K @ unit)
@@ -60,15 +60,15 @@ def judge_direction(case: Case, answer: Any) -> str | None:
         return None
     if _parallel(unit, vectors[0]) or _parallel(unit, np.linalg.eig(K)[1][0]):
         return (
-            "this is a row of the matrix of eigenvectors: np.linalg.eigh has them in its columns, "
-            "vectors[:, 0]"
+            "this is a row of the matrix of eigenvectors: np.linalg.eigh returns the eigenvectors "
+            "as columns, vectors[:, 0]"
         )
     if _parallel(unit, values / np.linalg.norm(values)):
         return "these are the eigenvalues of K: return the eigenvector of a negative one"
     if _parallel(unit, vectors[:, -1]):
         return (
-            "this is the eigenvector of the largest eigenvalue: np.linalg.eigh sorts upwards, the "
-            "smallest comes first"
+            "this is the eigenvector of the largest eigenvalue: np.linalg.eigh sorts in ascending "
+            "order, so the smallest comes first"
         )
     return f"cᵀKc is {c @ K @ c:.4g}, not below 0"
 

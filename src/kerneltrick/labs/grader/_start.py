@@ -1,8 +1,9 @@
-"""The student folders: where they are, and a copy of one to work in."""
+"""The student folders: where they are, and how to copy one to work in."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os.path
 import posixpath
 import re
@@ -12,11 +13,12 @@ from kerneltrick.labs.grader._lab import Lab
 
 _LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "uv.lock"}
 _LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!\w+:|#)([^)#]*)(#[^)]*)?\)")
+_REPOSITORY_TESTS = re.compile(r" *`pytest tests/[^`]*`[^.]*\.")  # a sentence for developers
 _PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
 
 def folder(lab: Lab) -> Path:
-    """The student folder of a lab: in the installed package, or in a checkout."""
+    """The student folder of a lab, in the installed package or in a checkout."""
     return _home(lab) / "labs" / lab.folder
 
 
@@ -31,10 +33,10 @@ def has_notebook(lab: Lab) -> bool:
 
 
 def start(lab: Lab, target: Path, notebook: bool = False) -> list[Path]:
-    """Copy the student folder to `target`, with the theory: the files that were written.
+    """Copy the student folder and the theory to `target`, and return the files that were written.
 
-    With `notebook`, the notebook takes the place of the student's file. FileExistsError, and
-    nothing is written, if one of the files exists already.
+    With `notebook`, the notebook replaces the student's file. If one of the files exists already,
+    FileExistsError is raised and nothing is written.
     """
     home = _home(lab)
     copies = _copies(lab, home, notebook)
@@ -77,14 +79,14 @@ def _notebook(lab: Lab) -> str:
 
 
 def _pages(lab: Lab) -> list[str]:
-    """The pages that the README asks to read, below the home; its own comes first."""
+    """The theory pages that the README links to, relative to the home; its own comes first."""
     text = (folder(lab) / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"\]\(\.\./\.\./(docs/[^)#]+\.md)", text)
     return list(dict.fromkeys(found))
 
 
 def _copies(lab: Lab, home: Path, notebook: bool) -> dict[str, str]:
-    """{file below the home: file of the student}."""
+    """{file relative to the home: file of the student}."""
     own = f"labs/{lab.folder}"
     found = {
         path.relative_to(home).as_posix(): path.relative_to(home / own).as_posix()
@@ -104,7 +106,7 @@ def _copies(lab: Lab, home: Path, notebook: bool) -> dict[str, str]:
 
 
 def _content(home: Path, origin: str, copies: dict[str, str]) -> bytes:
-    """A file as the student gets it: links lead to the copies, or away from the text."""
+    """A file as the student gets it: links lead to copied files, other links become plain text."""
     if not origin.endswith((".md", ".ipynb")):
         return (home / origin).read_bytes()
     here = posixpath.dirname(origin)
@@ -117,7 +119,17 @@ def _content(home: Path, origin: str, copies: dict[str, str]) -> bytes:
         link = os.path.relpath(copies[leads_to], there or ".").replace(os.sep, "/")
         return f"[{found[1]}]({link}{found[3] or ''})"
 
-    text = _LINK.sub(relink, (home / origin).read_text(encoding="utf-8"))
-    if origin.endswith(".ipynb"):  # the cell that runs the tests looks for the lab's folder
-        text = re.sub(r'Path\(\\"\.\./lab\w+\\"\)', r'Path(\\".\\")', text)
-    return text.encode("utf-8")
+    text = (home / origin).read_text(encoding="utf-8")
+    if origin.startswith("docs/"):
+        text = _REPOSITORY_TESTS.sub("", text)
+    if not origin.endswith(".ipynb"):
+        return _LINK.sub(relink, text).encode("utf-8")
+    book = json.loads(text)
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            source = _LINK.sub(relink, source)
+        else:  # the cell that runs the tests looks for the lab's folder
+            source = re.sub(r'Path\("\.\./lab\w+"\)', 'Path(".")', source)
+        cell["source"] = source.splitlines(keepends=True)
+    return (json.dumps(book, ensure_ascii=False, indent=1) + "\n").encode("utf-8")

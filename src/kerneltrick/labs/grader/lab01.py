@@ -1,4 +1,4 @@
-"""Lab 01, graded."""
+"""How lab 01 is graded."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ SOFTMAX_COUNT = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your count is that of QKᵀ alone, n²·D: the weights times V take n²·M more",
+            "you counted only QKᵀ, n²·D: the weights times V take another n²·M",
             lambda n, D, M, causal=False: _pairs(n, causal) * D,
         ),
         Mistake(
-            "you counted both products with the width D of the keys: the second one has the width "
+            "you counted both products with the width D of the keys: the second one uses the width "
             "M of the values",
             lambda n, D, M, causal=False: _pairs(n, causal) * 2 * D,
         ),
         Mistake(
-            "you counted floating-point operations, two for each multiply-add: a multiplication "
-            "and the addition that follows it are one multiply-add",
+            "you counted floating-point operations, two per multiply-add: a multiplication and the "
+            "addition that follows it count as one",
             lambda n, D, M, causal=False: 2 * _pairs(n, causal) * (D + M),
         ),
         Mistake(
-            "your count is n²·D·M: the two products are done one after the other, so their counts "
-            "are added, not multiplied",
+            "your count is n²·D·M: the two products are computed one after the other, so add their "
+            "counts instead of multiplying them",
             lambda n, D, M, causal=False: _pairs(n, causal) * D * M,
         ),
         Mistake(
-            "your count with causal=True is that of n²/2 pairs: a token sees itself too, which "
-            "makes n(n+1)/2",
+            "with causal=True you counted n²/2 pairs: a token also sees itself, which makes "
+            "n(n+1)/2",
             lambda n, D, M, causal=False: n * n * (D + M) // (2 if causal else 1),
         ),
         Mistake(
-            "your count with causal=True is that of n(n−1)/2 pairs: the diagonal is missing, token "
-            "i sees its own key too",
+            "with causal=True you counted n(n−1)/2 pairs: the diagonal is missing, because token i "
+            "also sees its own key",
             lambda n, D, M, causal=False: (n * (n - 1) // 2 if causal else n * n) * (D + M),
         ),
         Mistake(
-            "your count with causal=True is that of all n² pairs: only those with j ≤ i count",
+            "with causal=True you counted all n² pairs: only the pairs with j ≤ i count",
             lambda n, D, M, causal=False: n * n * (D + M),
         ),
         Mistake(
-            "with causal=True you counted the scores of all n² pairs and only the product with V "
-            "for j ≤ i: a score of the future need not be computed either",
+            "with causal=True you counted the scores of all n² pairs but the product with V only "
+            "for j ≤ i: the scores of the future are not needed either",
             lambda n, D, M, causal=False: n * n * D + _pairs(n, causal) * M,
         ),
     ),
@@ -88,8 +88,8 @@ LINEAR_COUNT = Exercise(
             lambda n, m, M, causal=False: 2 * n * m * (M + 1) // (2 if causal else 1),
         ),
         Mistake(
-            "with causal=True you build U and Z anew for each token, from all keys before it: "
-            "carry them along and add one key to them",
+            "with causal=True you rebuild U and Z for each token from all earlier keys: carry them "
+            "along and add one key",
             lambda n, m, M, causal=False: (
                 (_pairs(n, True) if causal else n) * m * (M + 1) + n * m * (M + 1)
             ),
@@ -99,28 +99,28 @@ LINEAR_COUNT = Exercise(
             lambda n, m, M, causal=False: 2 * n * m * M,
         ),
         Mistake(
-            "your count has the normaliser once: making Z takes n·m, and reading it, φ(q)·Z, takes "
-            "n·m again",
+            "you counted the normaliser once: computing Z takes n·m, and reading it, φ(q)·Z, takes "
+            "another n·m",
             lambda n, m, M, causal=False: 2 * n * m * M + n * m,
         ),
         Mistake(
-            "your count, n·m·M, is that of one product: making U takes it once and reading U takes "
-            "it again; and the normaliser is missing",
+            "your count, n·m·M, covers one product: computing U takes n·m·M, and reading U takes "
+            "as many again; the normaliser is missing too",
             lambda n, m, M, causal=False: n * m * M,
         ),
         Mistake(
-            "you counted one of two passes: the keys make U and Z, and then the queries read them, "
-            "which takes as many multiply-adds again",
+            "you counted one of two passes: the keys build U and Z, and the queries then read "
+            "them, which takes as many multiply-adds again",
             lambda n, m, M, causal=False: n * m * (M + 1),
         ),
         Mistake(
-            "you counted floating-point operations, two for each multiply-add: a multiplication "
-            "and the addition that follows it are one multiply-add",
+            "you counted floating-point operations, two per multiply-add: a multiplication and the "
+            "addition that follows it count as one",
             lambda n, m, M, causal=False: 4 * n * m * (M + 1),
         ),
         Mistake(
-            "your count grows as n²: it is that of the n×n weights φ(Q)φ(K)ᵀ, which linear "
-            "attention never forms",
+            "your count grows as n²: you counted the n×n weights φ(Q)φ(K)ᵀ, which linear attention "
+            "never forms",
             lambda n, m, M, causal=False: n * n * (m + M),
         ),
     ),
@@ -137,11 +137,11 @@ WEIGHTS_BYTES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your answer does not depend on the dtype: it has 4 bytes per number",
+            "your answer ignores the dtype: it uses 4 bytes per number",
             lambda n, heads=1, dtype="float32": heads * n * n * 4,
         ),
         Mistake(
-            "your answer does not depend on the dtype: it has 8 bytes per number",
+            "your answer ignores the dtype: it uses 8 bytes per number",
             lambda n, heads=1, dtype="float32": heads * n * n * 8,
         ),
         Mistake(
@@ -149,15 +149,16 @@ WEIGHTS_BYTES = Exercise(
             lambda n, heads=1, dtype="float32": heads * n * n * 8 * _size(dtype),
         ),
         Mistake(
-            "your answer is how many numbers there are: each takes itemsize bytes",
+            "your answer is the number of numbers: each takes itemsize bytes",
             lambda n, heads=1, dtype="float32": heads * n * n,
         ),
         Mistake(
-            "your answer is that of one head: every head has its own n×n weights",
+            "your answer covers only one head: every head has its own n×n weights",
             lambda n, heads=1, dtype="float32": n * n * _size(dtype),
         ),
         Mistake(
-            "your answer has n(n+1)/2 weights: the array is formed whole, n×n, whatever is masked",
+            "your answer has n(n+1)/2 weights: the array is stored in full, n×n, even if parts are "
+            "masked",
             lambda n, heads=1, dtype="float32": heads * _pairs(n, True) * _size(dtype),
         ),
     ),
@@ -174,11 +175,11 @@ STATE_BYTES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your answer is that of U alone: the state holds Z too, m numbers more",
+            "your answer covers only U: the state also holds Z, another m numbers",
             lambda m, M, heads=1, dtype="float32": heads * m * M * _size(dtype),
         ),
         Mistake(
-            "you gave Z the width of the values: Z = Σφ(k) has m entries",
+            "your Z is as wide as the values: Z = Σφ(k) has m entries",
             lambda m, M, heads=1, dtype="float32": heads * (m * M + M) * _size(dtype),
         ),
         Mistake(
@@ -186,7 +187,7 @@ STATE_BYTES = Exercise(
             lambda m, M, heads=1, dtype="float32": heads * (m * m + m) * _size(dtype),
         ),
         Mistake(
-            "your answer does not depend on the dtype: it has 4 bytes per number",
+            "your answer ignores the dtype: it uses 4 bytes per number",
             lambda m, M, heads=1, dtype="float32": heads * m * (M + 1) * 4,
         ),
         Mistake(
@@ -194,11 +195,11 @@ STATE_BYTES = Exercise(
             lambda m, M, heads=1, dtype="float32": heads * m * (M + 1) * 8 * _size(dtype),
         ),
         Mistake(
-            "your answer is how many numbers there are: each takes itemsize bytes",
+            "your answer is the number of numbers: each takes itemsize bytes",
             lambda m, M, heads=1, dtype="float32": heads * m * (M + 1),
         ),
         Mistake(
-            "your answer is that of one head: every head has its own state",
+            "your answer covers only one head: every head has its own state",
             lambda m, M, heads=1, dtype="float32": m * (M + 1) * _size(dtype),
         ),
         Mistake(
@@ -237,48 +238,55 @@ CROSSOVER = Exercise(
     ),
     mistakes=(
         Mistake(
-            "where both take the same your n is one too small: there linear attention is not "
-            "cheaper yet",
+            "your n is one too small where both take the same: linear attention is not cheaper "
+            "there yet",
             _tie_counts,
         ),
         Mistake(
             "your n is one too small: at the quotient, rounded down, linear attention is not "
-            "cheaper yet; the next n is the answer",
+            "cheaper yet. The answer is the next n",
             lambda D, m, M, causal=False: _crossover(D, m, M, causal) - 1,
         ),
         Mistake(
-            "with causal=True your n is that of n²/2 pairs: there are n(n+1)/2, so linear "
-            "attention is cheaper from one token earlier",
+            "your n is not rounded: at this quotient both take the same. The answer is the next "
+            "whole number",
+            lambda D, m, M, causal=False: (
+                4 * m * (M + 1) / (D + M) - 1 if causal else 2 * m * (M + 1) / (D + M)
+            ),
+        ),
+        Mistake(
+            "with causal=True your n assumes n²/2 pairs: there are n(n+1)/2, so linear attention "
+            "becomes cheaper one token earlier",
             lambda D, m, M, causal=False: (4 if causal else 2) * m * (M + 1) // (D + M) + 1,
         ),
         Mistake(
-            "your n does not depend on causal: softmax attention then computes about half the "
-            "pairs, linear attention takes as long as before",
+            "your n ignores causal: softmax attention then computes about half the pairs, and "
+            "linear attention computes as much as before",
             lambda D, m, M, causal=False: _crossover(D, m, M, False),
         ),
         Mistake(
-            "your n leaves out the normaliser: linear attention takes 2·m·(M+1) for each token, "
-            "not 2·m·M",
+            "your n leaves out the normaliser: linear attention takes 2·m·(M+1) per token, not "
+            "2·m·M",
             lambda D, m, M, causal=False: (
                 max(4 * m * M // (D + M), 1) if causal else 2 * m * M // (D + M) + 1
             ),
         ),
         Mistake(
-            "your n counts one pass of linear attention: making U and Z, and reading them, take "
-            "m·(M+1) each for each token",
+            "your n counts one pass of linear attention: computing U and Z takes m·(M+1) per "
+            "token, and reading them takes as many",
             lambda D, m, M, causal=False: (
                 max(2 * m * (M + 1) // (D + M), 1) if causal else m * (M + 1) // (D + M) + 1
             ),
         ),
         Mistake(
-            "your n counts the scores of softmax attention only: a pair takes D + M multiply-adds, "
+            "your n counts only the scores of softmax attention: a pair takes D + M multiply-adds, "
             "not D",
             lambda D, m, M, causal=False: (
                 max(4 * m * (M + 1) // D, 1) if causal else 2 * m * (M + 1) // D + 1
             ),
         ),
         Mistake(
-            "your n is m + 1: that n > m suffices holds for D = M and without the normaliser only",
+            "your n is m + 1: n > m is the condition only for D = M and without the normaliser",
             lambda D, m, M, causal=False: m + 1,
         ),
     ),
@@ -337,16 +345,15 @@ GROWTH = Exercise(
     ),
     mistakes=(
         Mistake(
-            "your slope is that of the costs themselves: take the logarithm of both, lengths and "
-            "costs",
+            "your slope uses the costs themselves: take the logarithm of both, lengths and costs",
             _slope,
         ),
         Mistake(
-            "your slope is that of log cost against n: take the logarithm of the lengths too",
+            "your slope is log cost against n: take the logarithm of the lengths too",
             _semi_log,
         ),
         Mistake(
-            "your slope is that of log n against log cost: the lengths belong on the x axis",
+            "your slope is log n against log cost: the lengths belong on the x axis",
             lambda lengths, costs: _slope(*reversed(_logs(lengths, costs))),
         ),
         Mistake(
@@ -355,8 +362,7 @@ GROWTH = Exercise(
             _through_origin,
         ),
         Mistake(
-            "your slope is that of the line from the first point to the last: least squares uses "
-            "those between, too",
+            "your slope uses only the first and the last point: least squares uses all points",
             _end_to_end,
         ),
         Mistake(
@@ -385,35 +391,48 @@ CONTEXT = Exercise(
     ),
     mistakes=(
         Mistake(
+            "your n is not rounded: a context has a whole number of tokens. Round down "
+            "(math.isqrt), because one more token would not fit",
+            lambda budget, heads=1, dtype="float32": math.sqrt(budget / (heads * _size(dtype))),
+        ),
+        Mistake(
+            "your n is rounded to the nearest whole number: if that means up, its weights take "
+            "more than the budget. Round down",
+            lambda budget, heads=1, dtype="float32": round(
+                math.sqrt(budget / (heads * _size(dtype)))
+            ),
+        ),
+        Mistake(
             "your n is rounded up: its weights take more than the budget",
             lambda budget, heads=1, dtype="float32": math.ceil(
                 math.sqrt(budget / (heads * _size(dtype)))
             ),
         ),
         Mistake(
-            "your n is one too small where the budget is filled exactly: that much still fits",
+            "your n is one too small if the budget is filled exactly: that still fits",
             lambda budget, heads=1, dtype="float32": math.isqrt(
                 budget // (heads * _size(dtype)) - (budget % (heads * _size(dtype)) == 0)
             ),
         ),
         Mistake(
-            "your n is how many numbers fit: there are n² of them, so the square root is missing",
+            "your n is the number of numbers that fit: there are n² of them, so take the square "
+            "root",
             lambda budget, heads=1, dtype="float32": budget // (heads * _size(dtype)),
         ),
         Mistake(
-            "your n does not depend on the dtype: it has 4 bytes per number",
+            "your n ignores the dtype: it uses 4 bytes per number",
             lambda budget, heads=1, dtype="float32": math.isqrt(budget // (heads * 4)),
         ),
         Mistake(
-            "your n has 1 byte per number: a number takes itemsize bytes",
+            "your n assumes 1 byte per number: a number takes itemsize bytes",
             lambda budget, heads=1, dtype="float32": math.isqrt(budget // heads),
         ),
         Mistake(
-            "your n has the weights of one head only: every head has its own",
+            "your n covers the weights of only one head: every head has its own",
             lambda budget, heads=1, dtype="float32": math.isqrt(budget // _size(dtype)),
         ),
         Mistake(
-            "you divided n by the heads: h heads share the budget, so n shrinks by √h",
+            "you divided n by the number of heads: h heads share the budget, so n shrinks by √h",
             lambda budget, heads=1, dtype="float32": math.isqrt(budget // _size(dtype)) // heads,
         ),
     ),

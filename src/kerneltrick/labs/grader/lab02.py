@@ -1,4 +1,4 @@
-"""Lab 02, graded."""
+"""How lab 02 is graded."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ ELU_CASES = (
 
 ELU_MISTAKES = (
     Mistake(
-        "ELU computed as (eˣ − 1) + 1: that is 0 below −17.3 in float32; the branch is just eˣ",
+        "you compute ELU as (eˣ − 1) + 1, which is 0 below −17.3 in float32: write the branch as "
+        "eˣ",
         lambda x: elu(x) + x.dtype.type(1),
     ),
     Mistake("your output matches ELU without the + 1: it is negative below 0", elu),
     Mistake(
-        "the + 1 is missing above 0: it is x + 1 there, so that the branches meet at 1",
+        "the + 1 is missing above 0: the branch there is x + 1, so that both branches meet at 1",
         lambda x: np.where(x > 0, x, np.exp(x)),
     ),
     Mistake(
@@ -69,10 +70,12 @@ ELU_MISTAKES = (
     Mistake("your output matches ReLU + 1: below 0 it must be eˣ", lambda x: np.maximum(x, 0) + 1),
     Mistake("your output matches eˣ everywhere: above 0 it must be x + 1", np.exp),
     Mistake("your output matches ReLU(x)", lambda x: np.maximum(x, 0)),
-    Mistake("your output is x itself: below 0 it must be eˣ, above x + 1", lambda x: x),
+    Mistake(
+        "your output is x itself: below 0 it must be eˣ, and above 0 it must be x + 1", lambda x: x
+    ),
     Mistake("your output matches x + 1 everywhere: below 0 it must be eˣ", lambda x: x + 1),
     Mistake(
-        "the branches are exchanged: x + 1 belongs above 0, eˣ below",
+        "the branches are swapped: x + 1 belongs above 0, and eˣ below",
         lambda x: np.where(x > 0, np.exp(x), x + 1),
     ),
     Mistake(
@@ -116,11 +119,11 @@ _STANDARD = Exercise(
     ),
     mistakes=(
         Mistake(
-            "a softmax is applied: there is none here",
+            "you apply a softmax: there is none here",
             _standard(lambda Q, K: softmax(Q @ K.T)),
         ),
         Mistake(
-            "a softmax is applied, with the scale 1/√d: there is neither here",
+            "you apply a softmax with the scale 1/√d: there is neither here",
             _standard(lambda Q, K: softmax(Q @ K.T / _root(Q))),
         ),
         Mistake(
@@ -128,7 +131,7 @@ _STANDARD = Exercise(
             _standard(lambda Q, K: Q @ K.T / _root(Q)),
         ),
         Mistake(
-            "the weights are KQᵀ: rows belong to queries, so it is QKᵀ",
+            "the weights are KQᵀ: rows belong to queries, so they must be QKᵀ",
             _standard(lambda Q, K: K @ Q.T),
         ),
         Mistake(
@@ -136,15 +139,15 @@ _STANDARD = Exercise(
             _standard(lambda Q, K: Q @ K.T / (Q @ K.T).sum(axis=1, keepdims=True)),
         ),
         Mistake(
-            "the weights are right, the output is not: it is weights @ V",
+            "the weights are right, but the output is not: it must be weights @ V",
             lambda Q, K, V: ((Q @ K.T).T @ V, Q @ K.T),
         ),
         Mistake(
-            "only the output is returned: the weights belong to it", lambda Q, K, V: Q @ K.T @ V
+            "you return only the output: return the weights as well", lambda Q, K, V: Q @ K.T @ V
         ),
         Mistake("the output and the weights are swapped", lambda Q, K, V: (Q @ K.T, Q @ K.T @ V)),
         Mistake(
-            "K is not transposed where n = d: QK is not QKᵀ",
+            "K is not transposed if n = d: QK is not QKᵀ",
             _standard(lambda Q, K: Q @ K if len(K) == K.shape[1] else Q @ K.T),
         ),
     ),
@@ -242,6 +245,13 @@ def _plus(epsilon: float) -> Callable[[Array, Array], Array]:
     return lambda q, k: np.asarray(q @ k.sum(axis=0) + epsilon)
 
 
+def _negative_sums() -> tuple[Array, Array, Array]:
+    """Under φ(x) = x, the normaliser of the first two queries is negative: −6, −9, 6."""
+    Q = np.array([[-1.0, 0.0], [-2.0, 1.0], [1.0, 1.0]])
+    K = np.array([[1.0, 2.0], [3.0, -1.0], [2.0, -1.0]])
+    return Q, K + np.array([[0.0, 1.0]]), np.array([[1.0, -4.0], [5.0, 2.0], [-3.0, 6.0]])
+
+
 def _large(n: int) -> Case:
     q, k, v = np.random.default_rng(n).standard_normal((3, n, 4)).astype(np.float32)
     return Case((q, k, v, Given("exp"), True))
@@ -269,21 +279,24 @@ _LINEAR = Exercise(
             ),
             about="with normalize=True, for tiny weights",
         ),
+        Case(
+            (*_negative_sums(), Given("identity"), True),
+            about="with normalize=True, where φ(q)·Z is negative",
+            edge=True,
+        ),
     ),
     mistakes=(
         Mistake("your output matches attention without the normaliser", _with(normalize=False)),
         Mistake(
-            "your output is always normalised: only normalize=True asks for it",
+            "your output is always normalised: normalise only with normalize=True",
             _with(normalize=True),
         ),
-        Mistake("φ is applied to V too: it belongs to Q and K only", _mapped_values),
+        Mistake("φ is applied to V too: apply it only to Q and K", _mapped_values),
         Mistake("φ is applied to Q only: K needs it as well", _one_side),
         Mistake("φ is applied to K only: Q needs it as well", _other_side),
         Mistake("φ is not applied at all", _with(feature_map=lambda x: x)),
-        Mistake(
-            "φ is applied to the scores QKᵀ: it belongs to Q and K, before the product", _after
-        ),
-        Mistake("a softmax is applied: there is none here", _of_softmax),
+        Mistake("φ is applied to the scores QKᵀ: apply it to Q and K before the product", _after),
+        Mistake("you apply a softmax: there is none here", _of_softmax),
         Mistake(
             "the normaliser is summed over the queries: Z is the sum of φ(k) over the keys",
             _with(total=lambda q, k: k @ q.sum(axis=0)),
@@ -305,7 +318,20 @@ _LINEAR = Exercise(
             _with(total=lambda q, k: np.linalg.norm(q, axis=1)),
         ),
         Mistake(
-            "1 is added to the normaliser φ(qᵢ)·Z",
+            "you divide by |φ(qᵢ)·Z|: if the normaliser is negative, the output has the wrong "
+            "sign. Divide by φ(qᵢ)·Z as it is",
+            _with(total=lambda q, k: np.abs(q @ k.sum(axis=0))),
+        ),
+        *(
+            Mistake(
+                f"the normaliser is kept above {name}: where it is smaller, or negative, the "
+                "output is wrong. Divide by φ(qᵢ)·Z as it is",
+                _with(total=lambda q, k, e=float(name): np.maximum(q @ k.sum(axis=0), e)),
+            )
+            for name in EPSILONS
+        ),
+        Mistake(
+            "you add 1 to the normaliser φ(qᵢ)·Z: divide by φ(qᵢ)·Z alone",
             _with(total=_plus(1.0)),
         ),
         *(
@@ -318,12 +344,12 @@ _LINEAR = Exercise(
         ),
         Mistake(
             "the output is divided by the sum of all entries of φ(K), one number: the normaliser "
-            "of row i is φ(qᵢ)·Z, Z = Σⱼφ(kⱼ) added up over the tokens only",
+            "of row i is φ(qᵢ)·Z, and Z = Σⱼφ(kⱼ) is a sum over the tokens only",
             _with(total=lambda q, k: np.full(len(q), np.sum(k))),
         ),
         *(
             Mistake(
-                "φ(Q) and φ(K) are normalised each alone: the weights of a row then do not add up "
+                "φ(Q) and φ(K) are normalised separately: the weights of a row then do not add up "
                 "to 1. Divide the output of row i by φ(qᵢ)·Z",
                 _separately(of_q, of_k),
             )
@@ -335,7 +361,7 @@ _LINEAR = Exercise(
             )
         ),
         Mistake(
-            "φ is ELU + 1 whatever feature_map is: call feature_map(Q) and feature_map(K)",
+            "you always use ELU + 1 as φ: call feature_map(Q) and feature_map(K)",
             _with(feature_map=lambda x: elu(x) + 1),
         ),
     ),
@@ -386,21 +412,21 @@ _VERIFY = Exercise(
     ),
     mistakes=(
         Mistake(
-            "np.allclose of float32 sums: an entry near 0 has lost its digits. Add up in float64, "
-            "and measure against the largest entry",
+            "you use np.allclose on float32 sums, where an entry near 0 has lost its digits: "
+            "compute in float64 and compare with the largest entry",
             lambda Q, K, V: bool(np.allclose((Q @ K.T) @ V, Q @ (K.T @ V))),
         ),
         Mistake(
-            "compared bit by bit: rounding differs between the two orders, so allow a tolerance",
+            "you compare bit by bit: the two orders round differently, so allow a tolerance",
             lambda Q, K, V: bool(np.array_equal((Q @ K.T) @ V, Q @ (K.T @ V))),
         ),
         Mistake(
-            "always True: where a product leaves the range of floats the answer is False",
+            "your answer is always True: if a product overflows, it must be False",
             lambda Q, K, V: True,
         ),
         Mistake("always False", lambda Q, K, V: False),
         Mistake(
-            "NaN counts as equal to NaN: where neither order gives numbers the answer is False",
+            "you count NaN as equal to NaN: if neither order gives numbers, the answer is False",
             lambda Q, K, V: bool(
                 np.allclose(
                     Q.astype(float) @ K.T.astype(float) @ V,
@@ -410,13 +436,13 @@ _VERIFY = Exercise(
             ),
         ),
         Mistake(
-            "the second order has no brackets: Q @ K.T @ V is (QKᵀ)V again",
+            "the second product has no brackets: Q @ K.T @ V is (QKᵀ)V again",
             lambda Q, K, V: bool(np.allclose((Q @ K.T) @ V, Q @ K.T @ V)),
         ),
         *(
             Mistake(
-                "np.testing.assert_allclose raises AssertionError where the two differ: the answer "
-                "is True or False, as that of np.allclose",
+                "np.testing.assert_allclose raises AssertionError if the two differ: return True "
+                "or False, as np.allclose does",
                 verify,
             )
             for verify in _ASSERTING
@@ -432,6 +458,7 @@ LAB = Lab(
     exercises=(
         Exercise(
             "simple_feature_map",
+            entrywise=True,
             cases=(
                 Case((_ROWS,)),
                 Case((_BATCH,), about="for an array (2, 3, 4)"),
@@ -453,7 +480,7 @@ LAB = Lab(
                 ),
             ),
         ),
-        Exercise("elu_feature_map", cases=ELU_CASES, mistakes=ELU_MISTAKES),
+        Exercise("elu_feature_map", cases=ELU_CASES, mistakes=ELU_MISTAKES, entrywise=True),
         _STANDARD,
         _LINEAR,
         _VERIFY,

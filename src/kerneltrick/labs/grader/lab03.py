@@ -1,4 +1,4 @@
-"""Lab 03, graded."""
+"""How lab 03 is graded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lab 04, graded."""
+"""How lab 04 is graded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kerneltrick.labs import quadratic_kernel
 from kerneltrick.labs.grader._lab import Case, Exercise, Growth, Lab, Mistake
 from kerneltrick.labs.grader._lab04_maps import features, judge_quadratic, judge_square
 from kerneltrick.labs.grader._lab04_similarity import CONDITIONS, FACTORISES
-from kerneltrick.labs.grader._pieces import Array, softmax
+from kerneltrick.labs.grader._pieces import EPSILONS, Array, softmax
 
 _RNG = np.random.default_rng([4, 1])
 
@@ -97,12 +97,37 @@ def _tokens(n: int, d: int, width: int, keys: int | None = None) -> tuple[Array,
     return _normal(n, d), _normal(keys, d), _normal(keys, width)
 
 
+def _tiny_similarities() -> tuple[Array, Array, Array]:
+    """q·k + 1 is 2⁻²² times 1, 2, 3, 4: exact, also in float32."""
+    K = 1 - 2.0**-22 * np.arange(1.0, 5.0)[:, None]
+    return np.array([[-1.0]]), K, np.array([[4.0, 1.0], [-2.0, 3.0], [5.0, 0.0], [1.0, -6.0]])
+
+
+def _with_epsilon(epsilon: float) -> Callable[[Array, Array, Array], Array]:
+    def answer(Q: Array, K: Array, V: Array) -> Array:
+        S = _sim(Q, K)
+        return np.asarray(S @ V / (S.sum(axis=1, keepdims=True) + epsilon))
+
+    return answer
+
+
+def _refusing_small(bound: float) -> Callable[[Array, Array, Array], Array]:
+    def answer(Q: Array, K: Array, V: Array) -> Array:
+        total = _sim(Q, K).sum(axis=1, keepdims=True)
+        if np.any(total < bound):
+            raise ZeroDivisionError
+        return np.asarray(_sim(Q, K) @ V / total)
+
+    return answer
+
+
 BY_KERNEL = Exercise(
     "attention_by_kernel",
     cases=(
         Case(_tokens(8, 3, 3)),
         Case(_tokens(6, 2, 5), about="for values of another width"),
         Case(_tokens(5, 4, 2, keys=9), about="for more keys than queries"),
+        Case(_tiny_similarities(), about="for similarities of about 1e-12", edge=True),
         Case(
             (np.array([[2.0], [1.0]]), np.array([[-1.0], [-1.0]]), np.array([[3.0], [4.0]])),
             about="for a query with q·k = −1 for every key",
@@ -116,12 +141,12 @@ BY_KERNEL = Exercise(
         ),
         Mistake(
             "your output matches similarities divided by the sums of their columns: the weights of "
-            "one query, a row, add up to 1",
+            "one query form a row, and the row must add up to 1",
             _by_columns,
         ),
         Mistake(
-            "your output matches a softmax on top of the similarities: they are the weights "
-            "already and are divided by their sum, without exp",
+            "your output matches a softmax on top of the similarities: they already are the "
+            "weights; divide them by their sum, without exp",
             lambda Q, K, V: softmax(_sim(Q, K)) @ V,
         ),
         Mistake(
@@ -129,8 +154,8 @@ BY_KERNEL = Exercise(
             lambda Q, K, V: softmax(_sim(Q, K) / np.sqrt(Q.shape[1])) @ V,
         ),
         Mistake(
-            "your output matches similarities multiplied by 1/√d in place of the division by "
-            "their sum",
+            "your output matches similarities multiplied by 1/√d instead of being divided by their "
+            "sum",
             lambda Q, K, V: _sim(Q, K) @ V / np.sqrt(Q.shape[1]),
         ),
         Mistake(
@@ -149,10 +174,21 @@ BY_KERNEL = Exercise(
             "your output matches attention with q·k + 1: the square is missing",
             lambda Q, K, V: _by(Q, K, V, lambda q, k: q @ k.T + 1),
         ),
-        Mistake(
-            "0/0 is hidden by a small number in the denominator: a query whose similarities are "
-            "all 0 has no output, raise ZeroDivisionError",
-            lambda Q, K, V: _sim(Q, K) @ V / (_sim(Q, K).sum(axis=1, keepdims=True) + 1e-9),
+        *(
+            Mistake(
+                f"a small number ({name}) in the denominator hides 0/0 and changes the output "
+                "where similarities are small: divide by their sum alone, and raise "
+                "ZeroDivisionError where it is 0",
+                _with_epsilon(float(name)),
+            )
+            for name in EPSILONS[:-1]
+        ),
+        *(
+            Mistake(
+                f"a sum below {name} is taken for 0: only a sum of exactly 0 has no output",
+                _refusing_small(float(name)),
+            )
+            for name in EPSILONS[:-2]
         ),
         Mistake(
             "0/0 is returned as NaN: test the sums for 0 and raise ZeroDivisionError",
@@ -220,17 +256,18 @@ BY_FEATURES = Exercise(
             _featured(lambda q, k, V: q @ (k.T @ V)),
         ),
         Mistake(
-            "your output matches a normaliser with Z = Σφ(q): Z adds up the keys, Z = Σⱼ φ(kⱼ)",
+            "your output matches a normaliser with Z = Σφ(q): Z is the sum over the keys, Z = Σⱼ "
+            "φ(kⱼ)",
             _featured(lambda q, k, V: q @ (k.T @ V) / (q @ q.sum(axis=0))[:, None]),
         ),
         Mistake(
             "your output matches a normaliser φ(qᵢ)·φ(kᵢ) of the token's own key: divide by "
-            "φ(qᵢ)ᵀZ, Z the sum over all keys",
+            "φ(qᵢ)ᵀZ, where Z is the sum over all keys",
             _featured(_same_token),
         ),
         Mistake(
-            "your output matches U divided by Z feature by feature: multiply both with φ(q) first, "
-            "then divide the two results",
+            "your output matches U divided by Z feature by feature: multiply both by φ(q) first, "
+            "then divide the results",
             _featured(lambda q, k, V: q @ (k.T @ V / k.sum(axis=0)[:, None])),
         ),
         Mistake(
@@ -294,7 +331,7 @@ CAUSAL = Exercise(
     mistakes=(
         Mistake(
             "your output matches attention that is not causal: U and Z must grow token by token, "
-            "and row i read them after token i",
+            "and row i must read them after token i",
             _seen(_all, _all),
         ),
         Mistake(
@@ -309,12 +346,12 @@ CAUSAL = Exercise(
         ),
         Mistake(
             "your output matches a U that is read before the token is added to it, and a Z that is "
-            "read after: token i sees itself in both, add first, then read",
+            "read after: token i sees itself in both, so add first, then read",
             _seen(_before, np.tril),
         ),
         Mistake(
             "your output matches a Z that is read before the token is added to it, and a U that is "
-            "read after: token i sees itself in both, add first, then read",
+            "read after: token i sees itself in both, so add first, then read",
             _seen(np.tril, _before),
         ),
         Mistake(
@@ -374,7 +411,7 @@ COUNT = Exercise(
         ),
         *(
             Mistake(
-                "your count has m = D²/2, the leading term alone: m = (D+1)(D+2)/2 is exact",
+                "your count has m = D²/2, only the leading term: exactly, m = (D+1)(D+2)/2",
                 _count(m),
             )
             for m in (lambda D: D * D / 2, lambda D: D * D // 2)
@@ -392,28 +429,26 @@ COUNT = Exercise(
             _count(lambda D: D + 1),
         ),
         Mistake(
-            "your count has m = D: φ makes (D+1)(D+2)/2 features of D coordinates",
+            "your count has m = D: φ turns D coordinates into (D+1)(D+2)/2 features",
             _count(lambda D: D),
         ),
         Mistake(
-            "your count has one of the two products: U = φ(K)ᵀV and φ(Q)U take n·m·M each",
+            "you counted only one of the two products: U = φ(K)ᵀV and φ(Q)U take n·m·M each",
             lambda n, D, M: n * _m(D) * M,
         ),
         Mistake(
-            "your count has D where the values have M coordinates: U is (m, M)",
+            "you used D, but the values have M coordinates: U is (m, M)",
             lambda n, D, M: 2 * n * _m(D) * D,
         ),
         Mistake(
-            "your count is that of nested loops, n²·m·M: U is computed once, not for every query",
+            "you counted nested loops, n²·m·M: U is computed once, not for every query",
             lambda n, D, M: n * n * _m(D) * M,
         ),
         Mistake(
-            "your count holds Z too, 2·n·m·(M + 1): count the two products U and φ(Q)U",
+            "your count includes Z, 2·n·m·(M + 1): count only the two products U and φ(Q)U",
             lambda n, D, M: 2 * n * _m(D) * (M + 1),
         ),
-        Mistake(
-            "your count is that of softmax attention, n²(D + M)", lambda n, D, M: n * n * (D + M)
-        ),
+        Mistake("you counted softmax attention, n²(D + M)", lambda n, D, M: n * n * (D + M)),
     ),
     tolerance=1e-9,
 )
@@ -423,13 +458,13 @@ CROSSOVER = Exercise(
     cases=tuple(Case(sizes) for sizes in ((32, 80), (16, 16), (64, 8), (3, 100), (1, 1))),
     mistakes=(
         Mistake(
-            "your length is where the counts are equal, rounded down: at the least n that gains, "
-            "the quadratic count is smaller",
+            "your length is the point of equal counts, rounded down: return the smallest n at "
+            "which the quadratic count is smaller",
             lambda D, M: 2 * _m(D) * M // (D + M),
         ),
         Mistake(
-            "your length is rounded up, which is one too few where the two counts are equal at a "
-            "whole n (D = M): equal is not fewer",
+            "your length is rounded up, which is one too few if the counts are equal at a whole n "
+            "(D = M): equal is not fewer",
             lambda D, M: -(-2 * _m(D) * M // (D + M)),
         ),
         Mistake(
@@ -437,16 +472,16 @@ CROSSOVER = Exercise(
             lambda D, M: 2 * _m(D) * M / (D + M),
         ),
         Mistake(
-            "your length is m = (D+1)(D+2)/2 whatever M is: that is the point of equal counts for "
-            "M = D only",
+            "your length is m = (D+1)(D+2)/2 whatever M is: that is the point of equal counts only "
+            "for M = D",
             lambda D, M: _m(D),
         ),
         Mistake(
-            "your length is m + 1 whatever M is: that is right for M = D only",
+            "your length is m + 1 whatever M is: that is right only for M = D",
             lambda D, M: _m(D) + 1,
         ),
         Mistake(
-            "your length is D²/2: that is the rule of thumb for M = D, not the count",
+            "your length is D²/2: that is a rule of thumb for M = D, not the exact count",
             lambda D, M: D * D // 2,
         ),
         Mistake(
@@ -454,11 +489,11 @@ CROSSOVER = Exercise(
             lambda D, M: 2 * D * D * M // (D + M) + 1,
         ),
         Mistake(
-            "your length has m = D²/2, the leading term alone: m = (D+1)(D+2)/2 is exact",
+            "your length has m = D²/2, only the leading term: exactly, m = (D+1)(D+2)/2",
             lambda D, M: D * D * M // (D + M) + 1,
         ),
         Mistake(
-            "your length compares with one product of the two, n·m·M",
+            "your length uses only one of the two products, n·m·M",
             lambda D, M: _m(D) * M // (D + M) + 1,
         ),
     ),

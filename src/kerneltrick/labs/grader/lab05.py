@@ -1,4 +1,4 @@
-"""Lab 05, graded."""
+"""How lab 05 is graded."""
 
 from __future__ import annotations
 

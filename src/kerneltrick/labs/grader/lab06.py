@@ -1,4 +1,4 @@
-"""Lab 06, graded."""
+"""How lab 06 is graded."""
 
 from __future__ import annotations
 

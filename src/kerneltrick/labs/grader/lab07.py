@@ -1,4 +1,4 @@
-"""Lab 07, graded."""
+"""How lab 07 is graded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What every other part uses: the data, making elements, writing numbers.
+// Shared by all parts: the data, creation of elements, formatting of numbers.
 
 const values = JSON.parse(document.getElementById("data").textContent);
 const font = (size) => `${size}px ${getComputedStyle(document.body).fontFamily}`;
@@ -6,7 +6,7 @@ const SVG = document.querySelector("svg").namespaceURI;
 
 const byId = (id) => document.getElementById(id);
 
-// Children that are strings become text nodes: nothing in the data is ever read as markup.
+// Strings become text nodes, so nothing in the data is ever parsed as markup.
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined) element.setAttribute(name, value);

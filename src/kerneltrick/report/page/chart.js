@@ -1,6 +1,6 @@
 // Axes, scales, lines and labels shared by all charts.
 
-// Six colours; the seventh line has the first again, but dashed and with hollow marks.
+// Six colours; the seventh line repeats the first, but dashed and with hollow marks.
 const seriesClass = (series) => (typeof series === "number" ? `s${series % 6}${series % 12 > 5 ? " again" : ""}` : `s${series}`);
 
 const linearScale = ([low, high], [from, to]) => (x) => from + ((x - low) / (high - low)) * (to - from);
@@ -11,7 +11,7 @@ function logScale([low, high], [from, to]) {
   return (x) => from + ((Math.log10(x) - a) / (b - a)) * (to - from);
 }
 
-// Multiples of 1, 2 or 5 times a power of ten, as many as there is room for.
+// Multiples of 1, 2 or 5 times a power of ten, as many as fit.
 function linearTicks([low, high], room) {
   const least = (high - low) / room;
   const power = 10 ** Math.floor(Math.log10(least));
@@ -20,8 +20,8 @@ function linearTicks([low, high], room) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-// Decades, with 2 and 5 between them where the range is short and there is room; equal steps where it
-// is shorter still.
+// Powers of ten, with 2 and 5 between them if the range is short and they fit; equal steps if it is
+// shorter still.
 function logTicks([low, high], room) {
   const decades = Math.log10(high / low);
   const inside = (x) => x >= low * 0.999 && x <= high * 1.001;
@@ -39,7 +39,7 @@ function logTicks([low, high], room) {
   return ticks(decades * 3 <= 1.2 * room ? [1, 2, 5] : [1, 3]);
 }
 
-// Powers of two, four, … bytes; equal steps of the unit where the range is short.
+// Powers of two, four, … bytes; equal steps of the unit if the range is short.
 function byteTicks([low, high], room) {
   const powers = (factor) => Array.from({ length: 60 }, (_, e) => factor ** e).filter((x) => x >= low && x <= high);
   const few = [4, 16, 256].map(powers).find((ticks) => ticks.length <= room) || [];
@@ -51,7 +51,7 @@ function byteTicks([low, high], room) {
 
 const byteTick = (x) => bytes(x).replace(/\.0+(?=\s)/, "");
 
-// The range of the positive finite values, with some air.
+// The range of the positive finite values, with some margin.
 function range(values, below = 1.25, above = 1.25) {
   const good = values.filter((x) => Number.isFinite(x) && x > 0);
   if (!good.length) return [0.1, 1];
@@ -60,12 +60,12 @@ function range(values, below = 1.25, above = 1.25) {
   return low < high ? [low, high] : [low / 2, high * 2];
 }
 
-// What an axis is: its scale, where its ticks are, and how they are written.
+// An axis: its scale, the places of its ticks, and their format.
 const LOG = { scale: logScale, ticks: logTicks, format: tick };
 const LINEAR = { scale: linearScale, ticks: linearTicks, format: tick };
 const BYTES = { scale: logScale, ticks: byteTicks, format: byteTick };
 
-// An empty plot with axes, and the places that lines drawn in it go through:
+// An empty plot with axes, which remembers the points of the lines drawn in it:
 // {svg, x, y, width, height, left, right, top, bottom, drawn}.
 function frame(host, { height, xs, ys, xLabel, yLabel, xAxis = LOG, yAxis = LOG, right = 16, title }) {
   const width = Math.max(280, roomOf(host));
@@ -97,8 +97,8 @@ function frame(host, { height, xs, ys, xLabel, yLabel, xAxis = LOG, yAxis = LOG,
   return { svg, x, y, width, height, left, right: width - right, top, bottom, drawn: [] };
 }
 
-// Points {x, y, words} of one line; `words` are its title. What lies above the ceiling is a triangle at
-// the upper edge: how far above does not matter.
+// Points {x, y, words} of one line; `words` is the title of a point. A point above the ceiling becomes a
+// triangle at the upper edge.
 const placeOf = (plot, { x, y }, ceiling) => [plot.x(x), y > ceiling ? plot.top + 4 : plot.y(y)];
 
 function drawLine(plot, series, points, ceiling = Infinity, more = "") {
@@ -107,7 +107,7 @@ function drawLine(plot, series, points, ceiling = Infinity, more = "") {
   trace(plot, places);
 }
 
-// Remembers where a line goes, every few pixels, so that labels can keep off it.
+// Remembers the course of a line, every few pixels, so that labels can avoid it.
 function trace(plot, places) {
   places.slice(1).forEach(([x2, y2], i) => {
     const [x1, y1] = places[i];
@@ -130,8 +130,8 @@ function drawLegend(id, lines) {
   );
 }
 
-// A horizontal line with its name, for what every curve is measured against. It is drawn after the
-// curves, but under them, so that the name can stand where they cross it least, far right if it can.
+// A horizontal reference line with its name. It is drawn after the curves but below them, so that the
+// name can be placed where it crosses them least, preferably on the right.
 function drawLevel(plot, value, name) {
   const y = plot.y(value);
   if (!(y >= plot.top && y <= plot.bottom)) return;
@@ -155,8 +155,8 @@ const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(
 
 const overlap = (a, b) => a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h;
 
-// Greedy labels: the first place around the dot that touches no dot, no label, no line and no edge;
-// `crowded` where there is none. A dot without a text only takes its place.
+// Greedy placement of labels: the first place around the dot that touches no dot, label, line or edge;
+// `crowded` if there is none. A dot without a text only occupies its place.
 function placeLabels(plot, dots) {
   const square = (x, y, half, cost) => ({ x: x - half, y: y - half, w: 2 * half, h: 2 * half, cost });
   const taken = [...dots.map(({ x, y }) => square(x, y, 7, 50)), ...plot.drawn.map(([x, y]) => square(x, y, 1, 1))];
@@ -194,7 +194,7 @@ function leader({ x, y }, place) {
   return draw("line", { class: "leader", x1: x + share * (toX - x), y1: y + share * (toY - y), x2: toX, y2: toY });
 }
 
-// Labels that only tell: an optional one is left out where it finds no place.
+// Labels that cannot be clicked; an optional one is omitted if there is no room.
 function drawLabels(plot, dots) {
   const places = placeLabels(plot, dots);
   dots.forEach((dot, at) => {

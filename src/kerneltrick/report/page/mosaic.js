@@ -1,4 +1,4 @@
-// Heads as squares, a row for each layer: the stronger the colour, the larger the error.
+// Heads as squares, one row per layer; a stronger colour means a larger error.
 
 function layMosaic(host, layers, heads, cell) {
   const label = (text, place = "") => make("span", { class: `mosaic-label${place}`, "aria-hidden": "true" }, text);

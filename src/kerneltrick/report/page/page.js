@@ -1,10 +1,10 @@
-// What every page has: a header, choices kept in the address so that a view can be linked, colours,
-// and pictures that are drawn again when any of these changes, or the width, or the medium.
+// What every page has: a header, choices that are kept in the URL so that a view can be linked, colours,
+// and charts that are redrawn when a choice, the width or the medium changes.
 
-const CHOICES = { theme: ["auto", "light", "dark"] }; // by name, the usual one first
+const CHOICES = { theme: ["auto", "light", "dark"] }; // by name, the default first
 const state = { theme: "auto" };
 
-// What a page adds: `draw` draws it, `read` and `parts` are what it keeps in the address of its own.
+// What a page adds: `draw` draws it; `read` and `parts` keep its own state in the URL.
 const view = { draw() {}, read() {}, parts: () => ({}) };
 
 const wantsDark = matchMedia("(prefers-color-scheme: dark)");
@@ -35,7 +35,7 @@ function address() {
 
 let writing = 0;
 function writeAddress() {
-  clearTimeout(writing); // browsers refuse many changes a second, and hovering makes many
+  clearTimeout(writing); // browsers limit the number of changes per second, and hovering makes many
   writing = setTimeout(() => {
     if (location.hash !== address()) history.replaceState(null, "", address());
   }, 150);
@@ -48,9 +48,10 @@ function palette() {
 
 const term = (name, text, attributes = {}) => make("div", attributes, make("dt", {}, name), make("dd", {}, text));
 
-function fillHeader({ source = "", told, facts, notes = [], colophon }) {
+function fillHeader({ source = "", told, findings = [], facts, notes = [], colophon }) {
   byId("source").textContent = source;
   byId("told").textContent = told;
+  byId("findings").append(...findings.map((finding) => make("li", {}, finding)));
   byId("facts").append(...facts.map(([name, text]) => term(name, String(text))));
   byId("notes").append(...notes.map((note) => make("li", {}, note)));
   byId("colophon").textContent = `Made by kerneltrick ${values.version}. ${colophon}`;
@@ -71,13 +72,13 @@ function segmented(id, name, labels, drawChoice) {
 
 function redraw() {
   byId("theme-name").textContent = { auto: "Auto", light: "Light", dark: "Dark" }[state.theme];
-  byId("theme").setAttribute("aria-label", `Colours: ${state.theme === "auto" ? "as the system" : state.theme}`);
+  byId("theme").setAttribute("aria-label", `Colours: ${state.theme === "auto" ? "follow the system" : state.theme}`);
   document.documentElement.dataset.theme = printing ? "light" : state.theme;
   for (const input of document.querySelectorAll("input[type=radio]")) input.checked = input.value === state[input.name];
   view.draw();
 }
 
-// Before printing the page still has the width of the screen, so the paper's is given here.
+// Before printing, the page still has the width of the screen, so the width of the paper is given here.
 function roomOf(host) {
   if (!printing) return host.clientWidth;
   return host.closest(".trio") ? 280 : host.closest(".pair") ? 340 : 700;

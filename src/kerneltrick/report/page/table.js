@@ -1,5 +1,5 @@
-// Tables that sort by any column. The first column names the row (`text`); a row that is not `fixed`
-// can be chosen.
+// Tables that can be sorted by any column. The first column names the row (`text`); rows that are not
+// `fixed` can be selected.
 
 const sorting = {}; // by table: the key of a column, and 1 or −1
 

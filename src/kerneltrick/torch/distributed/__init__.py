@@ -1,4 +1,4 @@
-"""Context parallelism: a sequence that is longer than one machine, a contiguous part on each.
+"""Context parallelism: split one long sequence over several ranks, a contiguous part on each.
 
 >>> from kerneltrick.torch import distributed
 >>> distributed.linear_attention.__name__

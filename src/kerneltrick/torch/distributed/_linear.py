@@ -1,10 +1,10 @@
-"""Linear attention of a sequence whose tokens lie on several ranks, a contiguous shard on each.
+"""Linear attention of a sequence whose tokens are split over ranks, a contiguous shard on each.
 
-A rank sums up its own shard as a `State`, all ranks exchange these, and each merges those of the
-ranks before it: that is the state after which its shard goes on as any other sequence would. So one
-exchange of a few states, whatever the length, is all that there is; gradients of states go back the
-same way. Full attention merges all of them; beside a window it needs the tokens just ahead too,
-which are what is near in the states of the shards read backwards.
+Each rank sums its own shard into a `State`, all ranks exchange these, and each merges the states of
+the ranks before it. Its shard then continues from the merged state like any other sequence. So one
+exchange of a few states is enough, whatever the length; the gradients of the states go back the
+same way. Full attention merges the states of all ranks. With a window it also needs the tokens just
+ahead, which are the near tokens in the states of the shards read backwards.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ import math
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils import _pytree
 
 from kerneltrick import attention, maps
-from kerneltrick._arrays import Wide
-from kerneltrick.attention import Dial, State
-from kerneltrick.attention._call import OnZero, Positions
-from kerneltrick.attention._dial import check_window, combined
+from kerneltrick._arrays import Wide, is_array
+from kerneltrick.attention import Dial, Far, OnZero, Positions, State, check_window, combined
 from kerneltrick.engines import UNBOUNDED, Near
-from kerneltrick.torch.distributed._exchange import Gather, Group, Ranks, after
+from kerneltrick.torch.distributed._exchange import (
+    Gather,
+    Group,
+    Ranks,
+    after,
+    anchored,
+    kind_of_gradients,
+)
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -50,37 +56,39 @@ def linear_attention(
     chunk_size: int = 64,
     engine: str = "auto",
 ) -> Any:
-    """`kerneltrick.linear_attention` of one sequence, whose tokens are spread over ranks in order.
+    """`kerneltrick.linear_attention` of one sequence whose tokens are split over ranks, in order.
 
-    Every rank of `group` calls it with its own tokens, as many as it has, even none, and gets their
-    outputs: those of the whole sequence. All else is as in `kerneltrick.linear_attention`, with
-    arrays that have a number for each token cut like q, k and v.
+    Every rank of `group` calls this function with its own tokens, any number of them or none, and
+    gets their outputs, as computed from the whole sequence. All other arguments are those of
+    `kerneltrick.linear_attention`; arrays with one entry per token are split like q, k and v.
 
     group
-        A process group of torch.distributed, by default the one of all processes, or a DeviceMesh
-        of one dimension, such as mesh["cp"].
+        A process group of torch.distributed, or a one-dimensional DeviceMesh such as mesh["cp"].
+        The default is the group of all processes.
     state
-        Of what comes before the whole sequence: on the first rank.
+        The state before the whole sequence, on the first rank.
     return_state
-        Also the state after the tokens of this rank and those before it: on the last rank, and in
-        full attention on every one, after the whole sequence.
+        Whether to return the state after the tokens of this rank and all before it. On the last
+        rank, and in full attention on every rank, that is the state of the whole sequence.
 
-    All ranks must call backward, or none. Calls that do not fit together are refused by all ranks
-    before anything else is sent; a rank that dies or stalls is a `RankError` in all others, within
-    the timeout of the group.
+    All ranks must run a backward pass, or none. Each rank may ask for other gradients, with
+    `torch.autograd.grad` or `backward(inputs=...)`, as long as it asks for one tensor at least that
+    this call depends on: its q, k or v, a weight, a decay, the state. A rank that needs none of
+    them calls `backward()`.
+
+    Calls that do not fit together are refused by all ranks before anything else is sent. If a rank
+    dies or stalls, all others raise `RankError` within the timeout of the group.
     """
     chosen, window, sinks, far = combined("linear_attention", feature_map, window, sinks, far)
     window, sinks = check_window("linear_attention", chosen, window, sinks)
     if not causal and (log_decay is not None or segment_ids is not None):
         raise ValueError("log_decay and segment_ids need causal=True: full attention has no order")
     ranks = Ranks(group, q.device)
-    learned = (q, k, v, log_decay, *vars(chosen).values(), *_tensors(state))
-    tracked = torch.is_grad_enabled() and any(
-        torch.is_tensor(x) and x.requires_grad for x in learned
-    )
     dial = Dial(chosen, _given(chosen, window), sinks)
+    with_far = Dial(chosen, dial.window, sinks, far)
+    learned = (q, k, v, log_decay, *_weights(chosen, k), *_pytree.tree_leaves(state))
     options = {
-        "map": dial, "far": far is not None, "causal": causal, "scale": scale,
+        "map": dial, "far": _text_of(with_far.far), "causal": causal, "scale": scale,
         "normalize": normalize, "log_decay": _kind(log_decay, k), "mask": mask is not None,
         "segments": None if segment_ids is None else segment_ids.ndim,
         "positions": positions is not None,
@@ -91,22 +99,22 @@ def linear_attention(
     text = "; ".join(f"{name} {value}" for name, value in options.items())
     held = 0 if state is None or state.near is None else state.near.k.shape[-2] - sinks
     bounds = (0, 0) if state is None else (int(state.start), int(state.stop))
+    flags = (state is not None) + 2 * kind_of_gradients(learned)
     shards = [
         _Shard(*row)
-        for row in ranks.check_equal(
-            text, (k.shape[-2], q.shape[-2], (state is not None) + 2 * tracked, held, *bounds)
-        )
+        for row in ranks.check_equal(text, (k.shape[-2], q.shape[-2], flags, held, *bounds))
     ]
     ranks.check_first([shard.has_state for shard in shards])
+    tracked = ranks.check_gradients([shard.gradients for shard in shards])
+    gain = None if with_far.far is None else with_far.far.gain
     call = _Call(
         ranks, shards, dial, chosen, scale, window, sinks, causal, k, v, mask, log_decay,
-        segment_ids, positions, any(shard.tracked for shard in shards),
+        segment_ids, positions, tracked, (*learned, gain),
     )  # fmt: skip
     rest: dict[str, Any] = {
         "scale": scale, "normalize": normalize, "on_zero": on_zero, "chunk_size": chunk_size,
         "engine": engine,
     }  # fmt: skip
-    with_far = Dial(chosen, dial.window, sinks, far)
     if causal:
         before, token = _before(call, state)
         output, made = attention.linear_attention(
@@ -127,13 +135,13 @@ def linear_attention(
 
 
 class _Shard(NamedTuple):
-    """What every rank says of itself before anything else."""
+    """What every rank tells the others first."""
 
     keys: int
     queries: int
-    flags: int  # 1: a state before it was given, 2: there will be gradients
+    flags: int  # bit 0: it was given a state; the others: `kind_of_gradients`
     held: int  # tokens of the window in its initial state
-    start: int  # of its initial state
+    start: int  # start and stop of its initial state
     stop: int
 
     @property
@@ -141,8 +149,8 @@ class _Shard(NamedTuple):
         return self.flags & 1
 
     @property
-    def tracked(self) -> int:
-        return self.flags & 2
+    def gradients(self) -> int:
+        return self.flags >> 1
 
 
 class _Call(NamedTuple):
@@ -160,11 +168,12 @@ class _Call(NamedTuple):
     log_decay: Any
     segment_ids: Tensor | None
     positions: Positions | None
-    tracked: bool  # whether there will be gradients, on any rank
+    tracked: bool  # whether any rank will compute gradients
+    learned: tuple[Any, ...]  # what somebody may ask a gradient for
 
     @property
     def start(self) -> int:
-        """The number of this rank's first key."""
+        """The number of the first key of this rank."""
         return self.first(self.ranks.rank)
 
     def first(self, rank: int) -> int:
@@ -175,12 +184,12 @@ class _Call(NamedTuple):
         return self.first(self.ranks.count)
 
     def slots(self, room: int) -> list[int]:
-        """How many tokens of a window the state of each shard holds."""
+        """The number of window tokens in the state of each shard."""
         return [max(0, min(room, x.held + x.keys)) for x in self.shards]
 
     @property
     def places(self) -> bool:
-        """Whether the map may look at positions."""
+        """Whether the map may use positions."""
         ours = type(self.feature_map).__module__.startswith("kerneltrick.maps.")
         return not ours or isinstance(self.feature_map, maps.Cosformer)
 
@@ -191,7 +200,7 @@ class _Call(NamedTuple):
         return torch.arange(self.start, self.start + self.k.shape[-2], device=self.k.device)
 
     def query_positions(self, q: Tensor) -> Positions | None:
-        """Positions of queries beside no keys."""
+        """The positions of queries, and of no keys."""
         if self.positions is not None:
             pair = self.positions
             own = pair[0] if isinstance(pair, tuple) else pair
@@ -203,31 +212,47 @@ class _Call(NamedTuple):
         return own, own[..., :0] if own.ndim == 1 else own[:1, ..., :0].reshape(0)
 
 
-def _tensors(state: State | None) -> list[Any]:
-    """What of a state may have a gradient."""
-    if state is None:
-        return []
-    near = [] if state.near is None else [state.near.k, state.near.v]
-    return [state.sums.hi, *near]
+def _weights(feature_map: maps.FeatureMap, k: Tensor) -> list[Any]:
+    """What a map may have gradients for: its arrays, and the features of a token.
+
+    A function or a map of somebody else may hold weights where nobody finds them.
+    """
+    found = list(vars(feature_map).values())
+    ours = type(feature_map).__module__.startswith("kerneltrick.maps.")
+    if not ours or isinstance(feature_map, maps.Custom):
+        found.append(feature_map.phi_key(k.new_ones(*k.shape[:-2], 1, k.shape[-1]))[0])
+    return found
+
+
+def _text_of(far: Far | None) -> str:
+    """What ranks compare of `far`: two gains are the same if all their bits are."""
+    if far is None:
+        return "None"
+    gain = far.gain
+    known = gain is None or not is_array(gain)
+    return f"gain={gain if known else maps.digest(gain)}, relative={far.relative}"
 
 
 def _given(feature_map: maps.FeatureMap, window: int) -> int:
-    """A window as `Dial` takes it: the map that is exact by itself has none."""
+    """The window as `Dial` takes it: softmax, which is exact everywhere, has none."""
     return 0 if isinstance(feature_map, maps.Softmax) and window == UNBOUNDED else window
 
 
 def _kind(log_decay: Any, k: Tensor) -> str:
+    """What ranks compare of the decays: their shape, and the values of those that all share."""
     if log_decay is None or not torch.is_tensor(log_decay):
         return str(log_decay)
-    each = log_decay.shape[-1] if log_decay.ndim == k.ndim and log_decay.ndim else 1
+    if log_decay.ndim < min(2, k.ndim - 1):  # one for all, or one for each head
+        return f"tensor {tuple(log_decay.shape)} of {maps.digest(log_decay)}"
+    each = log_decay.shape[-1] if log_decay.ndim == k.ndim else 1
     return f"tensor of {log_decay.ndim} axes, {each} in each"
 
 
 def _before(call: _Call, state: State | None) -> tuple[State | None, Tensor]:
-    """The state that this rank goes on from, and the token of the exchange."""
+    """The state that this rank continues from, and the token of the exchange."""
     ranks = call.ranks
     fresh = _fresh_rows(call)
-    if ranks.rank + 1 == ranks.count:  # whose tokens nobody goes on from
+    if ranks.rank + 1 == ranks.count:  # no rank continues from the last one
         own = _empty(call, call.dial, call.start)
     else:
         own = _state(call, state)
@@ -246,7 +271,7 @@ def _before(call: _Call, state: State | None) -> tuple[State | None, Tensor]:
 
 
 def _total(call: _Call, state: State | None) -> tuple[State, Tensor]:
-    """The state of all ranks together."""
+    """The merged state of all ranks."""
     used = [range(call.ranks.count)] * call.ranks.count
     states, token = _gathered(call, _state(call, state), used, call.dial, [])
     return _merged(states, call.dial, call.scale), token
@@ -255,16 +280,16 @@ def _total(call: _Call, state: State | None) -> tuple[State, Tensor]:
 def _full_window(
     call: _Call, q: Tensor, query_mask: Tensor | None, state: State | None, dial: Dial, rest: Any
 ) -> tuple[Tensor, State, Tensor]:
-    """Full attention beside a window: the shard and the tokens just ahead of it, all else summed.
+    """Full attention with a window: the shard, the tokens just ahead of it, and sums of the rest.
 
-    What lies behind is the state of the shards before, as in causal attention. What lies ahead is
-    that of the shards after, read backwards, whose window is as long as the sinks may reach.
+    The tokens behind are the state of the shards before, as in causal attention. The tokens ahead
+    are the state of the shards after, read backwards, with a window that the sinks can reach.
     """
     ranks, everyone = call.ranks, [range(call.ranks.count)] * call.ranks.count
     states, first = _gathered(
         call, _state(call, state), everyone, call.dial, call.slots(call.window - 1)
     )
-    # Ahead of a query whose own key is masked there is one token more in the window.
+    # Ahead of a query whose own key is masked, the window has one token more.
     room = call.window if call.window == UNBOUNDED else max(call.window, call.sinks) + 1
     back = Dial(call.feature_map, _given(call.feature_map, room), 0)
     shards = [x._replace(held=0) for x in call.shards]
@@ -303,14 +328,14 @@ def _full_window(
 
 
 def _whole_mask(mask: Tensor | None, x: Tensor) -> Tensor:
-    """A mask as x has tokens, (..., heads, n)."""
+    """The mask for the tokens of x, (..., heads, n)."""
     if mask is None:
         return torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
     return _per_token(mask, x)
 
 
 def _per_token(values: Tensor, x: Tensor) -> Tensor:
-    """What is given for each token, (..., heads, n), (..., n) or (n,), as the first of these."""
+    """Expand values for each token, (..., heads, n), (..., n) or (n,), to (..., heads, n)."""
     values = values.unsqueeze(-2) if x.ndim - 2 == values.ndim > 1 else values
     return values.expand(x.shape[:-1])
 
@@ -328,7 +353,7 @@ def _empty(call: _Call, dial: Dial, start: int) -> State:
 
 
 def _state(call: _Call, state: State | None) -> State:
-    """The state of this rank's own tokens, and of what the first rank was given."""
+    """The state of the tokens of this rank, after the given state on the first rank."""
     k, v = call.k, call.v
     given: dict[str, Any] = {"scale": call.scale, "mask": call.mask, "return_state": True}
     before = _empty(call, call.dial, call.start) if state is None else state
@@ -340,7 +365,7 @@ def _state(call: _Call, state: State | None) -> State:
             segment_ids=call.segment_ids, state=before, normalize=False,
             positions=None if call.positions is None else call.key_positions(), **given,
         )  # fmt: skip
-    else:  # full attention of no queries: sums, and nothing else
+    else:  # full attention of no queries: only the sums
         places = None
         if call.positions is not None:
             own = call.key_positions()
@@ -352,7 +377,7 @@ def _state(call: _Call, state: State | None) -> State:
 
 
 def _reversed_state(call: _Call, dial: Dial) -> State:
-    """The state of this rank's own tokens read backwards."""
+    """The state of the tokens of this rank, read backwards."""
     stop = call.start + call.k.shape[-2]
     k, v = call.k.flip(-2), call.v.flip(-2)
     return attention.linear_attention(
@@ -364,7 +389,7 @@ def _reversed_state(call: _Call, dial: Dial) -> State:
 
 
 def _fresh_rows(call: _Call) -> Tensor | None:
-    """Where another segment begins with this shard: bool, with the axes of a state."""
+    """Where a new text begins with this shard: bool, with the axes of a state."""
     ids, ranks = call.segment_ids, call.ranks
     if ids is None:
         return None
@@ -382,7 +407,7 @@ def _fresh_rows(call: _Call) -> Tensor | None:
 
 
 def _emptied(state: State, rows: Tensor) -> State:
-    """The state with nothing in these rows, where another segment begins."""
+    """The state with these rows emptied, because a new text begins there."""
 
     def without(x: Any, value: float) -> Any:
         return None if x is None else torch.where(rows, torch.full_like(x, value), x)
@@ -404,7 +429,7 @@ def _merged(states: list[State], dial: Dial, scale: float | None) -> State:
 
 
 def _with_far(state: State, ahead: State) -> State:
-    """The state with the sums of another one added, whatever is near in that."""
+    """The state plus the sums of another one, without the near tokens of that one."""
     bare = dataclasses.replace(state, near=None, window=0, sinks=0)
     other = dataclasses.replace(
         ahead, near=None, window=0, sinks=0, start=state.stop, stop=state.stop,
@@ -417,14 +442,14 @@ def _with_far(state: State, ahead: State) -> State:
 def _gathered(
     call: _Call, own: State, used: list[range], dial: Dial, slots: list[int]
 ) -> tuple[list[State], Tensor]:
-    """The states of all ranks, by one exchange; `slots` say how many near tokens each holds."""
+    """The states of all ranks, by one exchange; `slots` is the number of near tokens of each."""
     ranks = call.ranks
     near: list[Tensor] = []
     if own.near is not None:
         near = [_cut(x, dial.sinks, max(slots)) for x in own.near[:4]] + [own.near.count]
     optional = [own.scale_log, None if own.decay_log is None else own.decay_log.hi]
     parts = [own.sums.hi, *(x for x in optional if x is not None), *near]
-    anchor = torch.zeros(1, dtype=torch.float64, requires_grad=call.tracked)
+    anchor = anchored(call.tracked, (*call.learned, *parts))
     token, *flat = Gather.apply(ranks, used, anchor, *parts)
     states = []
     for i in range(ranks.count):
@@ -449,7 +474,7 @@ def _gathered(
 
 
 def _cut(x: Tensor, sinks: int, slots: int) -> Tensor:
-    """Near tokens with so many slots for the window: unused ones come and go in front."""
+    """Cut or pad near tokens to `slots` slots for the window; unused ones are in front."""
     have = x.shape[-2] - sinks
     ring = x[..., sinks + max(have - slots, 0) :, :]
     room = x.new_zeros((*x.shape[:-2], max(slots - have, 0), x.shape[-1]))

@@ -1,30 +1,40 @@
-"""What lies before the tokens of a rank: how many of their text, the last of them, and a state."""
+"""What lies before the tokens of a rank: their number, the last of them, and a state."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
 
 from kerneltrick.torch._short_convolution import tail_after
 from kerneltrick.torch._tokens import count_tokens
-from kerneltrick.torch.distributed._exchange import Gather, Group, Ranks, after
+from kerneltrick.torch.distributed._exchange import (
+    Gather,
+    Group,
+    Ranks,
+    after,
+    anchored,
+    kind_of_gradients,
+    leading,
+)
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Before:
-    """What a layer knows of the tokens before those of this rank, on others and in a state."""
+    """What a layer knows about the tokens before those of this rank, on others or in a state."""
 
     ranks: Ranks
-    stop: int  # how many there are
+    stop: int  # their number
     count: Tensor | None  # (batch,): those of the text that took part; None: all, `stop`
-    ends: list[Tensor]  # (batch,): with how many of these each rank before this one ends
-    fresh: Tensor | None  # (batch,): where another text begins with this rank's first token
-    longest: int  # tokens of one rank, and of the state on the first
-    tracked: bool  # whether there will be gradients, on any rank
+    ends: list[Tensor]  # (batch,) for each earlier rank: how many of those are at its end
+    fresh: Tensor | None  # (batch,): where a new text begins with the first token of this rank
+    longest: int  # most tokens on one rank, including the state on the first
+    tracked: bool  # whether any rank will compute gradients
+    learned: tuple[Tensor, ...]  # every tensor of the layer that somebody may ask a gradient for
 
     @staticmethod
     def look(
@@ -35,12 +45,13 @@ class Before:
         segment_ids: Tensor | None,
         runs: Tensor | None,
         bounds: tuple[int, Tensor | None] | None,
-        tracked: bool,
+        learned: Iterable[Any],
     ) -> Before:
-        """All ranks of a group tell each other what tokens x (batch, n, ·) of a layer they have.
+        """Exchange what tokens x (batch, n, ·) of a layer each rank of a group has.
 
-        `runs` are this rank's segments numbered from 0, `segment_ids` the same by their own
-        numbers; `bounds` are `stop` and `count` of a state, which only the first rank may have.
+        `runs` numbers the texts of this rank from 0; `segment_ids` has their original numbers.
+        `bounds` are `stop` and `count` of a state, which only the first rank may have. `learned`
+        is everything of the layer that may have a gradient.
         """
         ranks, (batch, n) = Ranks(group, x.device), x.shape[:2]
         stop, count = (0, None) if bounds is None else bounds
@@ -48,20 +59,21 @@ class Before:
             f"layer {layer}; batch {batch}; dtype {x.dtype}; mask {mask is not None}; "
             f"segments {runs is not None}"
         )
-        numbers = (n, stop, bounds is not None, count is not None, tracked)
+        known = tuple(x for x in learned if isinstance(x, torch.Tensor) and x.requires_grad)
+        numbers = (n, stop, bounds is not None, count is not None, kind_of_gradients(known))
         rows = ranks.check_equal(text, numbers)
         ranks.check_first([row[2] for row in rows])
         sizes = [row[0] for row in rows]
         start = rows[0][1] + sum(sizes[: ranks.rank])
         longest = max(rows[0][1] + sizes[0], *sizes)
-        tracked = any(row[4] for row in rows)
+        tracked = ranks.check_gradients([row[4] for row in rows])
 
         def whole(number: int) -> Tensor:
             return torch.full((batch,), number, dtype=torch.int64, device=x.device)
 
         if mask is None and runs is None and not rows[0][3]:
             ends = [whole(size) for size in (rows[0][1] + sizes[0], *sizes[1:])]
-            return Before(ranks, start, None, ends[: ranks.rank], None, longest, tracked)
+            return Before(ranks, start, None, ends[: ranks.rank], None, longest, tracked, known)
         held = whole(stop) if count is None else count
         own = torch.stack([held if ranks.rank == 0 else whole(0), *[whole(0)] * 3])
         if n:
@@ -76,14 +88,14 @@ class Before:
         fresh = None
         if runs is not None:
             fresh = first != (texts[ranks.rank - 1][1] if ranks.rank else 0)
-        return Before(ranks, start, before, ends, fresh, longest, tracked)
+        return Before(ranks, start, before, ends, fresh, longest, tracked, known)
 
     def tail(
         self, x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
     ) -> Tensor:
-        """The last `count` tokens before x (batch, n, channels), as `tail_after` gives them.
+        """The last `count` tokens before x (batch, n, channels), as `tail_after` returns them.
 
-        `tail` is that of the state, on the first rank.
+        `tail` is the tail of the state, on the first rank.
         """
         size = min(count, max(self.longest, 1))
         own = tail_after(x, tail, count, mask, runs)
@@ -97,7 +109,7 @@ class Before:
         return after(tail_after(others, None, count, held, None), token)
 
     def carried(self, A: Tensor, B: Tensor, state: Tensor | None) -> Tensor:
-        """S (batch, heads, d, M) before x, which on every rank becomes A S + B.
+        """The state S (batch, heads, d, M) before x; the tokens of each rank turn S into A S + B.
 
         `state` is S before all tokens, on the first rank.
         """
@@ -114,18 +126,25 @@ class Before:
             start = torch.where(fresh, torch.zeros_like(start), start)
         return after(start, token)
 
+    def leading(self, x: Tensor) -> Tensor:
+        """x, so that an exchange of it is part of every backward pass of the layer."""
+        return leading(x, self.learned)
+
     def _gather(self, *own: Tensor) -> tuple[list[list[Tensor]], Tensor]:
-        """These tensors of every rank, which those after it use, and the token of the exchange."""
+        """These tensors of all ranks, for the ranks after each, and the token of the exchange."""
         used = [range(i) for i in range(self.ranks.count)]
-        anchor = torch.zeros(1, dtype=torch.float64, requires_grad=self.tracked)
+        anchor = anchored(self.tracked, (*self.learned, *own))
         token, *flat = Gather.apply(self.ranks, used, anchor, *own)
         size = len(own)
         return [flat[i : i + size] for i in range(0, len(flat), size)], token
 
 
 def _texts(sizes: list[int], found: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The texts that each rank begins and ends in, numbered over all ranks: of their own numbers
-    one may have been there before. Without tokens a rank is in the text of those before it."""
+    """The texts that each rank begins and ends in, numbered over all ranks.
+
+    Segment numbers may repeat, so they cannot be used directly. A rank without tokens is in the
+    text of the ranks before it.
+    """
     last, name, texts = torch.zeros_like(found[0][0]), None, []
     for size, (_, more, begin, end) in zip(sizes, found, strict=True):
         first = last if name is None or not size else last + (begin != name)

@@ -1,7 +1,7 @@
-"""The relatives of linear attention as layers that train and stream, one file each.
+"""Relatives of linear attention as layers that can be trained and streamed, one file each.
 
 All have the interface of `kerneltrick.torch.Attention`: y, state = mixer(x, state), with mask,
-segment_ids or cu_seqlens, and states that fork and are saved. `make` finds them by name.
+segment_ids or cu_seqlens. Their states can be forked and saved. `make` creates them by name.
 """
 
 from kerneltrick.torch.mixers._based import Based

@@ -1,4 +1,4 @@
-"""Based: the Taylor map of exp on queries and keys of few columns."""
+"""Based: the second-order Taylor map of exp on narrow queries and keys."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kerneltrick.torch._mixer import head_width
 
 
 class Based(Attention):
-    """Linear attention by φ(q)·φ(k) = 1 + t + t²/2, t = q·k/√d′, q and k projected to d′ columns.
+    """Linear attention with φ(q)·φ(k) = 1 + t + t²/2, where t = q·k/√d′ and q, k have d′ columns.
 
-    Arora et al. 2024, Section 4.1: d′ = `feature_dim` is 16 there, and values have the width of a
-    head. A state holds C(d′ + 2, 2) numbers for each column of the values, and as many again for
-    the normaliser. Their model puts layers of exact sliding-window attention between these
-    (Section 4.2), "based+softmax@window=64" in `LanguageModel`.
+    Arora et al. 2024, Section 4.1, use d′ = `feature_dim` = 16; values have the width of a head. A
+    state holds C(d′ + 2, 2) numbers for each column of the values, and as many again for the
+    normaliser. Their model alternates these layers with exact sliding-window attention (Section
+    4.2): "based+softmax@window=64" in `LanguageModel`.
 
     >>> import torch
     >>> layer = Based(64, num_heads=2)

@@ -1,4 +1,4 @@
-"""DeltaNet and gated DeltaNet: what a key gives back is corrected towards its value."""
+"""DeltaNet and gated DeltaNet: each step corrects what a key retrieves towards its value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kerneltrick.torch.mixers._delta_rule import delta_rule
 class DeltaNet(ProjectedMixer):
     """S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t/√d, ‖q‖ = ‖k‖ = 1.
 
-    Yang et al. 2024 (Eq. 3), after Schlag et al. 2021: β_t = σ(w_β·x_t) is how much of the old
-    value of k_t is taken out and of the new one put in. A short convolution comes before the heads
-    and a norm after them. States are no sums over tokens, so they cannot be merged.
+    Yang et al. 2024 (Eq. 3), after Schlag et al. 2021. The gate β_t = σ(w_β·x_t) says how much of
+    the old value of k_t is replaced by the new one. A short convolution comes before the heads and
+    a norm after them. The states are not sums over tokens, so they cannot be merged.
 
     >>> _ = torch.manual_seed(0)
     >>> layer, x = DeltaNet(64, num_heads=2), torch.randn(2, 100, 64)
@@ -68,10 +68,10 @@ class DeltaNet(ProjectedMixer):
 
 
 class GatedDeltaNet(DeltaNet):
-    """DeltaNet whose state decays by a_t before it is corrected, with a gate on what comes out.
+    """DeltaNet whose state decays by a_t before each correction, and whose output is gated.
 
-    S_t = a_t S_{t−1} + β_t k_t (v_t − a_t S_{t−1}ᵀ k_t)ᵀ: Yang et al. 2025, Eq. 10, with the decay
-    of Mamba-2, log a_t = −e^A softplus(w_a·x_t + b).
+    S_t = a_t S_{t−1} + β_t k_t (v_t − a_t S_{t−1}ᵀ k_t)ᵀ (Yang et al. 2025, Eq. 10), with the decay
+    of Mamba-2: log a_t = −e^A softplus(w_a·x_t + b).
     """
 
     def __init__(
@@ -112,11 +112,11 @@ def _over_ranks(
     state: Tensor | None,
     **tokens: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The delta rule of tokens that go on from those of other ranks.
+    """The delta rule for tokens that continue from those of other ranks.
 
-    S after them is A S + B and o = o₀ + P S, each column of values by itself: B and o₀ is what
-    becomes of S = 0, A and P what becomes of the identity where values are 0. So they are columns
-    of one pass, and A and B all that is sent.
+    The state after these tokens is A S + B and the output is o₀ + P S, for each column of the
+    values separately. B and o₀ are the results for S = 0; A and P are the results for the identity
+    with values 0. All four are columns of one pass, and only A and B are sent.
     """
     d, width, dtype = k.shape[-1], v.shape[-1], v.dtype
     v = v.to(torch.promote_types(dtype, torch.float32))
@@ -131,6 +131,6 @@ def _over_ranks(
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/‖x‖; 0, which has no direction, stays 0."""
+    """x/‖x‖, and 0 for x = 0, which has no direction."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length == 0, torch.ones_like(length), length)

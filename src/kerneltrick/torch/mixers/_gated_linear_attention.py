@@ -1,4 +1,4 @@
-"""Gated linear attention: a decay for each token and feature."""
+"""Gated linear attention: one decay for each token and feature."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kerneltrick.torch._mixer_state import MixerState
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
-RANK = 16  # of the matrix that makes decays out of x
-TEMPERATURE = 16.0  # τ: decays begin near 1
+RANK = 16  # the rank of the projection from x to the decays
+TEMPERATURE = 16.0  # τ: decays start near 1
 
 
 class GatedLinearAttention(ProjectedMixer):
-    """U_t = diag(α_t) U_{t−1} + k_t v_tᵀ, o_t = U_tᵀ q_t/√d, with α_t in (0, 1) made of x_t.
+    """U_t = diag(α_t) U_{t−1} + k_t v_tᵀ, o_t = U_tᵀ q_t/√d, with α_t in (0, 1) computed from x_t.
 
-    Yang et al. 2024, Section 4. Queries and keys are half as wide as values, as there; each head's
-    output is normed and gated.
+    Yang et al. 2024, Section 4. As in the paper, queries and keys are half as wide as values, and
+    the output of each head is normalised and gated.
 
     >>> import torch
     >>> layer = GatedLinearAttention(64, num_heads=4)

@@ -1,4 +1,4 @@
-"""Hyena: long convolutions with implicit filters, and gates."""
+"""Hyena: gated long convolutions with implicit filters."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from kerneltrick.attention._arguments import check_count
+from kerneltrick.attention import check_count
 from kerneltrick.torch._mixer import Heads, Mixer, Tokens, linear
 from kerneltrick.torch._mixer_state import Held, Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
-WAVES = 8  # that a filter is made of
-WIDTH = 64  # of the network that makes it
-FREQUENCY = 10.0  # of its sines: Section 3.3
+WAVES = 8  # sine waves in the input of the filter network
+WIDTH = 64  # width of the filter network
+FREQUENCY = 10.0  # frequency of its sine activations: Section 3.3
 
 
 class Hyena(Mixer):
-    """y_i = x²_i ⊙ Σ_{j ≤ i} h_{i−j} ⊙ x¹_j ⊙ v_j, each channel by itself; v, x¹, x² made of x.
+    """y_i = x²_i ⊙ Σ_{j ≤ i} h_{i−j} ⊙ x¹_j ⊙ v_j for each channel; v, x¹, x² are projections of x.
 
-    Poli et al. 2023, order 2 (Definition 3.1). The filter h is implicit: a small network of the
-    distance, times a window that falls exponentially (Section 3.3), for `length` tokens; beyond it
-    is 0. A whole text takes O(n log n), by FFT.
+    Poli et al. 2023, order 2 (Definition 3.1). The filter h is implicit: a small network computes
+    it from the distance, and an exponentially falling window multiplies it (Section 3.3). It has
+    `length` taps and is 0 beyond. A whole text takes O(n log n) by FFT.
 
-    **A stream has no state of constant size**: h is any function of the distance, so each token
-    needs all before it, up to `length` of them. The state keeps them, and a token costs O(length).
-    For the same reason ranks send each other not sums but so many tokens.
+    **There is no state of constant size.** The filter can be any function of the distance, so each
+    token needs up to `length` earlier ones. The state stores them, and one token costs O(length).
+    For the same reason, ranks exchange that many tokens instead of sums.
 
-    `num_heads` is of no account: every channel has a filter of its own.
+    `num_heads` has no effect, because every channel has its own filter.
 
     >>> _ = torch.manual_seed(0)
     >>> layer, x = Hyena(16, length=1000), torch.randn(2, 100, 16)
@@ -58,7 +58,7 @@ class Hyena(Mixer):
         self.convolution = ShortConvolution(3 * hidden_size, taps, silu=False)
         sizes = ((2 * WAVES + 1, WIDTH), (WIDTH, WIDTH), (WIDTH, hidden_size))
         self.filter = nn.ModuleList(nn.Linear(*each) for each in sizes)
-        # Windows of the channels end, at 1 %, between 1/20 and all of the length.
+        # The windows of the channels fall to 1 % between 1/20 of the length and all of it.
         ends = torch.logspace(math.log10(0.05), 0, hidden_size)
         self.log_decay = nn.Parameter(torch.log(math.log(100) / ends))
         self.own = nn.Parameter(torch.zeros(hidden_size))  # added to h_0
@@ -84,18 +84,18 @@ class Hyena(Mixer):
         assert past is None or isinstance(past, Held)
         batch, n, size = tokens.x.shape
         z = heads.k * heads.v
-        z = z.to(torch.promote_types(z.dtype, torch.float32))  # FFT knows nothing narrower
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # the FFT takes nothing narrower
         if tokens.mask is not None:
             z = torch.where(tokens.mask[..., None], z, torch.zeros_like(z))
         held = z.new_zeros(batch, 0, size) if past is None else past.tensor.to(z.dtype)
-        if tokens.before is not None:  # a tail as long as the filter, of tokens that there are
+        if tokens.before is not None:  # extend it to the length of the filter, or to all tokens
             reach = self.length - 1
             held = nn.functional.pad(held, (0, 0, reach - held.shape[1], 0))
             held = tokens.tail(z, held, reach)
             assert held is not None
             held = held[:, max(reach - tokens.start, 0) :]
         row, place, texts, longest = _places(tokens)
-        # Each text by itself, what is held before the first one of its row: (batch·texts, …, size)
+        # One line per text, the held tokens before the first text: (batch·texts, …, size)
         before, place = held.shape[1], place + held.shape[1]
         first = nn.functional.pad(held, (0, 0, 0, longest)).unsqueeze(1)
         line = nn.functional.pad(first, (0, 0, 0, 0, 0, texts - 1)).flatten(0, 1)
@@ -105,22 +105,23 @@ class Hyena(Mixer):
         return o.to(heads.v.dtype), Held(self._kept(tokens, line, row, place), tokens.start + n)
 
     def _convolved(self, line: Tensor, last: bool) -> Tensor:
-        """Σ_j h_{i−j} z_j at every i of a line; with `last`, at its end alone."""
+        """Σ_j h_{i−j} z_j at every place i of each line; with `last`, only at the end."""
         n = line.shape[1]
         h = self.taps(n, line.dtype)
+        if not line.numel():  # the FFT takes nothing empty
+            return line * h
         if last:
             end = (line * h.flip(0)).sum(1, keepdim=True)
             return nn.functional.pad(end, (0, 0, n - 1, 0))
-        # Twice as long, so that the end does not come round to the beginning; FFT knows no 0.
-        size = max(2 * n, 1)
+        size = 2 * n  # twice as long, so that the end does not wrap around to the beginning
         product = torch.fft.rfft(line, size, dim=1) * torch.fft.rfft(h, size, dim=0)
         return torch.fft.irfft(product, size, dim=1)[:, :n]
 
     def _kept(self, tokens: Tokens, line: Tensor, row: Tensor, place: Tensor) -> Tensor:
-        """What the next token of the last text of each row needs, the latest at the end."""
+        """The tokens that the next token in each row needs, the latest at the end."""
         n = line.shape[1]
-        if not tokens.x.shape[1]:
-            return line.unflatten(0, (tokens.x.shape[0], -1))[:, 0]
+        if not tokens.x.shape[1]:  # no texts but the one that is held
+            return line
         took = 1 if tokens.mask is None else tokens.mask[:, -1:].to(torch.int64)
         end = place[:, -1:] + took
         back = end - torch.arange(min(self.length - 1, n), 0, -1, device=line.device)
@@ -135,15 +136,17 @@ class Hyena(Mixer):
 
 
 def _places(tokens: Tokens) -> tuple[Tensor, Tensor, int, int]:
-    """Each token's text, counted over the batch, and place in it (batch, n); texts in a row, and
-    the places of the longest."""
+    """The text and the place of each token (batch, n), texts per row, and the longest length.
+
+    Texts are counted over the whole batch, with the same number of them in each row.
+    """
     batch, n = tokens.x.shape[:2]
     device = tokens.x.device
     rows = torch.arange(batch, device=device)[:, None].expand(batch, n)
     own = torch.ones((batch, n), dtype=torch.int64, device=device)
     own = own if tokens.mask is None else own * tokens.mask
     rank = own.cumsum(1) - own
-    if tokens.runs is None or not n:
+    if tokens.runs is None or not rank.numel():
         return rows, rank, 1, n
     runs = tokens.runs.expand(batch, n)
     begins = torch.zeros_like(rank)

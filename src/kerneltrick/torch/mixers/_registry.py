@@ -28,7 +28,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "gated_deltanet": GatedDeltaNet,
     "hyena": Hyena,
 }
-PAPERS = {  # what papers and their readers call them
+PAPERS = {  # names that papers use
     "retnet": "retention",
     "mamba": "ssd",
     "mamba2": "ssd",
@@ -51,11 +51,11 @@ def make(
     group: Any = None,
     **attention: Any,
 ) -> Mixer:
-    """The mixer of a text `name:key=value,…`, or `Attention` with the map of that name.
+    """Make the mixer that a text `name:key=value,…` names, or `Attention` with the map it names.
 
-    What there is to learn in a map, and the gain beside a window, is learned with the layer.
-    `attention` are options of `Attention` alone, such as rotary; with a `group` of ranks the tokens
-    are spread over them (`Attention.spread`).
+    The weights of a map, and the gain of a window, are learned with the layer. `attention` holds
+    options that only `Attention` takes, such as rotary. With a `group`, tokens are split over its
+    ranks (`Attention.spread`).
 
     >>> make("deltanet:head_dim=16", 64, 2).extra_repr()
     '64, num_heads=2, head_dim=16, value_dim=16'
@@ -66,14 +66,14 @@ def make(
         name, given = _text.split("mixer", mixer.partition("@")[0])
         if name in MIXERS:
             if "@" in mixer:
-                raise ValueError(f"{mixer!r}: a window goes with a map, not with {name}")
+                raise ValueError(f"{mixer!r}: only maps take a window, and {name} is not a map")
             return _made(name, given, hidden_size, num_heads, layer_idx, group)
         if name not in maps.names():
             told = _text.nearest(name, [*MIXERS, *maps.names()], PAPERS)
             raise ValueError(f"unknown mixer {name!r}; {told}")
     if hidden_size % num_heads:
-        raise ValueError(f"hidden_size {hidden_size} is not a multiple of {num_heads} heads")
-    # A token that sees only weights of 0, as with relu it can, adds nothing.
+        raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
+    # A token whose weights are all 0, as can happen with relu, adds nothing.
     return Attention(
         hidden_size, num_heads, feature_map=_map(mixer, hidden_size // num_heads, num_heads),
         layer_idx=layer_idx, on_zero="zero", group=group, **attention,
@@ -97,7 +97,7 @@ def _made(
     values: dict[str, int | bool] = {}
     for key, value in given.items():
         if key not in known:
-            told = _text.nearest(key, known) if known else "it has none"
+            told = _text.nearest(key, known) if known else "it takes none"
             raise ValueError(f"{name} has no parameter {key!r}; {told}")
         if value.lower() in ("true", "false"):
             values[key] = value.lower() == "true"
@@ -112,7 +112,7 @@ def _made(
 
 
 def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:
-    """A map with what there is to learn in it: matrices, and the gain beside a window."""
+    """The map, as a `LearnedMap` if it has matrices or the gain of a window to learn."""
     dial = Dial.get(mixer)
     hybrid = (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax)
     if hybrid or isinstance(dial.feature_map, (maps.Hedgehog, maps.T2R)):

@@ -1,4 +1,4 @@
-"""Retention, the mixer of RetNet: a constant decay for each head."""
+"""Retention, the mixer of RetNet: one constant decay for each head."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 
 class Retention(ProjectedMixer):
-    """o_i = Σ_{j ≤ i} γ^{i−j} (q_i·k_j) v_j, q and k rotated by their positions; γ of each head.
+    """o_i = Σ_{j ≤ i} γ^{i−j} (q_i·k_j) v_j, with rotary positions and one γ for each head.
 
-    Sun et al. 2023. Values are twice as wide as queries and keys, as there; each head's output is
-    normed, so that no normaliser is needed, and gated.
+    Sun et al. 2023. As in the paper, values are twice as wide as queries and keys, and the output
+    of each head is normalised, so that no normaliser is needed, and gated.
 
     >>> _ = torch.manual_seed(0)
     >>> layer, x = Retention(64, num_heads=4), torch.randn(2, 100, 64)
@@ -38,7 +38,7 @@ class Retention(ProjectedMixer):
         group: Any = None,
     ) -> None:
         width = head_width(hidden_size, num_heads) if head_dim is None else head_dim
-        # Eq. 5 is xPos with one rate of decay for all columns of a head: rotation, and γ.
+        # Eq. 5 is xPos with the same decay for all columns of a head: a rotation, and γ.
         super().__init__(
             hidden_size, num_heads, head_dim=width,
             value_dim=2 * width if value_dim is None else value_dim, rotary=True,
@@ -50,4 +50,7 @@ class Retention(ProjectedMixer):
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
         heads = super()._heads(tokens, state)
         k = heads.k * self.head_dim**-0.5
-        return heads._replace(k=k, log_decay=torch.tensor(self._log_decay, device=k.device))
+        # In the dtype that the sums are computed in: bfloat16 would round γ of later heads to 1.
+        wide = torch.promote_types(k.dtype, torch.float32)
+        log_decay = torch.tensor(self._log_decay, dtype=wide, device=k.device)
+        return heads._replace(k=k, log_decay=log_decay)

@@ -1,4 +1,4 @@
-"""RWKV, the time mix of its version 6: a decay for each token and feature, and a bonus."""
+"""RWKV, the time mixing of version 6: a decay for each token and feature, and a bonus."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ NAMES = ("w", "k", "v", "r", "g")
 class RWKV(Mixer):
     """S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, o_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t.
 
-    Version 6, Finch: Peng et al. 2024, Section 4.2. What is projected is a mixture of a token and
-    the one before it, learned and dependent on both; the token itself counts with the bonus u.
+    This is version 6, Finch (Peng et al. 2024, Section 4.2). The projections see a mixture of each
+    token and the one before it, with learned weights that depend on both. The token itself gets the
+    bonus u.
 
     >>> layer = RWKV(64, num_heads=2)
     >>> y, state = layer(torch.randn(2, 100, 64))
@@ -73,8 +74,8 @@ class RWKV(Mixer):
         w, k, v, r, gate = self._shifted(x, previous - x)
         decay = linear(self.decay_up, torch.tanh(linear(self.decay_down, w)))  # Eq. 17
         k, v, r = linear(self.k_proj, k), linear(self.v_proj, v), linear(self.r_proj, r)
-        # Eq. 19 reads S before the token is in it. That is reading after the one before: keys,
-        # values and decays of a token come in one later, and 0 stands before the first.
+        # Eq. 19 reads S before the token is added, that is, after the previous token. So keys,
+        # values and decays are shifted by one token, with 0 before the first.
         log_decay = -torch.exp(decay)  # Eq. 18
         late, late_tail = self._previous(tokens, torch.cat([k, v, log_decay], dim=-1), tails[1])
         k, v, r = (split(part, self.num_heads) for part in (k, v, r))
@@ -94,7 +95,7 @@ class RWKV(Mixer):
         )
 
     def _previous(self, tokens: Tokens, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x of the token before each, and the tail after x."""
+        """x of the token before each token, and the tail after x."""
         (found,), after = before(x, tokens.tail(x, tail, 1), 1, tokens.mask, tokens.runs)
         return found, after
 

@@ -1,4 +1,4 @@
-"""SSD, the mixer of Mamba-2: one decay for each token and head, by the step Δ of the token."""
+"""SSD, the mixer of Mamba-2: the step Δ of a token sets one decay for each head."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kerneltrick.attention._arguments import check_count
+from kerneltrick.attention import check_count
 from kerneltrick.torch._mixer import Heads, Mixer, Tokens, joined, linear, split
 from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
-STEPS = (1e-3, 1e-1)  # between which Δ begins
+STEPS = (1e-3, 1e-1)  # the range of Δ at the start of training
 
 
 class SSD(Mixer):
-    """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t: linear attention with q = C,
-    k = B, v = Δx and the log-decay ΔA.
+    """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t.
 
-    Dao & Gu 2024, Eq. 2 and Section 7; equal to the mixer of Mamba-2 in `transformers`. A head has
-    `expand`·hidden_size/num_heads columns; B and C, `state_dim` wide, are shared by the heads of a
-    group.
+    This is linear attention with q = C, k = B, v = Δx and the log-decay ΔA (Dao & Gu 2024, Eq. 2
+    and Section 7). It computes the same as the mixer of Mamba-2 in `transformers`. A head has
+    `expand`·hidden_size/num_heads columns. B and C have `state_dim` columns and are shared by the
+    heads of a group.
 
     >>> layer = SSD(64, num_heads=4, state_dim=16)
     >>> y, state = layer(torch.randn(2, 100, 64))
@@ -52,8 +52,8 @@ class SSD(Mixer):
         self.inner = check_count(who, "expand", expand, least=1) * hidden_size
         if self.inner % num_heads or num_heads % num_groups:
             raise ValueError(
-                f"{who} needs expand·hidden_size, {self.inner}, to be a multiple of {num_heads} "
-                f"heads, and these one of {num_groups} groups"
+                f"{who} needs expand·hidden_size ({self.inner}) to be a multiple of num_heads "
+                f"({num_heads}), and that to be a multiple of num_groups ({num_groups})"
             )
         taps = check_count(who, "short_convolution", short_convolution, least=1)
         wide = self.inner + 2 * num_groups * state_dim  # x, B, C
@@ -89,7 +89,7 @@ class SSD(Mixer):
         )
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
-        gated = joined(o) * functional.silu(heads.gate)  # before the norm, unlike others
+        gated = joined(o) * functional.silu(heads.gate)  # before the norm, unlike other mixers
         weight = self.norm.weight.to(o.dtype)
         normed = functional.rms_norm(gated, (self.inner,), weight, self.norm.eps)
         return linear(self.o_proj, normed)

@@ -1,4 +1,4 @@
-// Softmax, the map and their difference, as pictures with one crosshair.
+// Softmax, the map and their difference as pictures that share a crosshair.
 
 const PANELS = ["softmax", "map", "difference"];
 const MARGIN = { left: 30, top: 1, right: 1, bottom: 22 };
@@ -86,8 +86,8 @@ function updateAttention() {
     panels[name].bar.setAttribute("aria-label", `Colour scale of ${title}`);
   }
   if (tokens) {
-    byId("ribbon-softmax-title").textContent = "Where softmax looks";
-    byId("ribbon-map-title").textContent = `Where ${label} looks`;
+    byId("ribbon-softmax-title").textContent = "softmax attends to";
+    byId("ribbon-map-title").textContent = `${label} attends to`;
   }
   byId("attention-note").textContent = attentionNote();
   drawAttention();
@@ -96,10 +96,10 @@ function updateAttention() {
 function attentionNote() {
   const notes = [];
   if (N < comparison.data.n) {
-    notes.push(`Drawn for the first ${N} of ${comparison.data.n} tokens${CAUSAL ? "" : ", with weights among these alone"}.`);
+    notes.push(`Shows the first ${N} of ${comparison.data.n} tokens${CAUSAL ? "" : ", with weights computed among these only"}.`);
   }
   if (shown.map && shown.map.some((value) => value < 0)) notes.push("Negative weights are orange.");
-  if (shown.map && shown.map.some(Number.isNaN)) notes.push("Grey rows have no weights: their sum is zero or the data is not finite.");
+  if (shown.map && shown.map.some(Number.isNaN)) notes.push("Grey rows have no weights, because their sum is zero or the data is not finite.");
   return notes.join(" ");
 }
 
@@ -140,7 +140,7 @@ function drawAttention() {
     for (const canvas of [heat, cross]) canvas.style.aspectRatio = `${width} / ${height}`;
     const context = canvasOf(heat, width, height);
     empty.hidden = Boolean(shown[name]);
-    empty.textContent = "The file holds no formula for this map, so its weights are not drawn.";
+    empty.textContent = "This file does not contain the formula of this map, so its weights cannot be drawn.";
     if (shown[name]) {
       const small = make("canvas", { width: N, height: N });
       small.getContext("2d").putImageData(pixels(shown[name], name), 0, 0);

@@ -1,16 +1,22 @@
 // Error against the number of features, and time against the length.
 
+// Charts are drawn at the width of their section, so what is missing must be hidden before.
+function hideMissing() {
+  const curves = byId("curves-section");
+  const timing = byId("timing-section");
+  curves.hidden = !comparison.curves.length;
+  timing.hidden = !comparison.timing || !comparison.timing.lengths.length;
+  curves.parentElement.classList.toggle("single", curves.hidden || timing.hidden);
+}
+
 function drawCurves() {
   const families = comparison.curves
     .map(({ family, points }, series) => ({ family, series, points: points.map((p) => ({ map: p.map, m: number(p.features), error: number(state.curve === "mse" ? p.mse : p.output_error), bound: number(p.limit_mse) })) }))
     .map((family) => ({ ...family, points: family.points.filter((p) => p.m > 0 && p.error > 0 && Number.isFinite(p.error)) }))
     .filter((family) => family.points.length);
-  const section = byId("curves-section");
-  section.hidden = !comparison.curves.length;
-  section.parentElement.classList.toggle("single", section.hidden);
-  if (section.hidden) return;
+  if (byId("curves-section").hidden) return;
   const points = families.flatMap((family) => family.points);
-  // Far above what looking at nothing costs, how far does not matter: a triangle at the upper edge.
+  // Errors far above that of uniform weights become a triangle at the upper edge.
   const nothing = number(state.curve === "mse" ? uniform.summary.mse : uniform.summary.whole_error);
   const ceiling = nothing > 0 ? 2 * nothing : Infinity;
   const limit = state.curve === "mse" ? limitLine(comparison.curves.flatMap((c) => c.points)) : [];
@@ -29,14 +35,14 @@ function drawCurves() {
     drawLine(plot, series, marks, ceiling);
     drawMarks(plot, series, marks, ceiling);
   }
-  drawLevel(plot, nothing, "looking at nothing");
+  drawLevel(plot, nothing, "uniform weights");
   const keys = families.map(({ family, series }) => ({ name: family, series }));
-  if (limit.length) keys.push({ name: ESTIMATED ? "limit for any map, estimated" : "limit for any map", dashed: true });
+  if (limit.length) keys.push({ name: ESTIMATED ? "limit for any map (estimate)" : "limit for any map", dashed: true });
   drawLegend("curves-legend", keys);
   byId("curves-reading").textContent =
-    "More features cost more and should err less: a line that falls steeply repays its features. Above the dotted line a map does worse than giving every token the same weight." +
-    (points.some((p) => p.error > ceiling) ? " A triangle marks an error that lies above the picture." : "") +
-    (state.curve === "mse" ? " The dashed line is the least error that any map with m features can have; where it ends it is zero or below the picture." : "");
+    "More features cost more and should reduce the error; the steeper a line falls, the more its features are worth. Above the dotted line, a map is worse than the same weight for every token." +
+    (points.some((p) => p.error > ceiling) ? " A triangle marks an error above the chart." : "") +
+    (state.curve === "mse" ? " The dashed line is the smallest error of any map with m features; where it ends, the limit is zero or below the chart." : "");
 }
 
 // Error against the window: from linear attention on the left towards softmax on the right.
@@ -49,7 +55,7 @@ function drawWindows() {
   const nothing = number(uniform.summary.whole_error);
   const ceiling = nothing > 0 ? 2 * nothing : Infinity;
   const lines = curves.map(({ map, points }, series) => ({
-    name: map === "softmax" ? "the window alone" : shorten(map),
+    name: map === "softmax" ? "window alone" : shorten(map),
     series,
     points: points
       .filter((p) => of(p) > 0 && Number.isFinite(of(p)))
@@ -70,12 +76,12 @@ function drawWindows() {
     drawLine(plot, series, points, ceiling);
     drawMarks(plot, series, points.map((p) => ({ ...p, words: `${name}, window ${p.window}: ${short(p.y)}` })), ceiling);
   }
-  drawLevel(plot, nothing, "looking at nothing");
+  drawLevel(plot, nothing, "uniform weights");
   drawLegend("windows-legend", lines);
-  byId("windows-above").textContent = all.some((p) => p.y > ceiling) ? " A triangle marks an error that lies above the picture." : "";
+  byId("windows-above").textContent = all.some((p) => p.y > ceiling) ? " A triangle marks an error above the chart." : "";
 }
 
-// One limit for each m, whichever family it was measured with.
+// One limit for each m, from whichever family measured it.
 function limitLine(points) {
   const least = new Map();
   for (const p of points) {
@@ -94,12 +100,7 @@ function drawLimit(plot, limit) {
 
 function drawTiming() {
   const timing = comparison.timing;
-  const section = byId("timing-section");
-  section.hidden = !timing || !timing.lengths.length;
-  if (section.hidden) {
-    section.parentElement.classList.add("single");
-    return;
-  }
+  if (byId("timing-section").hidden) return;
   const crossover = number(timing.crossover);
   const measured = timing.lengths;
   const xs = range(Number.isFinite(crossover) ? [...measured, crossover] : measured, 1.15, 1.25);
@@ -142,7 +143,7 @@ function timingReading(timing, crossover) {
   const linear = sum([a, ""], [b, "·n"]);
   const softmax = sum([c, ""], [e, "·n"], [f, "·n²"]);
   const meeting = Number.isFinite(crossover)
-    ? `To the right of n ≈ ${whole(crossover)} the map is faster than ${timing.baseline} on this machine.`
-    : "The two fits do not meet up to n = 10⁶.";
-  return `Dots are measured, lines are fits in milliseconds: ${linear} for ${shorten(timing.map)}, ${softmax} for softmax. ${meeting}`;
+    ? `From n ≈ ${whole(crossover)} on, the map is faster than ${timing.baseline} on this machine.`
+    : "The two curves do not cross up to n = 10⁶.";
+  return `Dots are measured. The lines are fitted (in milliseconds): ${linear} for ${shorten(timing.map)}, ${softmax} for softmax. ${meeting}`;
 }

@@ -1,10 +1,11 @@
-// The page as a whole: header, controls, and redrawing what a choice touches.
+// The whole page: header, controls, and redrawing what a choice affects.
 
 function drawHeader() {
   const data = comparison.data;
   fillHeader({
     source: data.source,
-    told: comparison.verdict,
+    told: comparison.headline || comparison.verdict,
+    findings: comparison.findings || [],
     notes: data.notes || [],
     facts: [
       ["tokens n", whole(data.n)],
@@ -12,12 +13,12 @@ function drawHeader() {
       ["heads", `${LAYERS.length} ${LAYERS.length === 1 ? "layer" : "layers"} × ${HEADS.length}${data.kv_heads === HEADS.length ? "" : ` on ${data.kv_heads} key heads`}`],
       ["attention", CAUSAL ? "causal" : "full"],
       ["softmax scale", short(data.scale)],
-      ["stored as", data.dtype],
+      ["dtype", data.dtype],
       ["maps", maps.length],
     ],
-    colophon: `Seed ${data.seed}. Times are measured on the machine that made this file; the weights are computed here, from the queries and keys inside it.`,
+    colophon: `Seed ${data.seed}. Times were measured on the machine that made this file. Your browser computes the weights from the queries and keys in this file.`,
   });
-  byId("limit-kind").textContent = ESTIMATED ? ", here an estimate" : "";
+  byId("limit-kind").textContent = ESTIMATED ? " (here an estimate)" : "";
 }
 
 function fillSelect(id, items) {
@@ -44,7 +45,7 @@ function buildMosaic() {
 }
 
 function drawMosaic() {
-  byId("mosaic-title").textContent = `Output error of ${labels[state.map]}, every head`;
+  byId("mosaic-title").textContent = `Output error of ${labels[state.map]} in each head`;
   for (const cell of byId("mosaic").querySelectorAll(".cell")) {
     const [l, h] = [Number(cell.dataset.layer), Number(cell.dataset.head)];
     const metrics = maps[state.map].heads[l][h];
@@ -59,12 +60,12 @@ function drawStats() {
   const metrics = maps[state.map].heads[state.layer][state.head] || {};
   const own = comparison.softmax.heads[state.layer][state.head] || {};
   const stats = [
-    ["output_error", "output error", short(number(metrics.output_error))],
-    ["top1_agreement", "top-1 agreement", percent(number(metrics.top1_agreement))],
-    ["mse", "MSE of the weights", short(number(metrics.mse))],
+    ["output_error", metricNamed("output_error").title, short(number(metrics.output_error))],
+    ["top1_agreement", metricNamed("top1_agreement").title, percent(number(metrics.top1_agreement))],
+    ["mse", metricNamed("mse").title, short(number(metrics.mse))],
     ["times_limit", metrics.limit_kind === "estimate" ? "× limit (estimate)" : "× limit", times(number(metrics.times_limit))],
     ["entropy", "entropy, map / softmax", `${short(number(metrics.entropy), 2)} / ${short(number(own.entropy), 2)}`],
-    ["condition_number", "condition number", short(number(metrics.condition_number))],
+    ["condition_number", metricNamed("condition_number").title, short(number(metrics.condition_number))],
   ];
   byId("stats-title").textContent = `Layer ${LAYERS[state.layer]}, head ${HEADS[state.head]} with ${labels[state.map]}`;
   byId("stats").replaceChildren(
@@ -76,7 +77,7 @@ function drawControls() {
   for (const id of ["map", "layer", "head"]) byId(id).value = String(state[id]);
 }
 
-// One step along all heads of all layers.
+// Move one step through all heads of all layers.
 function step(by) {
   const count = LAYERS.length * HEADS.length;
   const at = (state.layer * HEADS.length + state.head + by + count) % count;
@@ -93,7 +94,7 @@ function select(change) {
   writeAddress();
 }
 
-// All that shows the chosen head.
+// Redraw everything that shows the chosen head.
 function drawHead() {
   drawControls();
   drawMosaic();
@@ -112,7 +113,7 @@ view.draw = () => {
 };
 
 function start() {
-  // A view worth a first look: the best map of all, in a head that it serves neither well nor badly.
+  // Start with the best map, in the head with its median error.
   const errors = maps.map((map) => number(map.summary.output_error));
   const ranked = errors.map((error, at) => [Number.isNaN(error) ? Infinity : error, at]).sort((a, b) => a[0] - b[0]);
   state.map = ranked[0][1];
@@ -128,10 +129,11 @@ function start() {
   fillSelect("map", maps.map((map) => map.map));
   fillSelect("layer", LAYERS);
   fillSelect("head", HEADS);
+  hideMissing();
   buildPanels();
   buildMosaic();
   segmented("colour-scale", "scale", ["linear", "√", "log"], drawAttention);
-  segmented("pareto-x", "cost", ["time", "memory"], drawPareto);
+  segmented("pareto-x", "cost", CHOICES.cost, drawPareto);
   segmented("pareto-y", "error", ["output", "weights"], drawPareto);
   segmented("curves-y", "curve", ["output", "weights"], drawCurves);
   byId("previous-head").addEventListener("click", () => step(-1));

@@ -1,6 +1,7 @@
-// The maps of a comparison, and how their names are shown.
+// The maps of a comparison, and how their names are displayed.
 
 const comparison = values;
+const metricNamed = (name) => METRICS.find((metric) => metric.name === name); // METRICS is in the page
 
 // "favor:features=256,kind=trig@window=16,sinks=1" → "favor trig 256 + window 16", that of softmax →
 // "window 16 alone"; the full text where two would look alike.
@@ -24,12 +25,12 @@ function shortenMap(text) {
 }
 
 const maps = comparison.maps;
-const uniform = comparison.uniform; // every token weighs the same: looking at nothing
+const uniform = comparison.uniform; // the baseline: the same weight for every token
 const labels = (() => {
   const shorts = maps.map((map) => shorten(map.map));
   const unique = shorts.map((label, i) => (shorts.indexOf(label) === shorts.lastIndexOf(label) ? label : maps[i].map));
   return unique.map((label) => (label.length > 40 ? `${label.slice(0, 39)}…` : label));
 })();
 
-// Above some length the limit is a randomised estimate, and everything that shows it says so.
+// For long data the limit is an estimate, and everything that shows it says so.
 const ESTIMATED = maps.some((map) => map.summary.limit_kind === "estimate");

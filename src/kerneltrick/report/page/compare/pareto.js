@@ -1,15 +1,15 @@
-// Error against cost: one dot a map, and the front that no other map beats.
+// Error against cost: one dot per map, and the front of maps that no other map beats.
 
 const COSTS = {
   time: { label: "ms per 1000 tokens", of: (map) => number(map.ms_per_1000_tokens), softmax: number(comparison.softmax.ms_per_1000_tokens), axis: LOG, format: (x) => `${short(x)} ms` },
   memory: { label: "state, bytes", of: (map) => number(map.state_bytes), softmax: number(comparison.softmax.cache_bytes), axis: BYTES, format: bytes },
 };
 const ERRORS = {
-  output: { label: "output error", of: (metrics) => number(metrics.output_error) },
-  mse: { label: "mean squared error of the weights", of: (metrics) => number(metrics.mse) },
+  output: { label: metricNamed("output_error").title, of: (metrics) => number(metrics.output_error) },
+  mse: { label: metricNamed("mse").title, of: (metrics) => number(metrics.mse) },
 };
 
-// The maps that no other map beats in both, by rising cost.
+// The maps that no other map beats in both error and cost, in order of cost.
 function front(dots) {
   const sorted = [...dots].sort((a, b) => a.cost - b.cost || a.error - b.error);
   let best = Infinity;
@@ -40,7 +40,7 @@ function drawPareto() {
     title: `${error.label} against ${cost.label}`,
   });
   drawSoftmaxCost(plot, cost);
-  drawLevel(plot, error.of(uniform.summary), "looking at nothing");
+  drawLevel(plot, error.of(uniform.summary), "uniform weights");
   const best = front(good);
   drawFront(plot, best);
   for (const dot of good) {
@@ -82,7 +82,7 @@ function drawFront(plot, best) {
   trace(plot, line);
 }
 
-// From the dot down to the least error that any map with as many features can have.
+// From the dot down to the smallest error of any map with as many features.
 function drawBound(plot, dot) {
   if (Number.isNaN(dot.bound)) return;
   const y = dot.bound > 0 ? Math.min(plot.bottom, plot.y(dot.bound)) : plot.bottom;
@@ -120,10 +120,10 @@ function drawDot(plot, dot, place, best, cost, error) {
 }
 
 function paretoReading(missing, withBounds, above) {
-  let text = "Lower and further left is better; the maps on the line are beaten by no other map in both.";
-  if (withBounds) text += " The bar under a dot is the limit, the least error that any map with as many features can have; an arrow means that the limit is zero or below the picture.";
-  if (withBounds && ESTIMATED) text += " A dashed bar is an estimate of the limit, not a proof.";
-  if (above) text += " A triangle marks a map whose error lies above the picture.";
-  if (missing.length) text += ` Not drawn, for want of a finite number: ${missing.map((dot) => labels[dot.at]).join(", ")}.`;
+  let text = "Lower and further left is better. No other map beats the maps on the line in both error and cost.";
+  if (withBounds) text += " The bar under a dot is the limit: the smallest error of any map with as many features. An arrow means that the limit is zero or below the chart.";
+  if (withBounds && ESTIMATED) text += " A dashed bar is an estimate of the limit, not a bound.";
+  if (above) text += " A triangle marks a map whose error is above the chart.";
+  if (missing.length) text += ` Not drawn, because a number is not finite: ${missing.map((dot) => labels[dot.at]).join(", ")}.`;
   return text;
 }

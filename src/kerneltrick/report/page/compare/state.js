@@ -1,6 +1,7 @@
-// What is shown of a comparison, beside the choices of every page.
+// What is shown of a comparison, in addition to the choices of every page.
 
-offer({ scale: ["linear", "root", "log"], cost: ["time", "memory"], error: ["output", "mse"], curve: ["output", "mse"] });
+const TIMED = maps.some((map) => number(map.ms_per_1000_tokens) > 0);
+offer({ scale: ["linear", "root", "log"], cost: TIMED ? ["time", "memory"] : ["memory"], error: ["output", "mse"], curve: ["output", "mse"] });
 Object.assign(state, { map: 0, layer: 0, head: 0, i: 0, j: 0 });
 
 view.read = (given) => {

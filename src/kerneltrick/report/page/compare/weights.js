@@ -157,6 +157,7 @@ const FEATURES = {
   favor,
   hedgehog,
   softmax: () => ({ values: new Float64Array(0), m: 0, log: null }), // no features: far tokens weigh nothing
+  ...declaredMaps(relu),
   t2r: (x, parameters, projection) => ({ values: project(x, projection).map(relu), m: projection.length / D, log: null }),
 };
 

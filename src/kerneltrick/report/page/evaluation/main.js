@@ -1,50 +1,50 @@
-// A linearised model: its figures, how it was made, how fast it is and what it writes.
+// A linearised model: its quality, how it was made, its speed, and text it generates.
 
 const record = values.record || {};
 const SERIES = { teacher: "soft", hybrid: 0, "window alone": 1, "map alone": 2 };
 const HELP = {
-  perplexity: "e to the mean loss: lower is better",
+  perplexity: "exp of the mean loss; lower is better",
   agreement: "how often the most likely next token is the teacher's",
-  cosine: "mean cosine of embeddings with the teacher's",
-  pairs: "rank correlation of all similarities of pairs with the teacher's",
+  cosine: "mean cosine similarity of the embeddings to the teacher's",
+  pairs: "rank correlation with the teacher's similarities, over all pairs of texts",
   nearest: "how often the nearest neighbour is the teacher's",
 };
 // What the figures mean, by the beginnings of their names.
 const MEANINGS = [
-  ["perplexity", "Perplexity: among how many tokens it guesses the next one, as it were; less is better."],
-  ["0–", "0–63, …: perplexity of the tokens at these places."],
-  ["agreement", "Agreement: how often its likeliest next token is the teacher's."],
-  ["recall", "Recall: how often a number planted at that depth of the text is said again at its end."],
-  ["cosine", "Cosine: of its embeddings with the teacher's, 1 is the same."],
-  ["pairs", "Pairs: rank correlation of similarities, of all pairs of texts, with the teacher's."],
-  ["nearest", "Nearest: how often the nearest other text is the teacher's."],
+  ["perplexity", "Perplexity: exp of the mean loss; lower is better."],
+  ["0–", "0–63, …: perplexity at these positions."],
+  ["agreement", "Agreement: how often its most likely next token is also the teacher's."],
+  ["recall", "Recall: how often it repeats, at the end, a number planted at that depth of the text."],
+  ["cosine", "Cosine: similarity of its embeddings to the teacher's; 1 means identical."],
+  ["pairs", "Pairs: rank correlation with the teacher's similarities, over all pairs of texts."],
+  ["nearest", "Nearest: how often its nearest other text is also the teacher's."],
 ];
 const isShare = (name) => /agreement|recall|nearest/.test(name);
 
 function helpOf(name) {
   if (/^\d/.test(name)) return `perplexity of the tokens at positions ${name}`;
-  return HELP[name] || "how often a number planted at that depth of the text is said again at its end";
+  return HELP[name] || "how often it repeats, at the end, a number planted at that depth of the text";
 }
 
 function drawHeader() {
-  const facts = [["windows", whole(values.windows)], ["tokens of each", whole(values.length)]];
-  if (record.fit) facts.push(["steps of the fit", whole(record.fit.steps)]);
-  if (record.tuned) facts.push(["trained end to end", record.tuned.trained], ["on tokens", whole(record.tuned.tokens)]);
+  const facts = [["windows", whole(values.windows)], ["tokens per window", whole(values.length)]];
+  if (record.fit) facts.push(["fitting steps", whole(record.fit.steps)]);
+  if (record.tuned) facts.push(["trained end to end", record.tuned.trained], ["training tokens", whole(record.tuned.tokens)]);
   fillHeader({
     source: values.source,
     told: values.verdict,
     notes: record.window ? [`Window: ${record.window}.`] : [],
     facts,
-    colophon: "Times are measured on the machine that made this file.",
+    colophon: "Times were measured on the machine that made this file.",
   });
 }
 
 function drawRows() {
   const names = Object.keys(values.rows[0].figures);
   const columns = [
-    { key: "name", label: "attends as", text: (row) => row.name, of: (row) => row.at },
+    { key: "name", label: "attention", text: (row) => row.name, of: (row) => row.at },
     ...names.map((name) => ({ key: name, label: name, help: helpOf(name), write: isShare(name) ? percent : (x) => short(x, 4), of: (row) => number(row.figures[name]) })),
-    { key: "state", label: "state", help: `bytes that a stream holds after ${values.length} tokens`, write: bytes, of: (row) => number(row.state_bytes) },
+    { key: "state", label: "state", help: `bytes per stream after ${values.length} tokens`, write: bytes, of: (row) => number(row.state_bytes) },
   ];
   const held = values.rows.some((row) => row.state_bytes !== null);
   drawTable("rows", held ? columns : columns.slice(0, -1), values.rows.map((row, at) => ({ ...row, at, fixed: true })));
@@ -92,14 +92,14 @@ function drawTrainings() {
   byId("trainings").classList.toggle("single", !fit || !tuned);
   byId("fit-section").hidden = !fit;
   byId("tuned-section").hidden = !tuned;
-  if (fit) draws("fit", { history: [[0, mean(errorsOf("before"))], ...fit.history] }, 0, "output error", "error while the maps were fitted");
+  if (fit) draws("fit", { history: [[0, mean(errorsOf("before"))], ...fit.history] }, 0, "output error", "error during fitting");
   if (tuned) {
-    draws("tuned", tuned, 1, "loss", "loss while it was trained");
-    byId("tuned-reading").textContent = `Distance from the teacher on held-out text, while “${tuned.trained}” were trained on ${whole(tuned.tokens)} tokens; the best weights are kept.`;
+    draws("tuned", tuned, 1, "loss", "loss during training");
+    byId("tuned-reading").textContent = `Distance to the teacher on held-out text while training “${tuned.trained}” on ${whole(tuned.tokens)} tokens. The best weights are kept.`;
   }
 }
 
-// A dot for each stretch of positions: the perplexity of its tokens, and what a stream holds after them.
+// A dot for each range of positions: the perplexity of its tokens, and the state size after them.
 function drawSizes() {
   const rows = values.rows.filter((row) => Object.keys(row.states).length && "perplexity" in row.figures);
   byId("size-section").hidden = !rows.length;
@@ -110,11 +110,11 @@ function drawSizes() {
     points: Object.entries(row.states)
       .map(([name, held]) => ({ name, x: held, y: number(row.figures[name]) }))
       .filter(({ y }) => Number.isFinite(y))
-      .map((p) => ({ ...p, words: `${row.name}, ${p.name === "perplexity" ? "all positions" : `positions ${p.name}`}: perplexity ${short(p.y)}, ${bytes(p.x)} held after them` })),
+      .map((p) => ({ ...p, words: `${row.name}, ${p.name === "perplexity" ? "all positions" : `positions ${p.name}`}: perplexity ${short(p.y)}, ${bytes(p.x)} per stream after them` })),
   }));
-  // A map alone can be worse by orders of magnitude: by how many does not matter.
+  // A map alone can be worse by orders of magnitude; the chart is cut off there.
   const ceiling = 3 * Math.max(...lines[0].points.map((p) => p.y));
-  const plot = drawLines("size", lines, { ceiling, height: 400, xAxis: BYTES, xLabel: "bytes that a stream holds", yLabel: "perplexity", title: "perplexity against bytes" });
+  const plot = drawLines("size", lines, { ceiling, height: 400, xAxis: BYTES, xLabel: "bytes per stream", yLabel: "perplexity", title: "perplexity against bytes" });
   const dots = lines.flatMap(({ name, points }) =>
     points.map((p, at) => {
       const last = at === points.length - 1;
@@ -126,9 +126,9 @@ function drawSizes() {
   drawLabels(plot, dots);
   const stretched = lines.some((line) => line.points.length > 1);
   byId("size-reading").textContent =
-    (stretched ? "Each dot is a stretch of positions: the perplexity of its tokens against what a stream holds after them, counted in its state; the last dot of a line has its name." : `After ${whole(values.length)} tokens.`) +
-    " Lower is better, further left is smaller; the state of softmax grows with every token." +
-    (lines.some((line) => line.points.some((p) => p.y > ceiling)) ? " A triangle marks a perplexity that lies above the picture." : "");
+    (stretched ? "Each dot is a range of positions: the perplexity of its tokens against the size of the state after them. The last dot of a line carries its name." : `After ${whole(values.length)} tokens.`) +
+    " Lower is better, and further left is smaller. The state of softmax grows with every token." +
+    (lines.some((line) => line.points.some((p) => p.y > ceiling)) ? " A triangle marks a perplexity above the chart." : "");
 }
 
 function drawSpeeds() {
@@ -146,16 +146,16 @@ function drawSpeeds() {
   const speed = (x) => `${short(x)} tokens/s`;
   for (const id of ["decoding", "memory"]) byId(id).hidden = !decodes;
   byId("speeds-title").textContent = decodes ? "Speed and memory against context" : "Speed against length";
-  drawLines("prefill", lines((x) => x.prefill, speed), { ...axis, yLabel: "reading, tokens/s", title: "tokens read in a second" });
+  drawLines("prefill", lines((x) => x.prefill, speed), { ...axis, yLabel: "reading, tokens/s", title: "tokens read per second" });
   if (decodes) {
-    drawLines("decoding", lines((x) => x.decoding, speed), { ...axis, yLabel: "decoding, tokens/s", title: "tokens decoded in a second" });
-    drawLines("memory", lines((x) => x.state_bytes, bytes), { ...axis, yLabel: "bytes held", yAxis: BYTES, title: "bytes that a stream holds" });
+    drawLines("decoding", lines((x) => x.decoding, speed), { ...axis, yLabel: "decoding, tokens/s", title: "tokens decoded per second" });
+    drawLines("memory", lines((x) => x.state_bytes, bytes), { ...axis, yLabel: "bytes per stream", yAxis: BYTES, title: "bytes per stream" });
   }
   drawLegend("speeds-legend", lines((x) => x.prefill, speed));
-  byId("speeds-reading").textContent = decodes ? "Reading is that of a prompt, decoding that of single tokens after it." : "Reading is that of a whole text.";
+  byId("speeds-reading").textContent = decodes ? "Reading processes a prompt; decoding generates single tokens after it." : "Reading processes a whole text.";
 }
 
-// The text, coloured from the word on that leaves the teacher's.
+// The text, coloured from the first word that differs from the teacher's.
 function besideTeacher(text, teacher) {
   let same = 0;
   while (same < text.length && text[same] === teacher[same]) same += 1;

@@ -1,4 +1,4 @@
-// Recall against the bytes of the state: the front, the table, and the trainings of a row.
+// Recall against state size: the front, the table, and the training runs of a row.
 
 const { settings, points, trainings, published } = values;
 const mixers = [...new Set(points.map((point) => point.mixer))];
@@ -10,31 +10,31 @@ Object.assign(state, { point: points.findIndex((point) => point.on_front) });
 const COLUMNS = [
   { key: "mixer", label: "mixer", text: ({ point }) => point.mixer, of: ({ point }) => point.mixer },
   { key: "width", label: "width", write: whole },
-  { key: "bytes", label: "state", write: bytes, help: "four for each number that the state holds" },
-  { key: "accuracy", label: "recall", write: percent, help: "share of queries answered, mean over seeds" },
-  { key: "lowest", label: "lowest", write: percent, help: "of all seeds" },
-  { key: "highest", label: "highest", write: percent, help: "of all seeds" },
-  { key: "rate", label: "rate", write: (x) => short(x, 2), help: "learning rate, the best of those tried" },
-  { key: "on_front", label: "front", write: (x) => (x ? "●" : ""), help: "no other as small recalls more" },
+  { key: "bytes", label: "state", write: bytes, help: "four bytes for each number in the state" },
+  { key: "accuracy", label: "recall", write: percent, help: "share of queries answered correctly, mean over seeds" },
+  { key: "lowest", label: "lowest", write: percent, help: "the worst seed" },
+  { key: "highest", label: "highest", write: percent, help: "the best seed" },
+  { key: "rate", label: "rate", write: (x) => short(x, 2), help: "learning rate: the best one tried" },
+  { key: "on_front", label: "front", write: (x) => (x ? "●" : ""), help: "nothing of this size or smaller recalls more" },
 ].map((column) => ({ of: ({ point }) => Number(point[column.key]), ...column }));
 sorting.points = { key: "bytes", direction: 1 };
 
 function drawHeader() {
   const task = settings.task;
   fillHeader({
-    told: `${task.pairs} keys with their values in texts of ${task.length} tokens, out of a vocabulary of ${whole(task.vocabulary)}; later each key comes again: which value was it?`,
+    told: `Each text of ${task.length} tokens contains ${task.pairs} keys with their values (vocabulary ${whole(task.vocabulary)}). Later each key comes again, and the model must name its value.`,
     facts: [
       ["models trained", whole(trainings.length)],
-      ["steps of each", whole(settings.steps)],
-      ["texts in a step", whole(settings.batch)],
+      ["training steps", whole(settings.steps)],
+      ["batch size", whole(settings.batch)],
       ["seeds", whole(settings.seeds)],
       ["learning rates", settings.rates.map((rate) => short(rate, 2)).join(", ")],
       ["chance", percent(1 / (task.vocabulary / 2))],
-      ["processor time", `${whole(trainings.reduce((sum, training) => sum + training.seconds, 0) / 60)} min`],
+      ["CPU time", `${whole(trainings.reduce((sum, training) => sum + training.seconds, 0) / 60)} min`],
     ],
-    colophon: "Two layers: a gated short convolution, then the mixer.",
+    colophon: "Each model has two layers: a gated short convolution, then the mixer.",
   });
-  byId("published-reading").textContent = `Published points are those of other people's models on a task with a vocabulary of 8192 and up to 256 pairs${task.vocabulary === 8192 ? "" : ", harder than this one: not to be compared with these dots one by one"}.`;
+  byId("published-reading").textContent = `Published points come from other models on a task with a vocabulary of 8192 and up to 256 pairs${task.vocabulary === 8192 ? "" : ", which is harder than this one, so do not compare them directly with these dots"}.`;
 }
 
 function drawRecall() {
@@ -47,7 +47,7 @@ function drawRecall() {
     yLabel: "recall",
     xAxis: BYTES,
     yAxis: { ...LINEAR, ticks: () => [0, 0.25, 0.5, 0.75, 1], format: percent },
-    title: "recall against bytes of the state",
+    title: "recall against state size",
   });
   const best = points.filter((p) => p.on_front).sort((a, b) => a.bytes - b.bytes);
   const steps = best.flatMap((p, i) => [...(i ? [[plot.x(p.bytes), plot.y(best[i - 1].accuracy)]] : []), [plot.x(p.bytes), plot.y(p.accuracy)]]);
@@ -97,7 +97,7 @@ function drawNames(plot, others) {
 function drawCurves() {
   const point = points[state.point];
   const own = trainings.filter((t) => t.mixer === point.mixer && t.width === point.width && t.curve.length);
-  byId("curves-title").textContent = `Trainings of ${point.mixer}, width ${point.width}`;
+  byId("curves-title").textContent = `Training runs of ${point.mixer}, width ${point.width}`;
   const guessing = Math.log(settings.task.vocabulary / 2);
   const curves = own.map((t) => t.curve.map(([step, loss]) => ({ x: step, y: Math.max(number(loss), 1e-9) })));
   const plot = frame(byId("curves"), {
@@ -110,7 +110,7 @@ function drawCurves() {
   });
   curves.forEach((curve, i) => drawLine(plot, i, curve));
   drawLevel(plot, guessing, "guessing a value");
-  const told = (t) => `seed ${t.seed}, rate ${short(t.rate, 2)}: ${percent(t.accuracy)}${t.steps < settings.steps ? `, stopped at step ${t.steps}: its loss was no number` : ""}`;
+  const told = (t) => `seed ${t.seed}, rate ${short(t.rate, 2)}: ${percent(t.accuracy)}${t.steps < settings.steps ? `, stopped at step ${t.steps} because the loss was NaN` : ""}`;
   drawLegend("curves-legend", own.map((t, i) => ({ name: told(t), series: i })));
 }
 

@@ -1,0 +1,252 @@
+// dx of the keys or the queries of a block, by the kinds of kernels that Row takes (featured.h). Both have
+// the same members:
+//
+//     by_key(tile, j, i), by_query(tile, weights, i, j)   what a tile of dN~·v~ is multiplied by
+//     queries_from_state, queries_from_pairs, finish_queries     dx of queries, in this order
+//     keys_from_state, keys_from_pairs, finish_keys              dx of keys
+//
+// of which keys_from_pairs is called for every query head.
+#pragma once
+
+#include "grad_output.h"
+#include "row.h"
+
+namespace kt {
+namespace KT_ISA {
+
+// Where the gradients of the weights of one side of a row are added up, or null.
+struct WeightGradient {
+    double *weight, *bias;
+};
+
+// What both kinds have.
+template <class T, class Kernel> class LanesGradient {
+  public:
+    LanesGradient(Row<T, Kernel>& row, const OutputGradient<T>& out)
+        : s(row.s), row(row), kernel(row.kernel), scaling(row.scaling), k(row.keys), q(row.queries), out(out),
+          dx(row.arena.template take<T>(s.in_lanes(s.d + 1)) + s.Cp),
+          pairs(row.arena.template take<T>(s.in_lanes(s.Cp))),
+          d_phi(row.arena.template take<T>(s.in_lanes(s.panel))) {}
+
+    const Sizes<T>& s;
+    Row<T, Kernel>& row;
+    Kernel& kernel;
+    Scaling<T>& scaling;
+    Keys<T>& k;
+    Queries<T>& q;
+    const OutputGradient<T>& out;
+    T* dx;     // of the side at hand, in lanes; before it, a row for the ones of polynomials
+    T* pairs;  // (dN~ᵢ · v~ⱼ) of the block, times what by_key or by_query says
+
+  protected:
+    // dφ[r][·] = factor·(S[r]·B + z[r]·last) for features r0 …, tokens in lanes.
+    void from_state(const Sums<T>& from, int64_t r0, int64_t size, const T* lanes, const T* last, T factor,
+                    int64_t columns) {
+        by_rows(size, [&](auto rows, int64_t r) {
+            constexpr int R = decltype(rows)::value;
+            by_cols<T>(columns, [&](auto cols, int64_t i) {
+                constexpr int N = decltype(cols)::value;
+                Tile<T, R, N> tile;
+                row.prefetch.step(4);
+                tile.clear();
+                tile.add(from.u + (r0 + r) * s.Mp, s.Mp, 1, lanes + i, s.Cp, s.M);
+                tile.change([&](Vec<T> y, int a, int c) __attribute__((always_inline)) {
+                    return (y + load(last + i + c) * from.z[r0 + r + a]) * factor;
+                });
+                tile.store(d_phi + r * s.Cp + i, s.Cp);
+            });
+        });
+    }
+
+    // to[r][·] += Σ A(r, k)·pairs[k][·]: of keys for queries over the keys up to each of them …
+    void up_to_queries(const T* a, int64_t rows, T* to) {
+        from_pairs(a, rows, to, q.columns, [&](int64_t, int64_t end) {
+            return std::make_pair(int64_t(0), std::min(end, k.count));
+        });
+    }
+    // … and of queries for keys over the n queries from each of them on.
+    void from_keys_on(const T* a, int64_t rows, T* to) {
+        const int64_t n = k.count;
+        from_pairs(a, rows, to, k.columns, [n](int64_t first, int64_t) {
+            return std::make_pair(std::min(first, n), n);
+        });
+    }
+
+    // d_decay[t] += sign · φ·dφ, per token or per token and feature.
+    void decay_terms(const Side<T>& side, int64_t t, int64_t n, double* d_decay, double sign) {
+        const T* phi = side.phi;
+        for (int64_t j = 0; j < n && s.by_feature; ++j)
+            for (int64_t f = 0; f < s.m && !side.hidden(j); ++f)
+                d_decay[(t + j) * s.m + f] += sign * double(phi[f * s.Cp + j]) * double(d_phi[f * s.Cp + j]);
+        if (s.by_feature) return;
+        products.assign(std::size_t(side.columns), 0.0);
+        for (int64_t f = 0; f < s.m; ++f)
+            for (int64_t j = 0; j < side.columns; j += LANES<T>)
+                add_product<T>(products.data() + j, load(phi + f * s.Cp + j), load(d_phi + f * s.Cp + j));
+        for (int64_t j = 0; j < n; ++j)
+            if (!side.hidden(j)) d_decay[t + j] += sign * products[std::size_t(j)];
+    }
+
+    T* d_phi;  // in lanes, a panel of features
+    std::vector<double> products;
+
+  private:
+    // range(first, end): the rows of `pairs` that columns first … end − 1 take.
+    template <class Range> void from_pairs(const T* a, int64_t rows_, T* to, int64_t columns, Range range) {
+        by_rows(rows_, [&](auto rows, int64_t r) {
+            constexpr int R = decltype(rows)::value;
+            by_cols<T>(columns, [&](auto cols, int64_t i) {
+                constexpr int N = decltype(cols)::value;
+                const auto [from, end] = range(i, i + N * LANES<T>);
+                if (end <= from) return;
+                Tile<T, R, N> tile;
+                tile.load(to + r * s.Cp + i, s.Cp);
+                tile.add(a + r * s.Cp + from, s.Cp, 1, pairs + from * s.Cp + i, s.Cp, end - from);
+                tile.store(to + r * s.Cp + i, s.Cp);
+            });
+        });
+    }
+};
+
+template <class T, class Kernel> class KernelGradient;
+
+// φ is formed: dφ of all features, then by the map's own gradient dx.
+template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T, Featured<T>> {
+    using Base = LanesGradient<T, Featured<T>>;
+    using Base::s, Base::row, Base::scaling, Base::k, Base::q, Base::out, Base::d_phi;
+
+  public:
+    using Base::Base, Base::dx;
+
+    template <int R, int N> KT_INLINE void by_key(Tile<T, R, N>& tile, int64_t, int64_t) const {
+        tile.scale(T(scaling.block_share));
+    }
+    template <int R, int N>
+    KT_INLINE void by_query(Tile<T, R, N>& tile, const Tile<T, R, N>&, int64_t, int64_t) const {
+        tile.scale(T(scaling.block_share));
+    }
+
+    void queries_from_state(const Sums<T>& sums) {
+        if (scaling.state_share != 0 && !sums.empty)
+            this->from_state(sums, 0, s.m, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
+        else
+            std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
+    }
+
+    void queries_from_pairs() {
+        this->up_to_queries(k.scaled, s.m, d_phi);
+        for (int64_t f = 0; f < s.m && s.by_feature; ++f) {
+            scaling.feature_of_queries(f);
+            for (int64_t j = 0; j < q.columns; ++j) d_phi[f * s.Cp + j] *= scaling.factor[j];
+        }
+    }
+
+    void finish_queries(int64_t at, int64_t t, int64_t n, double* d_decay, const WeightGradient& d) {
+        if (d_decay) this->decay_terms(q, t, n, d_decay, 1);
+        row.map.back(q.x, q.phi, d_phi, q.columns, q.weight(at), q.where, dx, d.weight, d.bias);
+    }
+
+    // values(first feature, count, φ) takes what the keys give to their values.
+    template <class F> void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, bool, F&& values) {
+        values(int64_t(0), s.m, k.scaled);
+        if (G.empty)
+            std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
+        else
+            this->from_state(G, 0, s.m, v_lanes, ones, T(1), k.columns);
+    }
+
+    void keys_from_pairs() { this->from_keys_on(q.scaled, s.m, d_phi); }
+
+    void finish_keys(int64_t r, double* d_decay, const WeightGradient& d) {
+        const bool scaled = s.has_scale || s.decays;
+        for (int64_t f = 0; f < s.m && (scaled || !k.all_count()); ++f) {
+            T* one = d_phi + f * s.Cp;
+            if (s.by_feature) scaling.feature_of_keys(f, k.keep, k.log_scale);
+            scaled ? k.times(scaling.factor, one, one) : k.drop(one);
+        }
+        if (d_decay) this->decay_terms(k, k.first, k.count, d_decay, -1);
+        row.map.back(k.x, k.phi, d_phi, k.columns, k.weight(r), k.where, dx, d.weight, d.bias);
+    }
+};
+
+// φ of a panel at a time is taken back to dx at once; within the block there is dA/dt, and no φ.
+template <class T> class KernelGradient<T, Polynomial<T>> : public LanesGradient<T, Polynomial<T>> {
+    using Base = LanesGradient<T, Polynomial<T>>;
+    using Base::s, Base::row, Base::kernel, Base::scaling, Base::k, Base::q, Base::out, Base::d_phi;
+
+  public:
+    using Base::Base, Base::dx;
+
+    template <int R, int N> KT_INLINE void by_key(Tile<T, R, N>& tile, int64_t j, int64_t i) const {
+        Tile<T, R, N> slope;
+        slope.clear();
+        slope.add(k.x + j, 1, s.Cp, q.x + i, s.Cp, s.d);
+        kernel.slopes(slope);
+        tile.scale(T(scaling.block_share));
+        tile.each([&](int a, int c) __attribute__((always_inline)) {
+            tile.acc[a][c] *= slope.acc[a][c] * kernel.share[j + a];
+        });
+    }
+
+    template <int R, int N>
+    KT_INLINE void by_query(Tile<T, R, N>& tile, const Tile<T, R, N>& weights, int64_t i, int64_t j) {
+        Tile<T, R, N> slope;
+        slope.clear();
+        slope.add(q.x + i, 1, s.Cp, k.x + j, s.Cp, s.d);
+        kernel.slopes(slope);
+        if (s.decays)
+            tile.each([&](int a, int c) { add_terms(weights.acc[a][c] * tile.acc[a][c], j + c * LANES<T>); });
+        tile.scale(T(scaling.block_share));
+        tile.each([&](int a, int c) __attribute__((always_inline)) { tile.acc[a][c] *= slope.acc[a][c]; });
+        tile.change(kernel.only_kept(j));
+    }
+
+    void queries_from_state(const Sums<T>& sums) {
+        std::fill(dx - s.Cp, dx + s.d * s.Cp, T(0));
+        for (int64_t r0 = 0; r0 < s.m && scaling.state_share != 0 && !sums.empty; r0 += s.panel) {
+            const int64_t size = std::min(s.panel, s.m - r0);
+            this->from_state(sums, r0, size, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
+            row.map.panel_back(q.ones(), d_phi, q.columns, r0, size, dx - s.Cp);
+        }
+    }
+
+    void queries_from_pairs() { this->up_to_queries(k.x, s.d, dx); }
+
+    void finish_queries(int64_t, int64_t t, int64_t n, double* d_decay, const WeightGradient&) {
+        for (int64_t i = 0; i < n && d_decay; ++i) d_decay[t + i] += out.terms[i];
+    }
+
+    template <class F>
+    void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, bool decays, F&& values) {
+        std::fill(dx - s.Cp, dx + s.d * s.Cp, T(0));
+        if (s.decays) key_terms.assign(std::size_t(s.Cp), 0.0);
+        if (G.empty) return values(int64_t(0), int64_t(0), k.phi);
+        kernel.each_key_panel([&](int64_t r0, int64_t size, const T* phi) {
+            values(r0, size, phi);
+            this->from_state(G, r0, size, v_lanes, ones, T(1), k.columns);
+            for (int64_t f = 0; f < size && decays; ++f)
+                for (int64_t j = 0; j < k.count; ++j)
+                    key_terms[std::size_t(j)] += double(d_phi[f * s.Cp + j]) * double(phi[f * s.Cp + j]);
+            for (int64_t f = 0; f < size; ++f)
+                for (int64_t j = 0; j < k.columns; ++j) d_phi[f * s.Cp + j] *= kernel.share[j];
+            row.map.panel_back(k.ones(), d_phi, k.columns, r0, size, dx - s.Cp);
+        });
+    }
+
+    void keys_from_pairs() { this->from_keys_on(q.x, s.d, dx); }
+
+    void finish_keys(int64_t, double* d_decay, const WeightGradient&) {
+        for (int64_t j = 0; j < k.count && d_decay; ++j)
+            if (k.keep[j] != 0) d_decay[k.first + j] -= key_terms[std::size_t(j)];
+    }
+
+  private:
+    void add_terms(Vec<T> products, int64_t j) {
+        for (int l = 0; l < LANES<T>; ++l) key_terms[std::size_t(j + l)] += double(products[l]);
+    }
+
+    std::vector<double> key_terms;  // φ·dφ of every key, whose φ is not formed
+};
+
+}  // namespace KT_ISA
+}  // namespace kt

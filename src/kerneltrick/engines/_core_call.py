@@ -1,0 +1,204 @@
+"""A call of the compiled core: the fields of `core_call.def`, and the arrays that they point into.
+
+`core_call.def` is the one list of fields. native/core.h makes its structs of it. This file reads
+the list to know where each field goes, and which checksum a core compiled from the same list has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+import re
+import struct
+import warnings
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NumpyArray = np.ndarray[Any, Any]
+
+LIST = os.path.join(os.path.dirname(__file__), "core_call.def")
+LINE = 64  # bytes of a cache line
+NO_TOKEN = -(2**63)  # native/core.h
+VIEW = ("data", "offset", "token", "element")  # the parts of a View, in order
+
+
+class Layout(NamedTuple):
+    """What `core_call.def` says."""
+
+    types: dict[str, int]  # the number of each way to store numbers
+    maps: dict[str, int]  # the number of each fused map
+    slots: dict[str, int]  # where a field begins; a View takes four slots
+    forward: struct.Struct  # packs the slots of a forward pass
+    backward: struct.Struct  # packs those and the slots of the gradient
+    checksum: int
+
+
+@functools.cache
+def layout() -> Layout:
+    with open(LIST, encoding="utf-8") as file:
+        return read_layout(file.read())
+
+
+def read_layout(text: str) -> Layout:
+    """The layout of a call from the text of `core_call.def`."""
+    types: dict[str, int] = {}
+    maps: dict[str, int] = {}
+    slots: dict[str, int] = {}
+    formats, words, count = {"FIELD": "", "GRADIENT": ""}, [], 0
+    for kind, inside in re.findall(r"^KT_(\w+)\((.*?)\)", text, re.MULTILINE):
+        parts = [" ".join(part.split()) for part in inside.split(",")]
+        words.append(" ".join([kind.lower(), *parts]) + ";")
+        if kind in ("TYPE", "MAP"):
+            found = types if kind == "TYPE" else maps
+            found[parts[0]] = len(found)
+            continue
+        form = {"View": "q" * len(VIEW), "double": "d"}.get(parts[0], "q")
+        slots[parts[1]] = count
+        count += len(form)
+        formats["GRADIENT" if kind == "GRADIENT" else "FIELD"] += form
+    whole = formats["FIELD"] + formats["GRADIENT"]
+    checksum = zlib.crc32("".join(words).encode())
+    return Layout(
+        types,
+        maps,
+        slots,
+        struct.Struct("=" + formats["FIELD"]),
+        struct.Struct("=" + whole),
+        checksum,
+    )
+
+
+@functools.cache
+def core() -> Any:
+    """The compiled module, loaded when first needed; None where there is none for this version."""
+    return _loaded()[0]
+
+
+def missing_core() -> str:
+    """Why there is no core, and what to do."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, str]:
+    try:
+        module = importlib.import_module("kerneltrick._core")
+    except ModuleNotFoundError:
+        return None, "no compiler worked at installation"
+    except ImportError as error:
+        return None, f"it cannot be loaded: {error}"
+    found, needed = getattr(module, "INTERFACE", None), layout().checksum
+    if found == needed:
+        return module, ""
+    was = "none" if found is None else f"{found:#010x}"
+    reason = (
+        f"{module.__file__} was compiled from other sources: its interface is {was}, and this "
+        f"version of kerneltrick needs {needed:#010x}; compile it again (`make native`, or "
+        f"install kerneltrick again)"
+    )
+    warnings.warn(f"the compiled core is not used: {reason}", RuntimeWarning, stacklevel=2)
+    return None, reason
+
+
+def check_isa() -> None:
+    """ValueError if KERNELTRICK_ISA asks for an instruction set that is not there."""
+    asked = os.environ.get("KERNELTRICK_ISA")
+    if asked and asked not in core().isas():
+        raise ValueError(
+            f"KERNELTRICK_ISA is {asked!r}; this machine and build have {', '.join(core().isas())}"
+        )
+
+
+@functools.cache
+def _defaults() -> tuple[int | float, ...]:
+    return tuple(core().defaults())
+
+
+class CoreCall:
+    """The numbers and addresses of one call, by the names of `core_call.def`.
+
+    The call keeps the arrays alive that its addresses point into.
+    """
+
+    __slots__ = ("_slots", "_values", "alive")
+
+    def __init__(self, like: CoreCall | None = None, **numbers: Any) -> None:
+        """A call with the defaults of its fields, or those of another call, and these numbers."""
+        self._values: list[Any] = list(_defaults() if like is None else like._values)
+        self._slots = layout().slots
+        self.alive: list[Any] = []
+        for name, value in numbers.items():
+            self._values[self._slots[name]] = value
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[self._slots[name]]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._values[self._slots[name]] = value
+
+    def view(self, name: str, x: NumpyArray, lead: tuple[int, ...]) -> None:
+        """Give x (..., n, w), broadcast to the leading indices `lead`, whatever its strides."""
+        if x.shape[:-2] != lead:
+            x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
+        *strides, token, element = x.strides
+        offsets, where = _offsets(lead, tuple(strides))
+        self.alive += [x, offsets]
+        at = self._slots[name]
+        self._values[at : at + len(VIEW)] = (address(x), where, token, element)
+
+    def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
+        """Give x as one contiguous piece of memory, which is returned."""
+        if x is not None:
+            x = np.ascontiguousarray(x)
+            self.alive.append(x)
+            self[name] = address(x)
+        return x
+
+    def forward(self) -> None:
+        core().forward(self.packed())
+
+    def backward(self) -> None:
+        core().backward(layout().backward.pack(*self._values))
+
+    def packed(self) -> bytes:
+        """The call without its gradient, as the core reads it."""
+        pack = layout().forward
+        return pack.pack(*self._values[: pack.size // 8])
+
+
+@functools.lru_cache(maxsize=256)
+def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> tuple[NumpyArray, int]:
+    """Where each of the leading indices begins, in bytes, and the address of that."""
+    found = np.zeros(lead, dtype=np.int64)
+    for axis, (size, stride) in enumerate(zip(lead, strides, strict=True)):
+        shape = [1] * len(lead)
+        shape[axis] = size
+        found += np.arange(size, dtype=np.int64).reshape(shape) * stride
+    return found, address(found)
+
+
+def address(x: NumpyArray) -> int:
+    """Where the memory of an array begins."""
+    return int(core().address(x))
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
+    """An empty array that begins on a cache line, if large in memory that was in use before."""
+    block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
+    made: NumpyArray = np.frombuffer(block, dtype=np.uint8).view(dtype).reshape(shape)
+    return made
+
+
+def in_lines(x: NumpyArray) -> NumpyArray:
+    """A copy of x (..., w) each of whose rows begins on a cache line, where there is a core."""
+    if core() is None or x.size == 0:
+        return x.copy()
+    line = LINE // x.dtype.itemsize
+    rows = aligned((*x.shape[:-1], -(-x.shape[-1] // line) * line), x.dtype)
+    rows[..., : x.shape[-1]] = x
+    rows[..., x.shape[-1] :] = 0
+    return rows[..., : x.shape[-1]]

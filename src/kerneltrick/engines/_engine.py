@@ -1,0 +1,122 @@
+"""Engines behind one protocol, and the choice among them.
+
+An engine says from a signature whether it runs a call (`supports`), does once for each signature
+what needs no values (`prepare`), and runs the call on its arrays (`run`). "auto" is the first
+engine of an order that supports the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from kerneltrick._arrays import Array, dtype_name, is_concrete, jit, library
+from kerneltrick.engines._problem import Data, Result, Rule
+
+# How the host library treats the values of a call:
+#   eager     they are at hand, and nobody asks for gradients;
+#   recorded  gradients may be asked for, or the call is traced;
+#   foreign   the core cannot have them: another device, another class of tensors, tangents.
+Host = Literal["eager", "recorded", "foreign"]
+
+
+class Signature(NamedTuple):
+    """All about a call but the values of its arrays."""
+
+    rule: Rule
+    library: str
+    dtype: str
+    decay_width: int
+    has_log_scale: bool
+    host: Host
+
+
+def signature_of(rule: Rule, data: Data) -> Signature:
+    """The signature of a call."""
+    name, decay = library(data.q), data.log_decay
+    width = 0 if decay is None else int(decay.shape[-1])
+    scaled = data.carry.log_scale is not None
+    return Signature(rule, name, dtype_name(data.q), width, scaled, _host(name, rule, data))
+
+
+def _host(name: str, rule: Rule, data: Data) -> Host:
+    weights = () if rule.fused is None else rule.fused[1:]
+    if name != "torch":
+        return "eager" if all(x is None or is_concrete(x) for x in weights) else "foreign"
+    from kerneltrick.engines import _torch_host
+
+    return _torch_host.host(rule, (*arrays_of(data), *weights), data.k)
+
+
+def arrays_of(data: Data) -> list[Array]:
+    """Every array of a call."""
+    found = [x for x in (*data[:9], data.gain) if x is not None]
+    for part in data.carry:
+        found += [x for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
+    return found
+
+
+def _anything(signature: Signature) -> bool:
+    return True
+
+
+def _the_rule(signature: Signature) -> Any:
+    return signature.rule
+
+
+def _no_reason(signature: Signature) -> Exception:
+    return ValueError(f"no engine runs {signature}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Engine:
+    """One way to run the recurrence."""
+
+    name: str
+    run: Callable[[Any, Data], Result]  # of what `prepare` made, and the arrays
+    supports: Callable[[Signature], bool] = _anything
+    prepare: Callable[[Signature], Any] = _the_rule
+    reason: Callable[[Signature], Exception] = _no_reason  # why a call is not supported
+
+
+ENGINES: dict[str, Engine] = {}
+# What `engine=` may say beside a name: the engines to try, in order. "exact" is for attention whose
+# weights are all exact.
+ORDERS: dict[str, list[str]] = {"auto": [], "exact": []}
+
+
+def register(engine: Engine, *, orders: tuple[str, ...] = (), first: bool = False) -> Engine:
+    """Make an engine known by its name, and try it in these orders: first of all, or last.
+
+    >>> import kerneltrick as kt
+    >>> list(kt.engines.ENGINES)
+    ['native', 'chunked', 'recurrent', 'dense']
+    >>> kt.engines.ORDERS["auto"]
+    ['native', 'chunked']
+    """
+    ENGINES[engine.name] = engine
+    for order in orders:
+        ORDERS[order].insert(0 if first else len(ORDERS[order]), engine.name)
+    return engine
+
+
+def run(engine: str, rule: Rule, data: Data) -> Result:
+    """Run a checked call by an engine, or by the first engine of an order that supports it."""
+    if engine not in ENGINES and engine not in ORDERS:
+        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
+    signature = signature_of(rule, data)
+    candidates = [ENGINES[name] for name in ORDERS.get(engine, [engine])]
+    chosen = next((x for x in candidates if x.supports(signature)), None)
+    if chosen is None:
+        raise candidates[0].reason(signature)
+    keep = not rule.weighted  # what can change behind our back is prepared each time
+    prepared = _prepared(chosen, signature) if keep else chosen.prepare(signature)
+    result: Result = jit(chosen.run, prepared, data, like=data.q, keep=keep)
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(engine: Engine, signature: Signature) -> Any:
+    return engine.prepare(signature)

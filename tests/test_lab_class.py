@@ -1,0 +1,330 @@
+"""`kerneltrick lab check` of a class: zip files, versions, the roster, CSV and feedback."""
+
+import csv
+import io
+import json
+import os
+import stat
+import struct
+import zipfile
+
+import pytest
+from answers import LABS
+from grading import LAB, RIGHT
+
+from kerneltrick.cli import _roster
+from kerneltrick.labs import grader
+from kerneltrick.labs.grader import _archive
+
+ONE = "def simple_feature_map(x):\n    return x\n"
+
+
+def make_zip(path, files, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def find(where, tmp_path, lab=None):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return grader.find_submissions(where, LABS, lab, scratch)
+
+
+class TestZip:
+    def test_a_zip_file_is_graded_as_a_folder(self, tmp_path, run):
+        make_zip(tmp_path / "class" / "ada.zip", {"lab02/src/kernel_trick.py": ONE})
+        (tmp_path / "class" / "bob.py").write_text(ONE)
+        code, out, err = run("lab", "check", tmp_path / "class", "--json")
+        assert (code, err) == (1, "")
+        found = json.loads(out)["submissions"]
+        assert [(s["student"], s["file"]) for s in found] == [
+            ("ada", "ada.zip/lab02/src/kernel_trick.py"),
+            ("bob", "bob.py"),
+        ]
+        assert {s["functions"][0]["passed"] for s in found} == {3}
+
+    def test_a_zip_file_that_is_named_is_graded(self, tmp_path, run):
+        path = make_zip(tmp_path / "ada.zip", {"kernel_trick.py": ONE, "notes.txt": "x"})
+        code, out, err = run("lab", "check", path)
+        assert (code, err) == (1, "")
+        assert "Lab 02, The kernel trick: kernel_trick.py" in out
+        assert "UTF-8" not in out
+
+    def test_a_class_in_one_zip_file(self, tmp_path):
+        files = {"ada/kernel_trick.py": ONE, "bob/work/kernel_trick.py": ONE}
+        found = find(make_zip(tmp_path / "class.zip", files), tmp_path)
+        assert found.students == {
+            "ada": ("ada/kernel_trick.py",),
+            "bob": ("bob/work/kernel_trick.py",),
+        }
+
+    def test_a_folder_beside_zip_files_has_nothing_to_grade(self, tmp_path):
+        make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE})
+        (tmp_path / "class" / "erik").mkdir()
+        found = find(tmp_path / "class", tmp_path)
+        assert found.students == {"ada": ("ada.zip/kernel_trick.py",), "erik": ()}
+
+    @pytest.mark.parametrize(
+        ("files", "reason"),
+        [
+            ({"../kernel_trick.py": ONE}, "leads out of it"),
+            ({"/tmp/kernel_trick.py": ONE}, "leads out of it"),
+            ({"a/../../kernel_trick.py": ONE}, "leads out of it"),
+            ({"..\\kernel_trick.py": ONE}, "leads out of it"),
+            ({"C:\\kernel_trick.py": ONE}, "leads out of it"),
+            ({"inner.zip": "PK"}, "a zip file inside a zip file"),
+            ({"notes.txt": "x"}, "no Python file and no notebook is in it"),
+            ({}, "no Python file and no notebook is in it"),
+            ({f"{i}.txt": "" for i in range(_archive.MOST_FILES + 1)}, "more than 2,000 entries"),
+        ],
+    )
+    def test_what_is_not_unpacked_has_a_row_with_the_reason(self, files, reason, tmp_path):
+        make_zip(tmp_path / "class" / "ada.zip", files)
+        (tmp_path / "class" / "bob.py").write_text(ONE)
+        found = find(tmp_path / "class", tmp_path)
+        assert found.students == {"ada": (), "bob": ("bob.py",)}
+        assert reason in found.reasons["ada"]
+        assert [name.split("/")[0] for name in found.left_out] == ["ada.zip"]
+        outside = {path.name for path in tmp_path.rglob("kernel_trick.py")}
+        assert outside == set()
+
+    def test_the_row_and_the_exit_code(self, tmp_path, run):
+        make_zip(tmp_path / "ada.zip", {"../kernel_trick.py": ONE})
+        (tmp_path / "bob.py").write_text(RIGHT, encoding="utf-8")
+        code, out, err = run("lab", "check", tmp_path)
+        assert code == 1
+        assert "a path in the zip file leads out of it" in out
+        assert "not graded: ada.zip: a path in the zip file" in err
+        found = json.loads(run("lab", "check", tmp_path, "--json")[1])
+        assert found["nothing_to_grade"] == ["ada"]
+        assert "leads out of it" in found["reasons"]["ada"]
+        code, _, err = run("lab", "check", tmp_path / "ada.zip")
+        assert code == 2
+        assert "leads out of it" in err
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"no zip", b"PK\x05\x06" + b"\0" * 10, b"PK\x03\x04x"]
+    )
+    def test_what_is_no_zip_file(self, content, tmp_path):
+        (tmp_path / "ada.zip").write_bytes(content)
+        assert "not a zip file that can be read" in find(tmp_path, tmp_path).reasons["ada"]
+
+    def test_damaged_content(self, tmp_path):
+        path = make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE * 50},
+                        compression=zipfile.ZIP_DEFLATED)  # fmt: skip
+        whole = bytearray(path.read_bytes())
+        whole[45:55] = b"\xff" * 10
+        path.write_bytes(whole)
+        found = find(tmp_path / "class", tmp_path)
+        assert "not a zip file that can be read" in found.reasons["ada"]
+
+    def test_a_bomb_is_not_unpacked_whatever_it_says_about_its_size(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_archive, "LARGEST_UNPACKED", 10**6)
+        files = {f"kernel_trick{i}.py": "#" * 600_000 for i in range(3)}
+        path = make_zip(tmp_path / "class" / "ada.zip", files, compression=zipfile.ZIP_DEFLATED)
+        assert path.stat().st_size < 5000
+        found = find(tmp_path / "class", tmp_path)
+        assert "more than 1,000,000 bytes of code" in found.reasons["ada"]
+        assert found.submissions == ()
+
+    def test_a_long_list_of_entries_is_not_read(self, tmp_path, monkeypatch):
+        path = make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE})
+        content = path.read_bytes()
+        end = list(_archive._END.unpack(content[-22:]))
+        end[5] = 2**31  # the size of the list
+        path.write_bytes(content[:-22] + _archive._END.pack(*end))
+        monkeypatch.setattr(zipfile, "ZipFile", None)
+        assert "entries" in find(tmp_path / "class", tmp_path).reasons["ada"]
+
+    def test_a_large_archive_is_not_opened(self, tmp_path):
+        with (tmp_path / "ada.zip").open("wb") as file:
+            file.truncate(_archive.LARGEST_ARCHIVE + 1)  # takes no space on disk
+        assert "bytes; at most" in find(tmp_path, tmp_path).reasons["ada"]
+
+    def test_links_are_skipped(self, tmp_path):
+        path = tmp_path / "class" / "ada.zip"
+        path.parent.mkdir()
+        link = zipfile.ZipInfo("kernel_trick.py")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(link, "/etc/passwd")
+        found = find(tmp_path / "class", tmp_path)
+        assert found.students == {"ada": ()}
+        assert not list((tmp_path / "scratch").rglob("*.py"))
+
+    def test_a_password_is_named(self, tmp_path):
+        path = make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE})
+        content = bytearray(path.read_bytes())
+        for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            place = content.index(mark) + at
+            content[place : place + 2] = struct.pack("<H", 1)
+        path.write_bytes(content)
+        assert find(tmp_path / "class", tmp_path).reasons["ada"] == "the zip file has a password"
+
+    def test_unusual_compression_is_refused(self, tmp_path):
+        make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE},
+                 compression=zipfile.ZIP_LZMA)  # fmt: skip
+        assert "unusual" in find(tmp_path / "class", tmp_path).reasons["ada"]
+
+    @pytest.mark.parametrize("name", ["ada.rar", "ada.7z", "ada.tgz"])
+    def test_other_archives_have_a_row(self, name, tmp_path):
+        (tmp_path / name).write_bytes(b"x")
+        assert "only .zip is unpacked" in find(tmp_path, tmp_path).reasons["ada"]
+
+    def test_what_macos_adds_is_skipped(self, tmp_path):
+        files = {"lab/kernel_trick.py": ONE, "__MACOSX/lab/._kernel_trick.py": "\0"}
+        make_zip(tmp_path / "class" / "ada.zip", files)
+        assert len(find(tmp_path / "class", tmp_path).submissions) == 1
+
+    def test_nothing_is_left_behind(self, tmp_path, run, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        run("lab", "check", make_zip(tmp_path / "ada.zip", {"kernel_trick.py": ONE}))
+        assert list((tmp_path / "temporary").iterdir()) == []
+
+
+class TestVersions:
+    def test_the_best_version_counts_and_the_others_are_named(self, tmp_path, run):
+        (tmp_path / "ada").mkdir()
+        (tmp_path / "ada" / "kernel_trick.py").write_text(ONE)
+        (tmp_path / "ada" / "kernel_trick (1).py").write_text(RIGHT, encoding="utf-8")
+        (tmp_path / "bob.py").write_text(ONE)
+        code, out, err = run("lab", "check", tmp_path)
+        assert code == 1
+        assert "2 students, lab 02" in out
+        assert "1 of 2 students have everything right" in out
+        assert (
+            "note: ada has 2 files of lab 02; the best one counts: "
+            "ada/kernel_trick (1).py (100%), not ada/kernel_trick.py (20%)" in err
+        )
+        found = json.loads(run("lab", "check", tmp_path, "--json")[1])
+        assert [s["file"] for s in found["submissions"]] == ["ada/kernel_trick (1).py", "bob.py"]
+        assert found["not_counted"] == [
+            {"student": "ada", "lab": "02", "file": "ada/kernel_trick.py", "score": 0.2}
+        ]
+
+    @pytest.mark.parametrize("newer", ["kernel_trick.py", "kernel_trick (1).py"])
+    def test_of_equal_versions_the_newest_counts(self, newer, tmp_path, run):
+        for name in ("kernel_trick.py", "kernel_trick (1).py"):
+            (tmp_path / name).write_text(ONE)
+            os.utime(tmp_path / name, (2000 if name == newer else 1000,) * 2)
+        code, out, err = run("lab", "check", tmp_path)
+        assert code == 1
+        assert f"Lab 02, The kernel trick: {newer}" in out
+        assert "has 2 files of lab 02" in err
+
+
+class TestRoster:
+    @pytest.mark.parametrize(
+        "text",
+        ["ada\nbob\n", "\ufeffname\nada\nbob", "id;Name\n7;ada\n8;bob\n", "ada,x\n\nbob,y\nada,z\n",
+         "mail\tstudent\nm@x\tada\nn@x\tbob"],
+    )  # fmt: skip
+    def test_forms(self, text, tmp_path):
+        path = tmp_path / "roster.csv"
+        path.write_text(text, encoding="utf-8")
+        assert _roster.read_roster(path) == ["ada", "bob"]
+
+    @pytest.mark.parametrize("content", [b"", b"\n\n", b"name\n", b"\xff\xfea\0"])
+    def test_what_is_no_roster(self, content, tmp_path, run):
+        (tmp_path / "roster").write_bytes(content)
+        (tmp_path / "kernel_trick.py").write_text(ONE)
+        code, _, err = run("lab", "check", tmp_path, "--roster", tmp_path / "roster")
+        assert code == 3
+        assert "cannot read the roster" in err
+        assert run("lab", "check", tmp_path, "--roster", tmp_path / "nowhere")[0] == 3
+
+    def test_names_are_found_in_those_of_files(self):
+        students = dict.fromkeys(
+            ("ADA", "Bob Builder_123_assignsubmission_file", "blue/cara", "Ann Marie_7", "Zoë"),
+            ("x",),
+        )
+        roster = ["Ada", "Bob Builder", "Cara", "Ann", "Ann Marie", "Zoe\u0308"]
+        assert _roster.on_roster(students, roster) == {
+            "ADA": "Ada",
+            "Bob Builder_123_assignsubmission_file": "Bob Builder",
+            "blue/cara": "Cara",
+            "Ann Marie_7": "Ann Marie",
+            "Zoë": "Zoe\u0308",
+        }
+
+    def test_absentees_have_a_row_and_strangers_a_note(self, tmp_path, run):
+        (tmp_path / "class" / "erik").mkdir(parents=True)
+        (tmp_path / "class" / "ada.py").write_text(RIGHT, encoding="utf-8")
+        (tmp_path / "class" / "x.py").write_text(ONE)
+        (tmp_path / "roster.txt").write_text("Zoe\nAda\nErik\n")
+        code, out, err = run("lab", "check", tmp_path / "class", "--csv", "--roster",
+                             tmp_path / "roster.txt")  # fmt: skip
+        assert code == 1
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [(row["student"], row["lab02_score"], row["lab02_hint"]) for row in rows[:3]] == [
+            ("Zoe", "", "not handed in"),
+            ("Ada", "1.0", ""),
+            ("Erik", "", "nothing to grade"),
+        ]
+        assert rows[3]["student"] == "x"
+        assert "not on the roster: x" in err
+
+
+class TestCsv:
+    def test_has_a_column_per_function_and_all_hints(self, tmp_path, run):
+        text = ONE + "def elu_feature_map(x):\n    return x\n"
+        (tmp_path / "ada.py").write_text(text)
+        out = run("lab", "check", tmp_path, "--csv")[1]
+        (row,) = csv.DictReader(io.StringIO(out))
+        assert row["lab02_simple_feature_map"] == "1.0"
+        assert row["lab02_elu_feature_map"] == "0.0"
+        hints = row["lab02_hints"].split(" | ")
+        assert hints[0].startswith("elu_feature_map: your output is x itself")
+        assert "verify_associativity: the function is missing" in hints
+        assert len(hints) == len(LAB.exercises) - 1
+
+    def test_excel_gets_a_byte_order_mark(self, tmp_path, run):
+        (tmp_path / "Zoë.py").write_text(ONE)
+        plain = run("lab", "check", tmp_path, "--csv")[1]
+        assert run("lab", "check", tmp_path, "--csv", "--excel")[1] == "\ufeff" + plain
+        code, _, err = run("lab", "check", tmp_path, "--excel")
+        assert (code, "--excel needs --csv" in err) == (3, True)
+
+
+class TestFeedback:
+    def test_every_student_gets_a_file(self, tmp_path, run):
+        (tmp_path / "class" / "erik").mkdir(parents=True)
+        (tmp_path / "class" / "ada.py").write_text(ONE)
+        (tmp_path / "class" / "blue").mkdir()
+        for name in ("../x", "b"):
+            (tmp_path / "class" / "blue" / f"{name.strip('./')}.py").write_text(ONE)
+        target = tmp_path / "feedback"
+        for _ in range(2):  # it may write over its own files
+            code, _, err = run("lab", "check", tmp_path / "class", "--feedback", target)
+            assert code == 1
+            assert "wrote feedback for 4 students" in err
+        names = sorted(path.name for path in target.iterdir())
+        assert names == ["ada.md", "blue_b.md", "blue_x.md", "erik.md"]
+        text = (target / "ada.md").read_text(encoding="utf-8")
+        assert "# ada" in text
+        assert "1 of 5 functions are right; score 20%" in text
+        assert "- `simple_feature_map`: 3 of 3 cases are right." in text
+        assert "  Hint: the function is missing" in text
+        assert "nothing to grade" in (target / "erik.md").read_text(encoding="utf-8")
+
+    def test_files_of_the_teacher_are_not_overwritten(self, tmp_path, run):
+        (tmp_path / "class").mkdir()
+        (tmp_path / "class" / "ada.py").write_text(ONE)
+        (tmp_path / "class" / "bob.py").write_text(ONE)
+        (tmp_path / "bob.md").write_text("mine")
+        code, _, err = run("lab", "check", tmp_path / "class", "--feedback", tmp_path)
+        assert code == 3
+        assert "nothing was written" in err
+        assert (tmp_path / "bob.md").read_text() == "mine"
+        assert not (tmp_path / "ada.md").exists()
+
+    def test_not_into_the_folder_that_is_graded(self, tmp_path, run):
+        (tmp_path / "ada.py").write_text(ONE)
+        code, _, err = run("lab", "check", tmp_path, "--feedback", tmp_path / "feedback")
+        assert code == 3
+        assert "outside the one that is graded" in err
+        assert not (tmp_path / "feedback").exists()
