@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CONFIGURED := $(wildcard build/editable/_kerneltrick.pth)
 PIP := $(if $(CONFIGURED),KERNELTRICK_REQUIRE_NATIVE=1,rm -rf build/editable;) \
        $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt
-NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h) src/kerneltrick/engines/core_call.def
+NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h) $(wildcard src/kerneltrick/engines/calls/*.def)
 MISSING = $(foreach tool,cmake ninja,$(if $(shell command -v $(tool) 2> /dev/null),,$(tool)))
 CASES ?= 100000
 

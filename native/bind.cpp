@@ -1,11 +1,13 @@
-// The one file that knows Python. A call arrives as bytes: the fields of core_call.def in order, eight
-// bytes a number. engines/_core_call.py makes them, and holds the arrays while the call runs.
+// The one file that knows Python. A call arrives as bytes: the fields of its list in engines/calls
+// in order, eight bytes a number. engines/_core_call.py makes them, and holds the arrays while the call runs.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "blocks.h"
@@ -70,12 +72,13 @@ class Writer {
     }
 };
 
-kt::Problem problem(const nb::bytes& call) {
-    kt::Problem p;
+// A call and, where there is more than one struct, its gradient.
+template <class... Part> std::tuple<Part...> parts(const nb::bytes& call) {
+    std::tuple<Part...> made;
     Reader read(call);
-    kt::each_field(p, read);
+    std::apply([&](auto&... part) { (kt::each_field(part, read), ...); }, made);
     read.done();
-    return p;
+    return made;
 }
 
 bool interrupted() {  // called on the thread of the Python caller, without the GIL
@@ -113,6 +116,31 @@ template <class F> void run(double cost, F&& work) {
     if (control.stop) throw nb::python_error();
 }
 
+// The functions of an operator: NAME_defaults, of every field in the order of the list, NAME_forward and
+// NAME_backward.
+template <class Call, class Gradient>
+void bind(nb::module_& m, const std::string& name, void (*kt::Kernels::*forward)(const Call&, kt::Control&),
+          void (*kt::Kernels::*backward)(const Call&, const Gradient&, kt::Control&)) {
+    m.def((name + "_defaults").c_str(), [] {
+        Call call;
+        Gradient gradient;
+        Writer write;
+        kt::each_field(call, write);
+        kt::each_field(gradient, write);
+        return write.values;
+    });
+    m.def((name + "_forward").c_str(), [forward](const nb::bytes& bytes) {
+        const auto [call] = parts<Call>(bytes);
+        run(kt::forward_cost(call), [&, &call = call](kt::Control& c) { (kt::kernels().*forward)(call, c); });
+    });
+    m.def((name + "_backward").c_str(), [backward](const nb::bytes& bytes) {
+        const auto [call, gradient] = parts<Call, Gradient>(bytes);
+        run(kt::backward_cost(call), [&, &call = call, &gradient = gradient](kt::Control& c) {
+            (kt::kernels().*backward)(call, gradient, c);
+        });
+    });
+}
+
 // The memory of a contiguous array of a known size.
 struct Memory {
     Py_buffer buffer;
@@ -141,7 +169,7 @@ uintptr_t address_of(nb::handle array) {
 // and the state. Steps must not overlap; attention/_decode.py sees to that.
 class Decoder {
   public:
-    explicit Decoder(const nb::bytes& call) : p_(problem(call)) {
+    explicit Decoder(const nb::bytes& call) : p_(std::get<0>(parts<kt::Problem>(call))) {
         const int64_t size = p_.type == kt::Type::f64 ? 8 : p_.type == kt::Type::f32 ? 4 : 2;
         q_.resize(std::size_t(p_.rows * p_.groups));
         k_.resize(std::size_t(p_.rows));
@@ -228,27 +256,7 @@ NB_MODULE(_core, m) {
     nb::class_<Block>(m, "Block", nb::type_slots(block_slots)).def(nb::init<int64_t>());
     m.def("address", address_of);
     m.def("kept_bytes", [] { return kt::kept_bytes(); });
-    m.def("defaults", [] {  // of every field, in the order of the list
-        kt::Problem p;
-        kt::Gradient g;
-        Writer write;
-        kt::each_field(p, write);
-        kt::each_field(g, write);
-        return write.values;
-    });
-    m.def("forward", [](const nb::bytes& call) {
-        const kt::Problem p = problem(call);
-        run(kt::forward_cost(p), [&](kt::Control& control) { kt::kernels().forward(p, control); });
-    });
-    m.def("backward", [](const nb::bytes& call) {
-        kt::Problem p;
-        kt::Gradient g;
-        Reader read(call);
-        kt::each_field(p, read);
-        kt::each_field(g, read);
-        read.done();
-        run(kt::backward_cost(p), [&](kt::Control& control) { kt::kernels().backward(p, g, control); });
-    });
+    bind<kt::Problem, kt::Gradient>(m, "attention", &kt::Kernels::forward, &kt::Kernels::backward);
     nb::class_<Decoder>(m, "Decoder")
         .def(nb::init<const nb::bytes&>())
         .def("step", &Decoder::step, nb::arg("position"), nb::arg("q"), nb::arg("k"), nb::arg("v"),

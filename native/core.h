@@ -8,15 +8,16 @@
 
 namespace kt {
 
-// The types, maps and fields of a call are listed once, in src/kerneltrick/engines/core_call.def.
+// The types, maps and fields of a call are listed once, in src/kerneltrick/engines/calls/. Each
+// operator has a list of its own.
 enum class Type : int {
 #define KT_TYPE(name) name,
-#include "core_call.def"
+#include "attention.def"
 };
 
 enum class Map : int {
 #define KT_MAP(name) name,
-#include "core_call.def"
+#include "attention.def"
 };
 
 constexpr int64_t NO_TOKEN = INT64_MIN;
@@ -33,7 +34,7 @@ struct View {
 
 struct Features {
 #define KT_FEATURE(type, name, value) type name = value;
-#include "core_call.def"
+#include "attention.def"
 
     // The matrix of a head, of so many.
     int64_t query_weight(int64_t head, int64_t heads) const { return head * weight_heads / heads; }
@@ -46,7 +47,7 @@ struct Features {
 struct Problem {
     Features features;
 #define KT_FIELD(type, name, value) type name = value;
-#include "core_call.def"
+#include "attention.def"
 
     // Where query t of a row is in arrays (rows · groups, n_q).
     int64_t slot(int64_t row, int64_t t) const { return row * queries + (reversed ? queries - 1 - t : t); }
@@ -54,21 +55,27 @@ struct Problem {
 
 struct Gradient {
 #define KT_GRADIENT(type, name, value) type name = value;
-#include "core_call.def"
+#include "attention.def"
 };
 
 // Calls fn on every field of a call, in the order of the list.
 template <class F> void each_field(Problem& p, F&& fn) {
 #define KT_FEATURE(type, name, value) fn(p.features.name);
 #define KT_FIELD(type, name, value) fn(p.name);
-#include "core_call.def"
+#include "attention.def"
 }
 template <class F> void each_field(Gradient& g, F&& fn) {
 #define KT_GRADIENT(type, name, value) fn(g.name);
-#include "core_call.def"
+#include "attention.def"
 }
 
-// The CRC-32 of the list. The Python side computes the same, and takes no core that has another.
+// An operator that has no more than fields is made by call.h from its list:
+//   #define KT_CALL Name
+//   #define KT_CALL_GRADIENT NameGradient
+//   #define KT_LIST "name.def"
+//   #include "call.h"
+
+// The CRC-32 of the lists. The Python side computes the same, and takes no core that has another.
 constexpr uint32_t checksum(const char* text) {
     uint32_t sum = 0xffffffff;
     for (; *text; ++text) {
@@ -78,12 +85,13 @@ constexpr uint32_t checksum(const char* text) {
     return ~sum;
 }
 constexpr uint32_t INTERFACE = checksum(
+    "operator attention;"
 #define KT_TYPE(name) "type " #name ";"
 #define KT_MAP(name) "map " #name ";"
 #define KT_FEATURE(type, name, value) "feature " #type " " #name " " #value ";"
 #define KT_FIELD(type, name, value) "field " #type " " #name " " #value ";"
 #define KT_GRADIENT(type, name, value) "gradient " #type " " #name " " #value ";"
-#include "core_call.def"
+#include "attention.def"
 );
 
 // Lets a long call be interrupted: the caller's thread asks `poll` now and then, all heed `stop`.

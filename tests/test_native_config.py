@@ -103,10 +103,11 @@ def test_without_the_core_everything_else_works():
 
 
 def test_a_core_is_known_by_the_checksum_of_the_list_of_fields():
-    assert layout().checksum == core().INTERFACE
+    assert _core_call.interface() == core().INTERFACE
 
 
-LIST = Path(_core_call.__file__).with_name("core_call.def").read_text(encoding="utf-8")
+CALLS = Path(_core_call.__file__).with_name("calls")
+LIST = (CALLS / "attention.def").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -122,25 +123,35 @@ LIST = Path(_core_call.__file__).with_name("core_call.def").read_text(encoding="
 )
 def test_every_change_of_a_field_changes_the_checksum(old, new):
     assert old in LIST
-    assert _core_call.read_layout(LIST.replace(old, new)).checksum != layout().checksum
-    assert _core_call.read_layout(LIST + "\n// a remark\n").checksum == layout().checksum
+    assert _core_call.read_layout(LIST.replace(old, new)).words != layout().words
+    assert _core_call.read_layout(LIST + "\n// a remark\n").words == layout().words
 
 
-def test_the_core_and_python_agree_on_every_field():
-    made = layout()
-    defaults = core().defaults()
+def test_every_list_is_an_operator():
+    assert {path.stem for path in CALLS.glob("*.def")} == set(_core_call.OPERATORS)
+
+
+@pytest.mark.parametrize("operator", _core_call.OPERATORS)
+def test_the_core_and_python_agree_on_the_fields(operator):
+    made = layout(operator)
+    defaults = getattr(core(), f"{operator}_defaults")()
     assert 8 * len(defaults) == made.backward.size
     assert made.backward.unpack(made.backward.pack(*defaults)) == tuple(defaults)
+
+
+def test_fields_have_their_defaults():
+    made, defaults = layout(), core().attention_defaults()
     assert defaults[made.slots["causal"]] == 1
     assert defaults[made.slots["root_scale"]] == 1.0
     assert defaults[made.slots["weight_heads"]] == 1
 
 
-def test_a_call_of_another_size_is_refused():
-    call = _core_call.CoreCall().packed()
+@pytest.mark.parametrize("operator", _core_call.OPERATORS)
+def test_a_call_of_another_size_is_refused(operator):
+    call = _core_call.CoreCall(operator=operator).packed()
     for wrong in (call[:-8], call + bytes(8), b""):
         with pytest.raises(RuntimeError, match="a call of another size"):
-            core().forward(wrong)
+            getattr(core(), f"{operator}_forward")(wrong)
 
 
 @pytest.mark.parametrize("other", ["0x12345678", "None"])
@@ -176,6 +187,6 @@ def test_a_core_of_another_interface_is_never_called(other):
     assert lines[1].endswith("is chunked")
     assert lines[2].startswith("there is no compiled core: old.so")
     for line in lines:
-        assert f"{layout().checksum:#010x}" in line
+        assert f"{_core_call.interface():#010x}" in line
         assert "make native" in line
         assert ("none" if other == "None" else other) in line

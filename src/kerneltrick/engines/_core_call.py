@@ -1,7 +1,7 @@
-"""A call of the compiled core: the fields of `core_call.def`, and the arrays that they point into.
+"""A call of the compiled core: the fields of a list in `calls/`, and the arrays they point into.
 
-`core_call.def` is the one list of fields. native/core.h makes its structs of it. This file reads
-the list to know where each field goes, and which checksum a core compiled from the same list has.
+Each operator has one list of fields. native/core.h makes its structs from the lists. This file reads
+them to know where each field goes, and which checksum a core compiled from the same lists has.
 """
 
 from __future__ import annotations
@@ -20,31 +20,38 @@ import numpy as np
 
 NumpyArray = np.ndarray[Any, Any]
 
-LIST = os.path.join(os.path.dirname(__file__), "core_call.def")
+OPERATORS = ("attention",)  # in the order of native/core.h
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # native/core.h
 VIEW = ("data", "offset", "token", "element")  # the parts of a View, in order
 
 
 class Layout(NamedTuple):
-    """What `core_call.def` says."""
+    """What the list of an operator says."""
 
     types: dict[str, int]  # the number of each way to store numbers
     maps: dict[str, int]  # the number of each fused map
     slots: dict[str, int]  # where a field begins; a View takes four slots
     forward: struct.Struct  # packs the slots of a forward pass
     backward: struct.Struct  # packs those and the slots of the gradient
-    checksum: int
+    words: str  # the list without its remarks
 
 
 @functools.cache
-def layout() -> Layout:
-    with open(LIST, encoding="utf-8") as file:
+def layout(operator: str = "attention") -> Layout:
+    path = os.path.join(os.path.dirname(__file__), "calls", f"{operator}.def")
+    with open(path, encoding="utf-8") as file:
         return read_layout(file.read())
 
 
+@functools.cache
+def interface() -> int:
+    """The checksum of the lists, which a core compiled from the same lists has too."""
+    return zlib.crc32("".join(f"operator {x};{layout(x).words}" for x in OPERATORS).encode())
+
+
 def read_layout(text: str) -> Layout:
-    """The layout of a call from the text of `core_call.def`."""
+    """The layout of a call from the text of its list."""
     types: dict[str, int] = {}
     maps: dict[str, int] = {}
     slots: dict[str, int] = {}
@@ -61,14 +68,13 @@ def read_layout(text: str) -> Layout:
         count += len(form)
         formats["GRADIENT" if kind == "GRADIENT" else "FIELD"] += form
     whole = formats["FIELD"] + formats["GRADIENT"]
-    checksum = zlib.crc32("".join(words).encode())
     return Layout(
         types,
         maps,
         slots,
         struct.Struct("=" + formats["FIELD"]),
         struct.Struct("=" + whole),
-        checksum,
+        "".join(words),
     )
 
 
@@ -91,7 +97,7 @@ def _loaded() -> tuple[Any, str]:
         return None, "no compiler worked at installation"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
-    found, needed = getattr(module, "INTERFACE", None), layout().checksum
+    found, needed = getattr(module, "INTERFACE", None), interface()
     if found == needed:
         return module, ""
     was = "none" if found is None else f"{found:#010x}"
@@ -114,22 +120,26 @@ def check_isa() -> None:
 
 
 @functools.cache
-def _defaults() -> tuple[int | float, ...]:
-    return tuple(core().defaults())
+def _defaults(operator: str) -> tuple[int | float, ...]:
+    return tuple(getattr(core(), f"{operator}_defaults")())
 
 
 class CoreCall:
-    """The numbers and addresses of one call, by the names of `core_call.def`.
+    """The numbers and addresses of one call, by the names of the operator's list.
 
     The call keeps the arrays alive that its addresses point into.
     """
 
-    __slots__ = ("_slots", "_values", "alive")
+    __slots__ = ("_layout", "_slots", "_values", "alive", "operator")
 
-    def __init__(self, like: CoreCall | None = None, **numbers: Any) -> None:
+    def __init__(
+        self, like: CoreCall | None = None, *, operator: str = "attention", **numbers: Any
+    ) -> None:
         """A call with the defaults of its fields, or those of another call, and these numbers."""
-        self._values: list[Any] = list(_defaults() if like is None else like._values)
-        self._slots = layout().slots
+        self.operator = operator if like is None else like.operator
+        self._values: list[Any] = list(_defaults(operator) if like is None else like._values)
+        self._layout = layout(self.operator)
+        self._slots = self._layout.slots
         self.alive: list[Any] = []
         for name, value in numbers.items():
             self._values[self._slots[name]] = value
@@ -159,14 +169,15 @@ class CoreCall:
         return x
 
     def forward(self) -> None:
-        core().forward(self.packed())
+        getattr(core(), f"{self.operator}_forward")(self.packed())
 
     def backward(self) -> None:
-        core().backward(layout().backward.pack(*self._values))
+        call = self._layout.backward.pack(*self._values)
+        getattr(core(), f"{self.operator}_backward")(call)
 
     def packed(self) -> bytes:
         """The call without its gradient, as the core reads it."""
-        pack = layout().forward
+        pack = self._layout.forward
         return pack.pack(*self._values[: pack.size // 8])
 
 

@@ -23,9 +23,9 @@ class SSD(Mixer):
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t.
 
     This is linear attention with q = C, k = B, v = Δx and the log-decay ΔA (Dao & Gu 2024, Eq. 2
-    and Section 7). It computes the same as the mixer of Mamba-2 in `transformers`. A head has
+    and Section 7). It computes the same as the mixer of Mamba-2 in `transformers` 5.23. A head has
     `expand`·hidden_size/num_heads columns. B and C have `state_dim` columns and are shared by the
-    heads of a group.
+    heads of a group, whose outputs are normalised together.
 
     >>> layer = SSD(64, num_heads=4, state_dim=16)
     >>> y, state = layer(torch.randn(2, 100, 64))
@@ -90,9 +90,9 @@ class SSD(Mixer):
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
         gated = joined(o) * functional.silu(heads.gate)  # before the norm, unlike other mixers
-        weight = self.norm.weight.to(o.dtype)
-        normed = functional.rms_norm(gated, (self.inner,), weight, self.norm.eps)
-        return linear(self.o_proj, normed)
+        grouped = gated.unflatten(-1, (self.num_groups, -1))
+        normed = functional.rms_norm(grouped, grouped.shape[-1:], eps=self.norm.eps).flatten(-2)
+        return linear(self.o_proj, normed * self.norm.weight.to(o.dtype))
 
     def extra_repr(self) -> str:
         inner = f"state_dim={self.state_dim}, expand={self.inner // self.hidden_size}"
