@@ -145,12 +145,12 @@ def test_tokens_one_by_one_go_through_the_compiled_step(models):
 @torch.no_grad()
 def test_a_step_sees_that_weights_of_a_map_have_changed():
     learned = kt.torch.LearnedMap("hedgehog@window=3", num_heads=2, head_dim=4)
-    layer, tokens = kt.hf._cache.Layer(), kt.hf._mask.Tokens(True, None, None)
+    layer, tokens = kt.hf._cache.Layer(), kt.hf._mask.TokenMask(True, None, None)
     q, k, v = torch.randn(3, 1, 2, 12, 4)
 
     def step(at):
         part = [x[:, :, at : at + 1] for x in (q, k, v)]
-        return layer.attend("it", kt.hf._attend.Rule(learned.dial, None), *part, tokens)
+        return layer.attend_cached("it", kt.hf._attend.LayerSetting(learned.dial, None), *part, tokens)
 
     for at in range(6):
         step(at)

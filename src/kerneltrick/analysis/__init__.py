@@ -12,10 +12,10 @@ from kerneltrick.analysis._fitted import STRETCH as STRETCH
 from kerneltrick.analysis._fitted import FittedMaps
 from kerneltrick.analysis._fitted import Setting as Setting
 from kerneltrick.analysis._fitted import hashes as hashes
-from kerneltrick.analysis._fitted import kept as kept
 from kerneltrick.analysis._fitted import names_file as names_file
 from kerneltrick.analysis._fitted import of_heads as of_heads
 from kerneltrick.analysis._fitted import read_setting as read_setting
+from kerneltrick.analysis._fitted import smallest_hashes as smallest_hashes
 from kerneltrick.analysis._limit import Limit, weight_limit
 from kerneltrick.analysis._picture import picture
 from kerneltrick.analysis._quality import MapQuality, analyze_map

@@ -177,7 +177,7 @@ def blocks(
             )
 
 
-class Near(NamedTuple):
+class NearKeys(NamedTuple):
     """The keys with softmax weights, and the units of the other weights."""
 
     close: Bools  # (r, c)
@@ -186,13 +186,13 @@ class Near(NamedTuple):
     relative: bool
 
 
-def near_keys(problem: Problem, scores: Floats, rows: NDArray[np.int64]) -> Near | None:
+def near_keys(problem: Problem, scores: Floats, rows: NDArray[np.int64]) -> NearKeys | None:
     """Return the keys near the queries at `rows`; None if the map weights all keys."""
     if problem.gain is None:
         return None
     keys = np.arange(scores.shape[-1])
     close = (np.abs(rows[:, None] - keys) < problem.window) | (keys < problem.sinks)
-    return Near(close, scores, problem.gain, problem.relative)
+    return NearKeys(close, scores, problem.gain, problem.relative)
 
 
 # Queries (H, r, d) at positions (r,) against the first `seen` keys: similarities (H, r, seen), and
@@ -239,7 +239,7 @@ def normalized(
     log_q: Floats | None,
     log_k: Floats | None,
     allowed: Bools | None,
-    near: Near | None = None,
+    near: NearKeys | None = None,
 ) -> tuple[Floats, Bools, Floats]:
     """Return weights divided by their sums, which rows are defined, and log |sum|."""
     reference: Any = 0.0
@@ -269,7 +269,7 @@ def _joined(
     log_q: Floats | None,
     log_k: Floats | None,
     allowed: Bools | None,
-    near: Near,
+    near: NearKeys,
 ) -> tuple[Floats, Floats]:
     """Join near weights e^{s·q·k} and far ones, relative to the exponential of one row maximum."""
     far = ~near.close if allowed is None else allowed & ~near.close

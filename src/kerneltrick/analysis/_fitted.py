@@ -298,7 +298,7 @@ def hashes(k: Array) -> Hashes:
     return np.frombuffer(b"".join(found), np.uint64)
 
 
-def kept(found: Iterable[Hashes]) -> Hashes:
+def smallest_hashes(found: Iterable[Hashes]) -> Hashes:
     """Return the smallest of these hashes, sorted; all of them unless the text is long."""
     return np.unique(np.concatenate(list(found)))[:MOST_SEEN]
 

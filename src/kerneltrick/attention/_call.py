@@ -70,7 +70,7 @@ class Options(NamedTuple):
         return any(x is not None for x in (*arrays, self.state, self.far))
 
 
-class Call(NamedTuple):
+class CheckedCall(NamedTuple):
     """A checked call: what engines need, and what turns their result into the caller's."""
 
     inputs: Inputs
@@ -89,7 +89,7 @@ def check_call(
     v: Array,
     feature_map: maps.MapLike | Dial,
     options: Options,
-) -> Call:
+) -> CheckedCall:
     """Check everything; an engine may trust what it is given.
 
     Where q, k and v are the only arrays, what is found depends on types, shapes and numbers. It is
@@ -101,12 +101,12 @@ def check_call(
     if q.ndim == 2:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
     inputs = Inputs(found.inputs.xp, q, k, v, found.inputs.headless)
-    return Call(inputs, found.rule, Data(q, k, v, *found.data[3:]), *found[3:])
+    return CheckedCall(inputs, found.rule, Data(q, k, v, *found.data[3:]), *found[3:])
 
 
 def _remembered(
     who: str, q: Array, k: Array, v: Array, feature_map: maps.MapLike | Dial, options: Options
-) -> Call | None:
+) -> CheckedCall | None:
     """The checks of such a call, on arrays without values; None if more than that would count."""
     if options.has_arrays or not isinstance(feature_map, (str, maps.FeatureMap)):
         return None
@@ -125,7 +125,7 @@ def _remembered(
 @functools.lru_cache(maxsize=256, typed=True)  # 1 and True are equal, but not both a scale
 def _check_kind(
     who: str, feature_map: maps.MapLike, kind: tuple[Any, ...], around: Any, *options: Any
-) -> Call:
+) -> CheckedCall:
     """The checks of every call of a kind. No engine writes into the empty state that is in it."""
     array, dtype, *shapes = kind
     q, k, v = (stand_in(array, dtype, shape) for shape in shapes)
@@ -139,7 +139,7 @@ def _check(
     v: Array,
     feature_map: maps.MapLike | Dial,
     options: Options,
-) -> Call:
+) -> CheckedCall:
     inputs = check_inputs(who, q, k, v)
     chosen, window, sinks, far = combined(
         who, feature_map, options.window, options.sinks, options.far
@@ -217,7 +217,7 @@ def _check(
     )  # fmt: skip
     data, padded = _pad_empty(data, causal, inputs.xp)
     raises = normalize and options.on_zero in ("raise", None)
-    return Call(inputs, rule, data, raises, options.on_zero, print_, padded)
+    return CheckedCall(inputs, rule, data, raises, options.on_zero, print_, padded)
 
 
 def _check_near(who: str, window: int, options: Options, inputs: Inputs) -> None:
@@ -376,7 +376,7 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
     return data, (no_queries, no_keys)
 
 
-def report_zero(call: Call, zero: Array | None, rows: Any = None) -> None:
+def report_zero(call: CheckedCall, zero: Array | None, rows: Any = None) -> None:
     if not call.raises or zero is None:
         return
     if not is_concrete(zero):

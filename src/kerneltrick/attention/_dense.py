@@ -12,7 +12,7 @@ from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
 from kerneltrick.attention._call import OnZero, Options, check_call, report_zero
-from kerneltrick.attention._linear import attend, normalized_weights, weights_of
+from kerneltrick.attention._linear import normalized_weights, run_attention, weights_of
 from kerneltrick.engines import UNBOUNDED, DenseRows, dense_rows, finish
 
 Substitute = Literal["temperature", "gumbel", "straight-through"]
@@ -60,7 +60,7 @@ def softmax_attention(
         causal, scale, None, True, mask, query_mask, segment_ids, on_zero=on_zero,
         window=UNBOUNDED if window is None else window, sinks=sinks, return_state=False,
     )  # fmt: skip
-    output = attend(who, q, k, v, "softmax", options, "exact")
+    output = run_attention(who, q, k, v, "softmax", options, "exact")
     if not return_weights:
         return output
     weights = weights_of(who, q, k, "softmax", options)

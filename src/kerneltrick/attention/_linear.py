@@ -9,7 +9,14 @@ import numpy as np
 
 from kerneltrick import engines, maps
 from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
-from kerneltrick.attention._call import Call, OnZero, Options, Positions, check_call, report_zero
+from kerneltrick.attention._call import (
+    CheckedCall,
+    OnZero,
+    Options,
+    Positions,
+    check_call,
+    report_zero,
+)
 from kerneltrick.attention._dial import Dial
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, DenseRows, dense_rows, times
@@ -157,11 +164,11 @@ def linear_attention(
         causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
         on_zero, window, sinks, far, chunk_size, return_state,
     )  # fmt: skip
-    return attend("linear_attention", q, k, v, feature_map, options, engine)
+    return run_attention("linear_attention", q, k, v, feature_map, options, engine)
 
 
 @untranslated
-def attend(
+def run_attention(
     who: str,
     q: Array,
     k: Array,
@@ -244,7 +251,7 @@ def weights_of(
     return weights if n_q else weights[..., :0, :]
 
 
-def normalized_weights(call: Call, rows: DenseRows, weights: Array, numbers: Any) -> Array:
+def normalized_weights(call: CheckedCall, rows: DenseRows, weights: Array, numbers: Any) -> Array:
     """Weights (..., H, g, r, n) of rows as the caller sees them, (..., H·g, r, n)."""
     xp = call.inputs.xp
     keep = rows.queries.keep
@@ -288,7 +295,7 @@ def _check_rows(rows: Any, n_q: int) -> np.ndarray[Any, Any]:
     return np.where(chosen < 0, chosen + n_q, chosen)
 
 
-def _state_after(call: Call, carry: Carry, before: State | None) -> State:
+def _state_after(call: CheckedCall, carry: Carry, before: State | None) -> State:
     start = 0 if before is None else before.start
     stop = (0 if before is None else before.stop) + call.inputs.k.shape[-2]
     if call.padded[1]:  # the masked token that stood in for none is not to take a slot

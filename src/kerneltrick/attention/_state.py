@@ -37,14 +37,14 @@ from kerneltrick.attention._state_file import LONGEST, decoded, encoded, parts
 from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
+    KeyValues,
     Near,
     Rule,
-    Tokens,
+    add_to_sums,
+    concatenated,
     empty_carry,
-    fold,
-    joined,
     near_ranks,
-    settle,
+    split_near,
 )
 
 
@@ -355,15 +355,15 @@ def _with_near(rule: Rule, left: State, right: State, carry: Carry) -> Carry:
         restarted = lift(right.decay_log.hi) == -math.inf  # decays are refused beside a window
         base = xp.where(restarted, xp.zeros_like(base), base)
         held = held & ~restarted
-    tokens = joined(Tokens(*first[:3], keep=held), Tokens(*second[:4]))
+    tokens = concatenated(KeyValues(*first[:3], keep=held), KeyValues(*second[:4]))
     own = near_ranks(rule, second) + base
     rank = xp.concat([near_ranks(rule, first), own], axis=-2)
     slots = tokens.k.shape[-2] - 2 * rule.sinks
     room = max(min(rule.window - 1, slots), 0)
-    near, leaving = settle(rule, tokens, rank, base + second.count, room, mixed=True)
+    near, leaving = split_near(rule, tokens, rank, base + second.count, room, mixed=True)
     sums = Wide(*(None if x is None else lift(x) for x in carry.sums))
     log_scale = None if carry.log_scale is None else lift(carry.log_scale)
-    made = fold(rule, Carry(sums, log_scale, None, None, near), leaving)
+    made = add_to_sums(rule, Carry(sums, log_scale, None, None, near), leaving)
     if not headless:
         return made._replace(log_decay=carry.log_decay)
 

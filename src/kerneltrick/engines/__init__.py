@@ -11,7 +11,7 @@ from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
 from kerneltrick.engines._native_decoder import decoder
-from kerneltrick.engines._near import Tokens, fold, joined, near_ranks, settle
+from kerneltrick.engines._near import KeyValues, add_to_sums, concatenated, near_ranks, split_near
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -41,27 +41,27 @@ __all__ = [
     "Data",
     "DenseRows",
     "Engine",
+    "KeyValues",
     "Near",
     "Result",
     "Rule",
     "Signature",
-    "Tokens",
+    "add_to_sums",
     "chunked",
+    "concatenated",
     "core",
     "decoder",
     "dense",
     "dense_rows",
     "empty_carry",
     "finish",
-    "fold",
     "in_lines",
-    "joined",
     "near_ranks",
     "recurrent",
     "register",
     "run",
     "set_num_threads",
-    "settle",
     "show_config",
+    "split_near",
     "times",
 ]

@@ -1,7 +1,7 @@
 """A call of the compiled core: the fields of a list in `calls/`, and the arrays they point into.
 
-Each operator has one list of fields. native/core.h makes its structs from the lists. This file reads
-them to know where each field goes, and which checksum a core compiled from the same lists has.
+Each operator has one list of fields. native/core.h makes its structs from the lists. This file
+reads them to know where each field goes, and which checksum a core compiled from them has.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class CoreCall:
         self, like: CoreCall | None = None, *, operator: str = "attention", **numbers: Any
     ) -> None:
         """A call with the defaults of its fields, or those of another call, and these numbers."""
-        self.operator = operator if like is None else like.operator
+        self.operator: str = operator if like is None else like.operator
         self._values: list[Any] = list(_defaults(operator) if like is None else like._values)
         self._layout = layout(self.operator)
         self._slots = self._layout.slots

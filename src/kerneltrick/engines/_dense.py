@@ -50,7 +50,7 @@ class DenseRows(NamedTuple):
     keys: Keys
 
 
-class Parts(NamedTuple):
+class NearFarRows(NamedTuple):
     """Rows of near and far weights apart, over the n′ tokens that the state still holds and n."""
 
     far: Array  # (..., H, g, r, n′ + n), relative to exp(far_scale), 0 where not far
@@ -88,7 +88,7 @@ def dense(rule: Rule, data: Data) -> Result:
 def dense_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
     """The rows of the weights for the queries at `rows`, without forming the others."""
     xp = space(data.q)
-    parts = dense_parts(rule, data, rows, "past" if rule.causal else "all")
+    parts = near_far_rows(rule, data, rows, "past" if rule.causal else "all")
     weights, reference, state = parts.far, parts.far_scale, parts.state
     queries, keys, values = parts.queries, parts.keys, xp.expand_dims(parts.keys.values, axis=-3)
     carried = keys.features.shape[-2] - data.k.shape[-2]
@@ -109,7 +109,7 @@ def dense_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
 View = Literal["past", "all", "ahead"]  # keys j ≤ i; all; j < i of a sequence that runs backwards
 
 
-def dense_parts(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View) -> Parts:
+def near_far_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View) -> NearFarRows:
     """Near and far weights of the queries at `rows`, each in units of its own."""
     xp = space(data.q)
     n_q = data.q.shape[-2]
@@ -167,7 +167,7 @@ def dense_parts(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View) 
     if data.carry.bad is not None:
         bad = either(bad, xp.expand_dims(data.carry.bad, axis=-3) & sees_state)
     reference = None if sight.reference is None else xp.expand_dims(sight.reference, axis=-3)
-    return Parts(weights, reference, state, near, top, allowed, bad, queries, keys)
+    return NearFarRows(weights, reference, state, near, top, allowed, bad, queries, keys)
 
 
 def _look(

@@ -80,7 +80,7 @@ class Arguments(NamedTuple):
     gradient: bool  # whether a gradient may be asked for
 
 
-class Made(NamedTuple):
+class CoreResult(NamedTuple):
     """What the core has computed; PyTorch's operator has empty arrays in place of None."""
 
     output: Array
@@ -89,8 +89,10 @@ class Made(NamedTuple):
     log_scale: Array | None
     bad: Array | None
     saved: Array | None  # (1, ...): what rows are divided by; beside a window (3, ...), see core.h
-    near_after: Array | None  # which tokens are near afterwards, and how many were seen: for `kept`
-    seen_after: Array | None
+    near_after: (
+        Array | None
+    )  # which tokens are near afterwards, and how many were seen: for `near_tokens_at`
+    seen_after: Array | None  # how many tokens were seen
 
 
 class Prepared(NamedTuple):
@@ -147,8 +149,8 @@ def run(rule: Rule, data: Data, fused: Fused, scales: Scales = (None, None)) -> 
     if library(data.q) == "torch":
         from kerneltrick.engines import _native_torch
 
-        return _native_torch.attend(rule, data, fused, scales)
-    return attend(rule, data, fused, scales)
+        return _native_torch.torch_attention(rule, data, fused, scales)
+    return numpy_attention(rule, data, fused, scales)
 
 
 def _fused(signature: Signature) -> Fused | None:
@@ -183,7 +185,7 @@ def arguments(
     return Arguments._make((*tensors, rule.text, whole(data.start), False))
 
 
-def attend(rule: Rule, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
+def numpy_attention(rule: Rule, data: Data, how: Fused, scales: Scales = (None, None)) -> Result:
     """A call on NumPy arrays."""
     given, carry = arguments(rule, data, plain(how), scales, rule.stateless), data.carry
     call = assemble(given, type_number(dtype_name(data.q)))
@@ -198,7 +200,7 @@ def attend(rule: Rule, data: Data, how: Fused, scales: Scales = (None, None)) ->
         total = Wide(total.hi + added, None)
     near = None
     if made.near_after is not None:
-        near = kept(data, made.near_after, made.seen_after)
+        near = near_tokens_at(data, made.near_after, made.seen_after)
     assert made.bad is not None
     bad = made.bad if rule.wants_state and made.bad.any() else None
     after = Carry(Wide(made.sums, None), made.log_scale, total, bad, near)
@@ -212,7 +214,7 @@ def plain(how: Fused) -> Fused:
     return Fused(how.text, *(None if x is None else as_numpy(x) for x in how[1:]))
 
 
-def compute(given: Arguments, call: CoreCall) -> Made:
+def compute(given: Arguments, call: CoreCall) -> CoreResult:
     """The forward pass on NumPy arrays; outputs in the type of sums if a gradient may follow."""
     q, k, v, kind, dtype = given.q, given.k, given.v, call["type"], given.q.dtype
     rule = rule_of(given.rule)
@@ -247,7 +249,7 @@ def compute(given: Arguments, call: CoreCall) -> Made:
         call.array("near_after", index)
         call.array("seen_after", count)
     call.forward()
-    return Made(output, zero, sums, log_scale, bad, saved, index, count)
+    return CoreResult(output, zero, sums, log_scale, bad, saved, index, count)
 
 
 def give_saved(call: CoreCall, saved: NumpyArray) -> None:
@@ -265,7 +267,7 @@ def slots_after(given: Arguments, smaller: Any) -> Any:
     return rule.sinks + smaller(max(rule.window - 1, 0), have + given.k.shape[-2])
 
 
-def kept(data: Data, index: Array, count: Array) -> Near:
+def near_tokens_at(data: Data, index: Array, count: Array) -> Near:
     """The tokens at index (..., slots, 1): of those kept before (−1 − slot), or of the call."""
     before = data.carry.near
     assert before is not None

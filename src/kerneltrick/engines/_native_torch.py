@@ -1,8 +1,8 @@
 """The compiled core for CPU tensors: operators that PyTorch records, traces and differentiates.
 
-`kerneltrick::attend` takes the fields of `Arguments` and gives those of `Made`; its derivative is
-`kerneltrick::attend_backward`, which recomputes φ, and the derivative of that is the chunked
-engine's. Fake and meta tensors meet only the functions that say what shapes come out.
+`kerneltrick::attend` takes the fields of `Arguments` and gives those of `CoreResult`. Its
+derivative is `kerneltrick::attend_backward`, which recomputes φ, and the derivative of that is the
+chunked engine's. Fake and meta tensors meet only the functions that say what shapes come out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._core_call import aligned, core
-from kerneltrick.engines._native import Arguments, Made
+from kerneltrick.engines._native import Arguments, CoreResult
 from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, rule_of
 from kerneltrick.engines._torch_host import traced
 from kerneltrick.maps import Fused
@@ -55,7 +55,7 @@ TENSORS = Arguments._fields.index("rule")  # so many arguments are tensors
 DIFFERENTIABLE = tuple(Arguments._fields.index(name) for name in Gradients._fields)
 
 
-def attend(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result:
+def torch_attention(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result:
     def tensor(x: Any) -> Tensor | None:
         return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
 
@@ -66,7 +66,7 @@ def attend(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result
         given = given._replace(gradient=True)
     elif rule.stateless and not traced(data.q):
         given = given._replace(sums=None, log_scale=None, bad=None)
-    made = Made._make(_apply(_Attend, given, recorded))
+    made = CoreResult._make(_apply(_Attend, given, recorded))
     after = data.carry
     if given.sums is not None:
         log_scale = None if after.log_scale is None else made.log_scale
@@ -74,7 +74,7 @@ def attend(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result
     if rule.wants_state:
         near = None
         if data.carry.near is not None:
-            near = _native.kept(data, made.near_after, made.seen_after)
+            near = _native.near_tokens_at(data, made.near_after, made.seen_after)
         good = is_concrete(made.bad) and not as_numpy(made.bad).any()
         bad = None if good else made.bad
         after = after._replace(log_decay=_decay_after(data), bad=bad, near=near)
@@ -166,7 +166,7 @@ def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     def made(shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
         return q.new_empty(shape, dtype=dtype)
 
-    return Made(
+    return CoreResult(
         made((*rows, v.shape[-1]), _compute(q) if given.gradient else q.dtype),
         made((*rows, 1) if rule.normalize else (0,), torch.bool),
         made((0,) if given.sums is None else given.sums.shape, torch.float64),
@@ -266,7 +266,7 @@ class _Attend(Function):  # type: ignore[misc] # PyTorch's
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        made, given = Made._make(output), Arguments._make(inputs)
+        made, given = CoreResult._make(output), Arguments._make(inputs)
         # The caller may change what it gets, unless that is another array in another type.
         kept = made.output.clone() if made.output.dtype == given.v.dtype else made.output
         ctx.save_for_backward(kept, made.saved, *inputs[:TENSORS])
@@ -291,8 +291,8 @@ class _Attend(Function):  # type: ignore[misc] # PyTorch's
         by_one = [arguments[at] for at in SHARED if dims[at] is not None]
         if by_one:
             return _one_by_one(_Attend, info, dims, arguments)
-        made = Made._make(_apply(_Attend, _batched(info, dims, arguments)))
-        return made, _batch_axes(made, Made(0, 0, 0, 0, 0, 1, 0, 0))
+        made = CoreResult._make(_apply(_Attend, _batched(info, dims, arguments)))
+        return made, _batch_axes(made, CoreResult(0, 0, 0, 0, 0, 1, 0, 0))
 
 
 class _AttendBackward(Function):  # type: ignore[misc] # PyTorch's
@@ -458,7 +458,9 @@ _INPUTS = ", ".join(
     for name in Arguments._fields
 )
 OPERATORS: dict[Any, Callable[..., Any]] = {
-    _Attend: _register("attend", _Attend, _INPUTS, len(Made._fields), _attend, _attend_shapes),
+    _Attend: _register(
+        "attend", _Attend, _INPUTS, len(CoreResult._fields), _attend, _attend_shapes
+    ),
     _AttendBackward: _register(
         "attend_backward", _AttendBackward,
         f"Tensor d_output, Tensor? d_sums, Tensor output, Tensor saved, {_INPUTS}",

@@ -41,8 +41,8 @@ SMALLEST = 1e-30  # of a far sum that the reference of a row is taken from
 LARGEST = 70.0  # > −log SMALLEST: no exponent of a row is larger, and its exponential is finite
 
 
-class Tokens(NamedTuple):
-    """Tokens as they were given, (..., H, n, ·)."""
+class KeyValues(NamedTuple):
+    """KeyValues as they were given, (..., H, n, ·)."""
 
     k: Array
     v: Array
@@ -50,7 +50,7 @@ class Tokens(NamedTuple):
     keep: Array
 
 
-def own_tokens(data: Data) -> Tokens:
+def call_tokens(data: Data) -> KeyValues:
     """The tokens of a call, with positions and a mask of full shape."""
     xp, k = space(data.k), data.k
     shape = (*k.shape[:-1], 1)
@@ -60,7 +60,7 @@ def own_tokens(data: Data) -> Tokens:
     keep = xp.ones_like(k[..., :1], dtype=xp.bool)
     if data.mask is not None:
         keep = xp.broadcast_to(data.mask, shape)
-    return Tokens(k, data.v, xp.broadcast_to(where, shape), keep)
+    return KeyValues(k, data.v, xp.broadcast_to(where, shape), keep)
 
 
 def extended(data: Data) -> tuple[int, Data]:
@@ -69,7 +69,7 @@ def extended(data: Data) -> tuple[int, Data]:
     if near is None or near.k.shape[-2] == 0:
         return 0, data
     xp = space(data.k)
-    k, v, positions, keep = joined(Tokens(*near[:4]), own_tokens(data))
+    k, v, positions, keep = concatenated(KeyValues(*near[:4]), call_tokens(data))
     restart = data.restart
     if restart is not None:
         restart = xp.broadcast_to(restart, (*data.k.shape[:-1], 1))
@@ -144,7 +144,7 @@ def after(rule: Rule, data: Data, ahead: bool = False) -> Carry:
     near = data.carry.near
     assert near is not None
     xp, whole = space(data.k), near.count.dtype
-    own, rank = own_tokens(data), ranks(rule, data, ahead)[1]
+    own, rank = call_tokens(data), ranks(rule, data, ahead)[1]
     count, restarted = near.count, None
     held, kept = near.keep, own.keep
     if data.restart is not None:
@@ -155,24 +155,24 @@ def after(rule: Rule, data: Data, ahead: bool = False) -> Carry:
         count = xp.where(restarted, xp.zeros_like(count), count)
     added = xp.sum(astype(kept, whole), axis=-2, keepdims=True)
     count = count - added if ahead else count + added
-    tokens = joined(Tokens(*near[:3], held), own._replace(keep=kept))
+    tokens = concatenated(KeyValues(*near[:3], held), own._replace(keep=kept))
     mixed = data.mask is not None or data.restart is not None
     # Ahead of a query whose own key is masked there is one token more in the window.
     room = rule.window if ahead else rule.window - 1
-    near, leaving = settle(rule, tokens, rank, count, max(room, 0), mixed)
-    return fold(rule, data.carry, leaving, restarted)._replace(near=near)
+    near, leaving = split_near(rule, tokens, rank, count, max(room, 0), mixed)
+    return add_to_sums(rule, data.carry, leaving, restarted)._replace(near=near)
 
 
-def joined(first: Tokens, second: Tokens) -> Tokens:
+def concatenated(first: KeyValues, second: KeyValues) -> KeyValues:
     """Two stretches of tokens as one, in the dtypes of the first."""
     xp = space(first.k)
     pairs = zip(first, second, strict=True)
-    return Tokens._make([xp.concat([a, astype(b, a.dtype)], axis=-2) for a, b in pairs])
+    return KeyValues._make([xp.concat([a, astype(b, a.dtype)], axis=-2) for a, b in pairs])
 
 
-def settle(
-    rule: Rule, tokens: Tokens, rank: Array, count: Array, room: int, mixed: bool
-) -> tuple[Near, Tokens]:
+def split_near(
+    rule: Rule, tokens: KeyValues, rank: Array, count: Array, room: int, mixed: bool
+) -> tuple[Near, KeyValues]:
     """The last `room` of the tokens and the sinks, as Near, and what is left for the sums.
 
     `mixed`: tokens that are not kept may stand among those that are.
@@ -182,20 +182,20 @@ def settle(
         order = xp.argsort(astype(tokens.keep, whole), axis=-2, stable=True)
         order = astype(order, whole)
         rank = gather(rank, order)
-        tokens = Tokens._make([gather(x, order) for x in tokens])
+        tokens = KeyValues._make([gather(x, order) for x in tokens])
     size = tokens.k.shape[-2]
     gone = size - min(room, size - t)
-    ring = Tokens._make([x[..., gone:, :] for x in tokens])
-    leaving, rank = Tokens._make([x[..., :gone, :] for x in tokens]), rank[..., :gone, :]
-    sinks = Tokens._make([x[..., :0, :] for x in tokens])
+    ring = KeyValues._make([x[..., gone:, :] for x in tokens])
+    leaving, rank = KeyValues._make([x[..., :gone, :] for x in tokens]), rank[..., :gone, :]
+    sinks = KeyValues._make([x[..., :0, :] for x in tokens])
     if t:
         number = constant(np.arange(t)[:, None], rank, whole)
         match = (number == rank.mT) & leaving.keep.mT  # (..., t, gone)
         where = xp.argmax(astype(match, whole), axis=-1, keepdims=True)
-        sinks = Tokens._make([gather(x, astype(where, whole)) for x in leaving])
+        sinks = KeyValues._make([gather(x, astype(where, whole)) for x in leaving])
         sinks = sinks._replace(keep=xp.any(match, axis=-1, keepdims=True))
         leaving = leaving._replace(keep=leaving.keep & (rank >= t))
-    return Near(*joined(sinks, ring), count=count), leaving
+    return Near(*concatenated(sinks, ring), count=count), leaving
 
 
 def gather(x: Array, index: Array) -> Array:
@@ -220,7 +220,9 @@ def resized(rule: Rule, near: Near, slots: int) -> Near:
     return Near._make([*parts, near.count])
 
 
-def fold(rule: Rule, carry: Carry, tokens: Tokens, restarted: Array | None = None) -> Carry:
+def add_to_sums(
+    rule: Rule, carry: Carry, tokens: KeyValues, restarted: Array | None = None
+) -> Carry:
     """The sums with tokens added that are no longer near, in the arithmetic of the sums."""
     xp = space(carry.sums.hi)
     sums, log_scale, log_decay, bad, near = carry

@@ -156,7 +156,7 @@ class Result(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Tokens ready to be summed; masked ones are zeros."""
+    """KeyValues ready to be summed; masked ones are zeros."""
 
     features: Array  # (..., H, n, m)
     values: Array  # (..., H, n, M + 1), last column 1

@@ -22,7 +22,7 @@ from kerneltrick._arrays import (
     stop_gradient,
     zeros,
 )
-from kerneltrick.engines._dense import Parts, View, dense, dense_parts
+from kerneltrick.engines._dense import NearFarRows, View, dense, near_far_rows
 from kerneltrick.engines._near import after, resized, units
 from kerneltrick.engines._problem import (
     Carry,
@@ -92,7 +92,7 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
             q, k, v, both(mask, valid), both(query_mask, valid), None, None, q_positions,
             k_positions, 0, carry, gain,
         )  # fmt: skip
-        parts = dense_parts(rule, part, np.arange(block), view)
+        parts = near_far_rows(rule, part, np.arange(block), view)
         return _mixed(parts), parts.queries, part
 
     def backwards(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
@@ -133,7 +133,7 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
     return Result(output, zero, _cut(rule, carry, data))
 
 
-def _mixed(parts: Parts) -> Mixed:
+def _mixed(parts: NearFarRows) -> Mixed:
     xp = space(parts.far)
     values = xp.expand_dims(parts.keys.values, axis=-3)
     assert parts.near is not None

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 from kerneltrick.attention import Dial, State, linear_attention
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
-from kerneltrick.hf._mask import AttentionError, Tokens
+from kerneltrick.hf._mask import AttentionError, TokenMask
 
 LAYER = "_kerneltrick_layer"  # the attribute of keys that holds the cache layer they went through
 
 
-class Rule(NamedTuple):
+class LayerSetting(NamedTuple):
     """How a layer attends: its dial and its scale, where None stands for 1/√d."""
 
     dial: Dial
     scale: float | None
 
 
-def attend(
+def replacement_attention(
     choose: Callable[[str, Any], Dial],
     module: Any,
     query: Any,
@@ -46,10 +46,10 @@ def attend(
     n_q, n_k, d = query.shape[2], key.shape[2], query.shape[3]
     # None stands for 1/√d, for exact weights and for maps that approximate them.
     scale = None if math.isclose(call.scale, d**-0.5) else call.scale
-    rule, tokens = Rule(choose(where, module), scale), call.tokens
+    rule, tokens = LayerSetting(choose(where, module), scale), call.tokens
     layer = key.__dict__.pop(LAYER, None)
     if layer is not None:
-        out = layer.attend(where, rule, query, key, value, tokens)
+        out = layer.attend_cached(where, rule, query, key, value, tokens)
     elif tokens.causal:
         before = None
         if n_k > n_q:  # a cache that keeps all keys brings those of earlier calls
@@ -68,14 +68,14 @@ def attend(
 
 
 def attend_causal(
-    rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens, state: State | None
+    rule: LayerSetting, query: Any, key: Any, value: Any, tokens: TokenMask, state: State | None
 ) -> tuple[Any, State]:
     """Return the outputs of tokens that follow `state`, and the state after them."""
     return _continue(rule, query, key, value, tokens, state)
 
 
 def absorb(
-    rule: Rule, heads: int, key: Any, value: Any, tokens: Tokens, state: State | None
+    rule: LayerSetting, heads: int, key: Any, value: Any, tokens: TokenMask, state: State | None
 ) -> State:
     """Return the state after tokens whose outputs nobody needs, for so many query heads."""
     query = key.new_zeros((key.shape[0], heads, *key.shape[2:]))
@@ -83,7 +83,13 @@ def absorb(
 
 
 def _continue(
-    rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens, state: State | None, **more: Any
+    rule: LayerSetting,
+    query: Any,
+    key: Any,
+    value: Any,
+    tokens: TokenMask,
+    state: State | None,
+    **more: Any,
 ) -> tuple[Any, State]:
     how = {"causal": True, "mask": tokens.keep, "segment_ids": tokens.segment_ids, "state": state}
     return linear_attention(

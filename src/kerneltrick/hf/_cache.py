@@ -11,8 +11,8 @@ import torch
 from transformers import cache_utils
 
 from kerneltrick.attention import Decoder, State
-from kerneltrick.hf._attend import LAYER, Rule, absorb, attend_causal
-from kerneltrick.hf._mask import AttentionError, Tokens
+from kerneltrick.hf._attend import LAYER, LayerSetting, absorb, attend_causal
+from kerneltrick.hf._mask import AttentionError, TokenMask
 from kerneltrick.torch import exported
 
 PATIENCE = 2  # tokens that arrive one by one before a decoder is made
@@ -90,9 +90,9 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self.seen = 0  # tokens, including padding
         self.record_past = False
         self._owed = False  # whether keys were returned that no attention function has used yet
-        self._tail: list[tuple[Any, Any, Tokens]] = []  # the recorded tokens, …
+        self._tail: list[tuple[Any, Any, TokenMask]] = []  # the recorded tokens, …
         self._base: State | None = None  # … and the state before them
-        self._rule: Rule | None = None
+        self._rule: LayerSetting | None = None
         self._heads = 0
 
     @property
@@ -130,8 +130,8 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self._owed = True
         return key_states, value_states
 
-    def attend(
-        self, where: str, rule: Rule, query: Any, key: Any, value: Any, tokens: Tokens
+    def attend_cached(
+        self, where: str, rule: LayerSetting, query: Any, key: Any, value: Any, tokens: TokenMask
     ) -> Any:
         """Return the outputs of new tokens, and add the tokens to the state."""
         self._owed = False
@@ -158,7 +158,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             self._tail = [*self._tail, (key, value, tokens)]  # a fork keeps the old list
         return out
 
-    def _can_step(self, query: Any, tokens: Tokens) -> bool:
+    def _can_step(self, query: Any, tokens: TokenMask) -> bool:
         """Return whether a `Decoder` can take the call: one token per stream, without gradients."""
         return (
             query.shape[2] == 1
@@ -169,7 +169,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             and (tokens.keep is None or bool(tokens.keep.all()))
         )
 
-    def _decoder(self, rule: Rule, query: Any, key: Any, value: Any) -> Decoder | None:
+    def _decoder(self, rule: LayerSetting, query: Any, key: Any, value: Any) -> Decoder | None:
         """Return the decoder that continues from here, from the third single token on.
 
         Earlier it would not pay off: beam search reorders the streams after every token.
@@ -253,12 +253,12 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
 
         self.state, self._base = chosen(self.state), chosen(self._base)
         self._tail = [
-            (pick(k), pick(v), Tokens(True, pick(tokens.keep), pick(tokens.segment_ids)))
+            (pick(k), pick(v), TokenMask(True, pick(tokens.keep), pick(tokens.segment_ids)))
             for k, v, tokens in self._tail
         ]
 
 
-def _parts(rule: Rule) -> list[Any]:
+def _parts(rule: LayerSetting) -> list[Any]:
     """Return the parts of a rule, and how often the tensors among them have been changed."""
     dial, far = rule.dial, rule.dial.far
     learned = dial.feature_map

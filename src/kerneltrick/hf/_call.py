@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kerneltrick.hf._mask import AttentionError, Tokens, read_mask
+from kerneltrick.hf._mask import AttentionError, TokenMask, read_mask
 
 TOLERANCE = 1e-3  # how far a layer may be from softmax(s·QKᵀ)V, relative to the largest output
 TERMS = {  # keywords of the attention function that change the scores
@@ -34,7 +34,7 @@ class AttentionCall(NamedTuple):
     k: Any  # (batch, H_kv, n_k, d)
     v: Any  # (batch, H_kv, n_k, M)
     scale: float
-    tokens: Tokens
+    tokens: TokenMask
 
 
 def layer_name(module: Any, number: int | None) -> str:

@@ -18,17 +18,17 @@ class AttentionError(ValueError):
     """This model cannot attend through a feature map; the message says why."""
 
 
-class Tokens(NamedTuple):
+class TokenMask(NamedTuple):
     """What a mask says about the tokens of a call."""
 
     causal: bool
     keep: Any = None  # (batch, n_k) bool; None keeps all tokens
     segment_ids: Any = None  # (batch, n_k); None means one sequence in each row
 
-    def stretch(self, at: slice) -> Tokens:
+    def stretch(self, at: slice) -> TokenMask:
         """Return the same for some of the tokens."""
         keep, ids = (None if x is None else x[:, at] for x in (self.keep, self.segment_ids))
-        return Tokens(self.causal, keep, ids)
+        return TokenMask(self.causal, keep, ids)
 
 
 def make_mask(
@@ -94,16 +94,16 @@ def _other_mask(
     return mask
 
 
-def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> Tokens:
+def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> TokenMask:
     """Return what `mask` says. `causal` is what the model says, for when the mask leaves it open.
 
     where: the name of the layer, for messages.
     """
     if mask is None:
-        return Tokens(causal)
+        return TokenMask(causal)
     if mask.ndim == 2 and mask.shape[1] == n_k and mask.dtype in (torch.int8, torch.bool):
         keep = mask.to(torch.bool)
-        return Tokens(mask.dtype == torch.int8, None if bool(keep.all()) else keep)
+        return TokenMask(mask.dtype == torch.int8, None if bool(keep.all()) else keep)
     if mask.ndim != 4 or mask.shape[2] not in (1, n_q) or mask.shape[3] != n_k:
         raise AttentionError(
             f"{where} has a mask {tuple(mask.shape)} for {n_q} queries and {n_k} keys; expected "
@@ -126,7 +126,7 @@ def _allowed(where: str, mask: Any) -> Any:
     return allowed[:, 0]
 
 
-def _read_pattern(where: str, allowed: Any, causal: bool) -> Tokens:
+def _read_pattern(where: str, allowed: Any, causal: bool) -> TokenMask:
     """Find out whether a pattern is full, causal or packed. Rows of padding do not count."""
     n_q, n_k = allowed.shape[1:]
     keep = allowed.any(dim=1)
@@ -142,12 +142,12 @@ def _read_pattern(where: str, allowed: Any, causal: bool) -> Tokens:
     patterns = {True: past, False: torch.ones_like(allowed)}
     for kind in (causal, not causal):
         if patterns[kind] is not None and fits(patterns[kind]):
-            return Tokens(kind, kept)
+            return TokenMask(kind, kept)
     if n_q == n_k:
         first = torch.where(keep, allowed.to(torch.int8).argmax(dim=-1), 0)
         segment = first.cummax(dim=-1).values  # padding belongs to the sequence before it
         if fits(past & (segment[..., None] == segment[:, None])):
-            return Tokens(True, kept, segment)
+            return TokenMask(True, kept, segment)
     raise AttentionError(
         f"{where} has a mask that is neither causal nor full (a sliding window shorter than the "
         "text, or a prefix that all tokens see)"

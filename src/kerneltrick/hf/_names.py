@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from kerneltrick import maps
 from kerneltrick.attention import Dial
-from kerneltrick.hf._attend import attend
+from kerneltrick.hf._attend import replacement_attention
 from kerneltrick.hf._mask import AttentionError, make_mask
 from kerneltrick.maps import is_ours
 
@@ -67,7 +67,7 @@ def register(setting: str | maps.FeatureMap | Dial) -> str:
 
 def register_choice(name: str, choose: Callable[[str, Any], Dial]) -> None:
     """Register a name whose dial depends on the layer: `choose(name of the layer, module)`."""
-    AttentionInterface.register(name, functools.partial(attend, choose))
+    AttentionInterface.register(name, functools.partial(replacement_attention, choose))
     AttentionMaskInterface.register(name, make_mask)
 
 

@@ -44,7 +44,7 @@ class Fused(NamedTuple):
 
 
 class CoreRecipe(NamedTuple):
-    """How the compiled core computes a map; `engines/calls/attention.def` lists the kinds and the numbers."""
+    """How the compiled core computes a map: a kind and numbers of `engines/calls/attention.def`."""
 
     kind: str
     columns: int = 0  # of the weights; 0: as many as there are features

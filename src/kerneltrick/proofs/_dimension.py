@@ -9,7 +9,7 @@ from typing import Any
 from kerneltrick import costs, maps
 from kerneltrick.proofs._coefficients import table
 from kerneltrick.proofs._form import NotNormalError
-from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd_form import is_psd
 from kerneltrick.proofs._search import Found
@@ -50,7 +50,7 @@ def check_dimension(
     if isinstance(counter.count, str):
         return Verdict.undecided(label, counter.count)
     statement = Statement(text, counter.count, "=", claimed, (), d)
-    found = settle(statement)
+    found = decide_equation(statement)
     shown = _shown(counter.count, d)
     least = "at least " if minimal else ""
     if isinstance(found, Found):

@@ -11,7 +11,7 @@ from kerneltrick import maps
 from kerneltrick.proofs._black_box import compare_numbers
 from kerneltrick.proofs._evaluate import scalar_value
 from kerneltrick.proofs._explain_map import explanation
-from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._number import Number
 from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._random import check_drawn_function, check_favor
@@ -180,7 +180,7 @@ def _judge(
     statement = Statement(text, left, "=", right, (), d)
     if some:
         return check_some(claim, statement, some)
-    found = settle(statement)
+    found = decide_equation(statement)
     if isinstance(phi.map, maps.Favor):
         return check_favor(claim, phi.map, kernel, statement, found, why)
     if isinstance(found, Derivation):

@@ -76,7 +76,7 @@ def check_gradient(attention: str | Attention, trains: str = "k") -> Verdict:
     if name in _HARD:
         return _hard(claim, said)
     if name in _SOFT:
-        return _settled(claim, said, True, _SLOPES[said.what])
+        return _decided(claim, said, True, _SLOPES[said.what])
     return _linear(claim, said, maps.get(name))
 
 
@@ -119,16 +119,16 @@ def _hard(claim: str, said: Trained) -> Verdict:
             f"the gradient to every {said.what} is 0: a small change of {said.what} does not "
             "change the choice (except at ties, which have measure 0)"
         )
-        return _settled(claim, said, False, reason, facts)
+        return _decided(claim, said, False, reason, facts)
     reason = "o is the selected value itself: only the chosen value receives a gradient"
     if said.which == "unselected":
-        return _settled(claim, said, False, reason, facts)
+        return _decided(claim, said, False, reason, facts)
     if said.how_many == "every" and not said.which:
         return Verdict.false(claim, Derivation(reason, (GENERIC,)), facts=facts)
-    return _settled(claim, said, True, reason, facts)
+    return _decided(claim, said, True, reason, facts)
 
 
-def _settled(
+def _decided(
     claim: str,
     said: Trained,
     trained: bool,
@@ -149,7 +149,7 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
     if said.what == "q" and feature_map.dim(2) == 1:
         facts = {"gradient": {"q": False, "k": True, "v": True}}
         reason = "with one feature φ(q) cancels from the fraction, so o does not depend on q"
-        return _settled(claim, said, False, reason, facts)
+        return _decided(claim, said, False, reason, facts)
     flat = isinstance(feature_map, maps.Relu | maps.Relu2 | maps.T2R | maps.Cosformer)
     if said.what == "q" and said.how_many == "every" and flat:
         missing = f"{feature_map} is flat below 0, so the data decides which queries get a gradient"
@@ -160,7 +160,7 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
             f"{feature_map} can give a pair no weight, so the data decides which inputs get one"
         )
         return Verdict.undecided(claim, missing)
-    return _settled(claim, said, True, reason, None, (TWO,) if said.what == "q" else ())
+    return _decided(claim, said, True, reason, None, (TWO,) if said.what == "q" else ())
 
 
 def _measured(claim: str, said: Trained, function: Attention) -> Verdict:

@@ -70,7 +70,7 @@ def _read(text: str) -> Statement:
 
 def judge(claim: str, statement: Statement) -> Verdict:
     """The verdict on an equation."""
-    found = settle(statement)
+    found = decide_equation(statement)
     if isinstance(found, Found):
         return refuted(claim, statement, found)
     if isinstance(found, Derivation):
@@ -78,7 +78,7 @@ def judge(claim: str, statement: Statement) -> Verdict:
     return Verdict.undecided(claim, found)
 
 
-def settle(statement: Statement) -> Derivation | Found | str:
+def decide_equation(statement: Statement) -> Derivation | Found | str:
     """A derivation of an equation, values that break it, or the reason for neither."""
     found = search(statement, 1)  # the first point refuses what cannot be read
     if found is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from kerneltrick.proofs._coefficients import as_expression, as_sympy
 from kerneltrick.proofs._evaluate import evaluate, float_scope, scalar_value
 from kerneltrick.proofs._form import Form, NotNormalError, atom, number, power
-from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd import is_dot
 from kerneltrick.proofs._search import NOTHING
@@ -76,7 +76,7 @@ def check_moments(claim: str, *, seed: int = 0) -> Verdict:
     deviations = sorted(x for x in laws.letters if re.fullmatch(r"sigma(_\w+)?", x))
     limits = tuple(Condition(Node("name", 0, x), ">=", _ZERO) for x in deviations)
     statement = statement._replace(conditions=(*conditions, *limits))
-    found = settle(statement)
+    found = decide_equation(statement)
     if found == NOTHING:
         return Verdict.undecided(claim, NOTHING)
     taken = (*assumptions(statement), *laws.assumptions())

@@ -14,7 +14,7 @@ from kerneltrick import maps
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
 from kerneltrick.proofs._evaluate import Scope, evaluate
 from kerneltrick.proofs._form import NotNormalError
-from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._interval import same
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
@@ -60,7 +60,7 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     _check_names(wanted)
     swapped = renamed(renamed(renamed(wanted.node, "q", "_"), "k", "q"), "_", "k")
     symmetry = Statement(wanted.text, wanted.node, "=", swapped, (), d)
-    found = settle(symmetry)
+    found = decide_equation(symmetry)
     if isinstance(found, Found):
         return _asymmetric(claim, symmetry, found)
     if not speaks_of_something(symmetry):

@@ -121,7 +121,7 @@ def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
     if claim.node is not None and _contradictory(claim.statement):
         return None, False, Known("any", NOTHING)
     known, taken = _prove(claim)
-    if tried is None and _settles(known.sign, claim.relation):
+    if tried is None and _decides(known.sign, claim.relation):
         if claim.node is not None and not speaks_of_something(claim.statement):
             return None, False, Known("any", NOTHING)
         return Derivation(f"it is {known.sign}: {known.why}", taken), True, known
@@ -251,7 +251,7 @@ def _node(subject: Subject) -> Node | None:
     return None if features is None else product_of(features)
 
 
-def _settles(sign: str, relation: str) -> bool:
+def _decides(sign: str, relation: str) -> bool:
     accepted = {
         ">": ("positive",),
         ">=": ("positive", "non-negative"),

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from kerneltrick.proofs._form import Atom, Form, Monomial, NotNormalError
-from kerneltrick.proofs._identity import settle
+from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import scalar
 from kerneltrick.proofs._search import dimensions, speaks_of_something
 from kerneltrick.proofs._statement import Setting, Statement, assumptions, derive, setting, span
@@ -28,7 +28,7 @@ def check_some(claim: str, statement: Statement, some: Sequence[str]) -> Verdict
     the equation is derived like any other claim. If the equations have no common root in one
     dimension, no choice works, even if the choice may depend on d.
     """
-    settle(statement)  # refuses what cannot be read
+    decide_equation(statement)  # refuses what cannot be read
     letters = ", ".join(some)
     try:
         found = _equations(statement, setting(statement), some)

@@ -463,13 +463,13 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope:
     for name in missing:
         vectors[name] = [Number(0)] * d  # a placeholder that marks it as a vector
 
-    def settle(name: str) -> None:
+    def evaluate_vector(name: str) -> None:
         """Evaluate a vector after the vectors that define it: q = k, k = x."""
         missing.remove(name)
         condition = explained[name]
         for other in sorted(_behind(_explanation(condition, name), explained)):
             if other in missing:
-                settle(other)
+                evaluate_vector(other)
         value = evaluate(_explanation(condition, name), scope)
         if isinstance(value, Number):
             if not (value.exact and value.value == 0):
@@ -482,7 +482,7 @@ def _scope(statement: Statement, d: int, point: Point) -> Scope:
         vectors[name] = value
 
     while missing:
-        settle(missing[0])
+        evaluate_vector(missing[0])
     return scope
 
 

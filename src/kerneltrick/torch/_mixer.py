@@ -19,8 +19,8 @@ from kerneltrick.torch._tokens import (
     check_segments,
     count_tokens,
     frequencies,
+    rotary_angles,
     rotate,
-    turns,
 )
 from kerneltrick.torch.distributed._tokens import Before
 
@@ -308,7 +308,7 @@ class ProjectedMixer(Mixer):
         q, k, v = (split(part, count) for part, count in zip(parts, counts, strict=True))
         positions, after = tokens.counted()
         if self.rotary:
-            cos, sin = turns(x, positions, self._frequencies)
+            cos, sin = rotary_angles(x, positions, self._frequencies)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         gate = None if self.gate is None else linear(self.gate, x)
         return Heads(q, k, v, tail, positions, after, gate)

@@ -139,7 +139,7 @@ def frequencies(d: int, base: float) -> Tensor:
     return torch.tensor([*(-x for x in steps), *steps], dtype=torch.float64, device="cpu")
 
 
-def turns(x: Tensor, positions: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_angles(x: Tensor, positions: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of position · frequency, (n, d) or (batch, 1, n, d), for `rotate`."""
     # In float32 the angle of position 100,000 has an error of 0.004; MPS has nothing better.
     wide = torch.float32 if x.device.type == "mps" else torch.float64

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kerneltrick._progress import Progress, ProgressReport
-from kerneltrick.analysis import AttentionData, FittedMaps, hashes, kept
+from kerneltrick.analysis import AttentionData, FittedMaps, hashes, smallest_hashes
 from kerneltrick.attention import (
     Dial,
     Far,
@@ -109,7 +109,7 @@ class Transfer:
                     f"{sequences[0].source}: at least {same} tokens are used for fitting and also "
                     f"held out; held-out tokens must be different"
                 )
-        self.seen = [kept(pair) for pair in zip(self.seen, found, strict=True)]
+        self.seen = [smallest_hashes(pair) for pair in zip(self.seen, found, strict=True)]
 
     def train(
         self,
@@ -272,7 +272,7 @@ def _hashes(sequences: Any, shape: Shape) -> list[Any]:
     """The hashes of all tokens for each key head of each layer."""
     empty = np.zeros(0, np.uint64)
     return [
-        kept([empty, *(hashes(data.k[row, head]) for data in sequences)])
+        smallest_hashes([empty, *(hashes(data.k[row, head]) for data in sequences)])
         for row in range(len(shape.layers))
         for head in range(shape.kv_heads)
     ]

@@ -32,7 +32,7 @@ def transposed(X: Array) -> Array:
     return np.swapaxes(X, -1, -2)
 
 
-def attend(
+def softmax_heads(
     Q: Array,
     K: Array,
     V: Array,

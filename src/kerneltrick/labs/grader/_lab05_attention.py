@@ -13,8 +13,8 @@ from kerneltrick.labs.grader._lab05 import (
     FUTURE_MAXIMUM,
     OVERFLOWS,
     Attend,
-    attend,
     normal,
+    softmax_heads,
     transposed,
 )
 from kerneltrick.labs.grader._pieces import Array, softmax
@@ -196,30 +196,32 @@ SOFTMAX = Exercise(
     mistakes=(
         Mistake(
             "your output matches attention without the scale 1/√d",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=1),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V, causal, scale=1),
         ),
         Mistake(
             "your output matches attention with the scale 1/d: Var[q·k] = d, so a score is about "
             "√d in size and the scale is 1/√d",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=1 / Q.shape[-1]),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V, causal, scale=1 / Q.shape[-1]),
         ),
         Mistake(
             "your output matches attention with the scale √d: divide by √d",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=math.sqrt(Q.shape[-1])),
+            lambda Q, K, V, causal=False: softmax_heads(
+                Q, K, V, causal, scale=math.sqrt(Q.shape[-1])
+            ),
         ),
         Mistake(
             "your scale is 1/√M, but M is the width of the values: d is the width of queries and "
             "keys",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=V.shape[-1] ** -0.5),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V, causal, scale=V.shape[-1] ** -0.5),
         ),
         Mistake(
             "your scale is 1/√n, but n is the number of tokens: d is the width of queries and keys",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, scale=Q.shape[-2] ** -0.5),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V, causal, scale=Q.shape[-2] ** -0.5),
         ),
         Mistake(
             "your softmax runs over the queries: the weights of each query over the keys, the last "
             "axis, must add up to 1",
-            lambda Q, K, V, causal=False: attend(Q, K, V, causal, axis=-2),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V, causal, axis=-2),
         ),
         Mistake(
             "your softmax overflows: subtract the largest score of each query before np.exp, which "
@@ -234,7 +236,7 @@ SOFTMAX = Exercise(
         ),
         Mistake(
             "your output with causal=True sees the future: it uses all keys",
-            lambda Q, K, V, causal=False: attend(Q, K, V),
+            lambda Q, K, V, causal=False: softmax_heads(Q, K, V),
         ),
         Mistake(
             "with causal=True you set the weights of the future to 0 after the softmax: the other "

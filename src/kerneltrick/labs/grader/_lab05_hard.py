@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
-from kerneltrick.labs.grader._lab05 import attend, normal
+from kerneltrick.labs.grader._lab05 import normal, softmax_heads
 from kerneltrick.labs.grader._pieces import Array, softmax
 
 
@@ -56,12 +56,12 @@ HARD = Exercise(
     mistakes=(
         Mistake(
             "your output matches softmax attention: hard attention returns a single value",
-            lambda Q, K, V: attend(Q, K, V),
+            lambda Q, K, V: softmax_heads(Q, K, V),
         ),
         Mistake(
             "your output matches softmax attention without a scale: hard attention returns a "
             "single value",
-            lambda Q, K, V: attend(Q, K, V, scale=1),
+            lambda Q, K, V: softmax_heads(Q, K, V, scale=1),
         ),
         Mistake("on ties you take the last key: take the first", _last_of_ties),
         Mistake(

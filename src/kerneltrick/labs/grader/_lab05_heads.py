@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
-from kerneltrick.labs.grader._lab05 import Attend, attend, normal
+from kerneltrick.labs.grader._lab05 import Attend, normal, softmax_heads
 from kerneltrick.labs.grader._pieces import Array
 
 
@@ -98,7 +98,7 @@ COMBINE = Exercise(
 def _heads(
     split: Callable[[Array, int], Array] = _split,
     combine: Callable[[Array], Array] = _combine,
-    attend: Attend = attend,
+    attend: Attend = softmax_heads,
     project: bool = True,
 ) -> Attend:
     """Multi-head attention with one of its steps replaced."""
@@ -116,11 +116,11 @@ def _heads(
 def _no_heads(
     X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array, heads: int, causal: bool = False
 ) -> Array:
-    return np.asarray(attend(X @ W_q, X @ W_k, X @ W_v, causal) @ W_o)
+    return np.asarray(softmax_heads(X @ W_q, X @ W_k, X @ W_v, causal) @ W_o)
 
 
 def _scaled_by(width: Callable[[Array, Array], float]) -> Attend:
-    return lambda Q, K, V, causal: attend(Q, K, V, causal, scale=width(Q, V) ** -0.5)
+    return lambda Q, K, V, causal: softmax_heads(Q, K, V, causal, scale=width(Q, V) ** -0.5)
 
 
 def _layer(d: int, heads: int, k: int, v: int, seed: int = 0) -> tuple[Array, ...]:
@@ -205,14 +205,14 @@ MULTI_HEAD = Exercise(
         ),
         Mistake(
             "your output with causal=True sees the future",
-            _heads(attend=lambda Q, K, V, causal: attend(Q, K, V)),
+            _heads(attend=lambda Q, K, V, causal: softmax_heads(Q, K, V)),
         ),
     ),
 )
 
 
 def _multi_query(
-    attend: Callable[[Array, Array, Array], Array] = lambda Q, K, V: attend(Q, K, V, True),
+    attend: Callable[[Array, Array, Array], Array] = lambda Q, K, V: softmax_heads(Q, K, V, True),
     output: str = "bhnv,hvd->bnd",
     average: bool = False,
 ) -> Callable[..., Array]:
@@ -228,7 +228,7 @@ def _multi_query(
 
 
 def _softmax_over_heads(Q: Array, K: Array, V: Array) -> Array:
-    return attend(Q, K, V, True, axis=-3)
+    return softmax_heads(Q, K, V, True, axis=-3)
 
 
 def _first_head_only(X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Array) -> Array:
@@ -256,23 +256,25 @@ MULTI_QUERY = Exercise(
     mistakes=(
         Mistake(
             "your output is not causal: token i must not see the tokens after it",
-            _multi_query(attend=lambda Q, K, V: attend(Q, K, V)),
+            _multi_query(attend=lambda Q, K, V: softmax_heads(Q, K, V)),
         ),
         Mistake(
             "your output matches attention without the scale 1/√k",
-            _multi_query(attend=lambda Q, K, V: attend(Q, K, V, True, scale=1)),
+            _multi_query(attend=lambda Q, K, V: softmax_heads(Q, K, V, True, scale=1)),
         ),
         Mistake(
             "your scale is 1/√d, but d is the width of the layer: use 1/√k, where k is the width "
             "of a head",
             lambda X, W_q, W_k, W_v, W_o: _multi_query(
-                attend=lambda Q, K, V: attend(Q, K, V, True, scale=X.shape[-1] ** -0.5)
+                attend=lambda Q, K, V: softmax_heads(Q, K, V, True, scale=X.shape[-1] ** -0.5)
             )(X, W_q, W_k, W_v, W_o),
         ),
         Mistake(
             "your scale is 1/√v, but v is the width of the values: use 1/√k, where k is the width "
             "of the keys",
-            _multi_query(attend=lambda Q, K, V: attend(Q, K, V, True, scale=V.shape[-1] ** -0.5)),
+            _multi_query(
+                attend=lambda Q, K, V: softmax_heads(Q, K, V, True, scale=V.shape[-1] ** -0.5)
+            ),
         ),
         Mistake(
             "your softmax runs over the heads: the weights of a query over the keys must add up "

@@ -107,7 +107,7 @@ def linear_attention(
     ranks.check_first([shard.has_state for shard in shards])
     tracked = ranks.check_gradients([shard.gradients for shard in shards])
     gain = None if with_far.far is None else with_far.far.gain
-    call = _Call(
+    call = _ShardedCall(
         ranks, shards, dial, chosen, scale, window, sinks, causal, k, v, mask, log_decay,
         segment_ids, positions, tracked, (*learned, gain),
     )  # fmt: skip
@@ -153,7 +153,7 @@ class _Shard(NamedTuple):
         return self.flags >> 1
 
 
-class _Call(NamedTuple):
+class _ShardedCall(NamedTuple):
     ranks: Ranks
     shards: list[_Shard]
     dial: Dial  # without far
@@ -248,7 +248,7 @@ def _kind(log_decay: Any, k: Tensor) -> str:
     return f"tensor of {log_decay.ndim} axes, {each} in each"
 
 
-def _before(call: _Call, state: State | None) -> tuple[State | None, Tensor]:
+def _before(call: _ShardedCall, state: State | None) -> tuple[State | None, Tensor]:
     """The state that this rank continues from, and the token of the exchange."""
     ranks = call.ranks
     fresh = _fresh_rows(call)
@@ -270,7 +270,7 @@ def _before(call: _Call, state: State | None) -> tuple[State | None, Tensor]:
     return before if fresh is None else _emptied(before, fresh), token
 
 
-def _total(call: _Call, state: State | None) -> tuple[State, Tensor]:
+def _total(call: _ShardedCall, state: State | None) -> tuple[State, Tensor]:
     """The merged state of all ranks."""
     used = [range(call.ranks.count)] * call.ranks.count
     states, token = _gathered(call, _state(call, state), used, call.dial, [])
@@ -278,7 +278,12 @@ def _total(call: _Call, state: State | None) -> tuple[State, Tensor]:
 
 
 def _full_window(
-    call: _Call, q: Tensor, query_mask: Tensor | None, state: State | None, dial: Dial, rest: Any
+    call: _ShardedCall,
+    q: Tensor,
+    query_mask: Tensor | None,
+    state: State | None,
+    dial: Dial,
+    rest: Any,
 ) -> tuple[Tensor, State, Tensor]:
     """Full attention with a window: the shard, the tokens just ahead of it, and sums of the rest.
 
@@ -340,7 +345,7 @@ def _per_token(values: Tensor, x: Tensor) -> Tensor:
     return values.expand(x.shape[:-1])
 
 
-def _empty(call: _Call, dial: Dial, start: int) -> State:
+def _empty(call: _ShardedCall, dial: Dial, start: int) -> State:
     width = 0
     if call.log_decay is not None or call.segment_ids is not None:
         width = 1
@@ -352,7 +357,7 @@ def _empty(call: _Call, dial: Dial, start: int) -> State:
     )  # fmt: skip
 
 
-def _state(call: _Call, state: State | None) -> State:
+def _state(call: _ShardedCall, state: State | None) -> State:
     """The state of the tokens of this rank, after the given state on the first rank."""
     k, v = call.k, call.v
     given: dict[str, Any] = {"scale": call.scale, "mask": call.mask, "return_state": True}
@@ -376,7 +381,7 @@ def _state(call: _Call, state: State | None) -> State:
     return made
 
 
-def _reversed_state(call: _Call, dial: Dial) -> State:
+def _reversed_state(call: _ShardedCall, dial: Dial) -> State:
     """The state of the tokens of this rank, read backwards."""
     stop = call.start + call.k.shape[-2]
     k, v = call.k.flip(-2), call.v.flip(-2)
@@ -388,7 +393,7 @@ def _reversed_state(call: _Call, dial: Dial) -> State:
     )[1]  # fmt: skip
 
 
-def _fresh_rows(call: _Call) -> Tensor | None:
+def _fresh_rows(call: _ShardedCall) -> Tensor | None:
     """Where a new text begins with this shard: bool, with the axes of a state."""
     ids, ranks = call.segment_ids, call.ranks
     if ids is None:
@@ -440,7 +445,7 @@ def _with_far(state: State, ahead: State) -> State:
 
 
 def _gathered(
-    call: _Call, own: State, used: list[range], dial: Dial, slots: list[int]
+    call: _ShardedCall, own: State, used: list[range], dial: Dial, slots: list[int]
 ) -> tuple[list[State], Tensor]:
     """The states of all ranks, by one exchange; `slots` is the number of near tokens of each."""
     ranks = call.ranks
