@@ -178,7 +178,7 @@ class State:
         d = k.shape[-1]
         scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
         window, sinks = check_window("State.empty", chosen, window, sinks)
-        rule = Rule(chosen, scale, True, True, math.nan, 1, 0, window=window, sinks=sinks)
+        rule = Rule(chosen, scale, True, True, math.nan, 1, window=window, sinks=sinks)
         slots = 0 if window == UNBOUNDED else max(window - 1, 0)
         carry = empty_carry(rule, inputs.k, inputs.v, decay_width, slots)
         print_ = fingerprint(rule, d, carry)
@@ -233,7 +233,7 @@ class State:
             if self.decay_log is not None:
                 decay_log = wide_add(self.decay_log, decay_log.hi)
         carry = Carry(sums, log_scale, decay_log, None)
-        rule = Rule(maps.Identity(), 1.0, True, True, math.nan, 1, 0)
+        rule = Rule(maps.Identity(), 1.0, True, True, math.nan, 1)
         if self.near is not None:
             rule = self._rule(feature_map, scale)
             carry = _with_near(rule, self, right, carry)
@@ -252,7 +252,7 @@ class State:
             chosen = maps.Custom(chosen.function, flat=True)
         d = int(self.near.k.shape[-1])
         scale = chosen.default_scale(d) if scale is None else check_scale("merge", scale)
-        rule = Rule(chosen, scale, True, True, math.nan, 1, 0, window=self.window, sinks=self.sinks)
+        rule = Rule(chosen, scale, True, True, math.nan, 1, window=self.window, sinks=self.sinks)
         print_ = fingerprint(rule, d, Carry(self.sums, None, None, None))
         if print_ != self.fingerprint:
             raise ValueError(f"the states are of {self.fingerprint}, but the map given is {print_}")

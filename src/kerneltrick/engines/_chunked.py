@@ -23,6 +23,7 @@ from kerneltrick._arrays import (
     max_blocks,
     scan,
     space,
+    static_start,
     stop_gradient,
     swap_axes,
     wide_add,
@@ -64,7 +65,7 @@ def chunked(rule: Rule, data: Data) -> Result:
 def _causal(rule: Rule, data: Data) -> Result:
     heads, n = data.k.shape[-3], data.k.shape[-2]
     chunk, group = _sizes(rule, data)
-    offset = rule.offset % chunk
+    offset = static_start(data.start, data.k) % chunk
 
     def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, k, v, mask, log_decay, restart, q_positions, k_positions = blocks
@@ -103,7 +104,7 @@ def _full(rule: Rule, data: Data) -> Result:
         return _absorb(carry, keys, chunk), ()
 
     keys_in = (data.k, data.v, data.mask, data.k_positions)
-    offset = rule.offset % chunk
+    offset = static_start(data.start, data.k) % chunk
     carry, _ = scan(absorb, data.carry, keys_in, length=n, block=chunk * group, offset=offset)
 
     def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
@@ -137,7 +138,7 @@ def _sizes(rule: Rule, data: Data) -> tuple[int, int]:
     rows = math.prod(data.q.shape[:-2])
     largest = rows * max(chunk * max(m, width, chunk), m * width)
     longest = max(data.q.shape[-2], data.k.shape[-2])
-    chunks = -(-(longest + rule.offset % chunk) // chunk)
+    chunks = -(-(longest + static_start(data.start, data.k) % chunk) // chunk)
     most = max(1, min(max_blocks(data.q), BLOCK_NUMBERS // max(largest, 1)))
     groups = -(-chunks // most)
     return chunk, max(1, -(-chunks // max(groups, 1)))

@@ -362,7 +362,6 @@ def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
         fields = {field.name for field in dataclasses.fields(chosen)}
         chosen = dataclasses.replace(chosen, **{k: x for k, x in parts.items() if k in fields})
         rule = dataclasses.replace(rule, feature_map=chosen)
-    rule = dataclasses.replace(rule, offset=given.start)
     near = None
     if given.near_k is not None:
         near = Near(

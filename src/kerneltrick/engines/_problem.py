@@ -47,7 +47,6 @@ class Rule:
     normalize: bool
     zero_fill: float  # what an output becomes where the normaliser is exactly 0
     chunk_size: int
-    offset: int  # padding in front of the first chunk, so that chunks lie at absolute positions
     window: int = 0  # keys less than so many unmasked tokens away are near: their weight is exact
     sinks: int = 0  # so are the first tokens of a segment, from anywhere
     near_scale: float = 1.0  # the weight of a near key is exp(near_scale · q·k)
@@ -95,16 +94,16 @@ class Rule:
 
 @functools.cache
 def _settings() -> tuple[str, ...]:
-    """The fields of a rule that are numbers; where chunks begin is told apart from them."""
+    """The fields of a rule that are numbers."""
     names = (field.name for field in dataclasses.fields(Rule))
-    return tuple(name for name in names if name not in ("feature_map", "offset"))
+    return tuple(name for name in names if name != "feature_map")
 
 
 @functools.lru_cache(maxsize=256)
 def rule_of(text: str) -> Rule:
     """The rule that `Rule.text` wrote."""
     feature_map, *values = json.loads(text)
-    return Rule(get(feature_map), offset=0, **dict(zip(_settings(), values, strict=True)))
+    return Rule(get(feature_map), **dict(zip(_settings(), values, strict=True)))
 
 
 class Near(NamedTuple):

@@ -19,6 +19,7 @@ from kerneltrick._arrays import (
     library,
     scan,
     space,
+    static_start,
     stop_gradient,
     zeros,
 )
@@ -68,7 +69,7 @@ def _causal(rule: Rule, data: Data, block: int) -> Result:
     streams = (
         data.q, data.k, data.v, data.mask, data.restart, data.q_positions, data.k_positions,
     )  # fmt: skip
-    length, offset = data.k.shape[-2], rule.offset % block
+    length, offset = data.k.shape[-2], static_start(data.start, data.k) % block
     carry, (output, zero) = scan(body, carry, streams, length=length, block=block, offset=offset)
     return Result(output, zero, _cut(rule, carry, data))
 
