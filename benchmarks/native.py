@@ -462,7 +462,7 @@ def extra(name: str, d: int, n: int, library: str) -> tuple[int, int]:
     small = inputs(64, d=d, library=library)
     call(small)  # starts threads and loads what the libraries load late
     _, state = call(small, return_state=True)
-    parts = [*state.sums, state.scale_log]
+    parts = [*state.sums, state.carry.log_scale]
     kept = sum(np.asarray(x).nbytes for x in parts if x is not None)
     before = resident()
     data = inputs(n, d=d, library=library)

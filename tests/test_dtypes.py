@@ -1,5 +1,7 @@
 """Arguments in every dtype: the values count, not the dtype that they come in."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -227,7 +229,8 @@ def test_a_state_file_with_an_infinite_normaliser_is_refused(tmp_path):
     sums = state.sums.hi.copy()
     sums[..., 0, -1] = np.inf
     path = tmp_path / "state.safetensors"
-    broken = kt.State(state.sums._replace(hi=sums), None, None, 0, N, state.fingerprint)
+    carry = state.carry._replace(sums=state.sums._replace(hi=sums))
+    broken = dataclasses.replace(state, carry=carry)
     broken.save(path)
     with pytest.raises(ValueError, match="Z is infinite"):
         kt.State.load(path)

@@ -150,7 +150,9 @@ def test_a_step_sees_that_weights_of_a_map_have_changed():
 
     def step(at):
         part = [x[:, :, at : at + 1] for x in (q, k, v)]
-        return layer.attend_cached("it", kt.hf._attend.LayerSetting(learned.dial, None), *part, tokens)
+        return layer.attend_cached(
+            "it", kt.hf._attend.LayerSetting(learned.dial, None), *part, tokens
+        )
 
     for at in range(6):
         step(at)

@@ -209,7 +209,7 @@ class TestJax:
             )
             exact += k.astype(np.float64).sum(0)
         assert state.sums.lo is not None
-        total = state.sums.numpy()[:, -1]
+        total = state.sums.numpy()[0, :, -1]
         assert (np.abs(total - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
 
     def test_vmap(self):

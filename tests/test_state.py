@@ -259,7 +259,9 @@ class TestFiles:
                 left.merge(right)
         x = np.ones((2, 4))
         _, other = kt.linear_attention(x, x, x, "elu", return_state=True)
-        strange = dataclasses.replace(other, scale_log=np.zeros((1, 1)))
+        strange = dataclasses.replace(
+            other, carry=other.carry._replace(log_scale=np.zeros((1, 1, 1)))
+        )
         with pytest.raises(ValueError, match=r"has a log_scale, but elu .* needs none"):
             kt.linear_attention(x, x, x, "elu", state=strange)
 

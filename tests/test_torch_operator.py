@@ -151,7 +151,7 @@ class TestOperator:
         q, k, v = tensors(grad=False, dtype=torch.float16)
         kt.linear_attention(q, k, v, causal=True)
         operator, arguments = calls[-1]
-        made = _native_torch.Made._make(operator(*arguments))
+        made = _native_torch.CoreResult._make(operator(*arguments))
         assert made.saved.numel() == 0
         assert made.output.dtype == torch.float16
 
@@ -160,7 +160,7 @@ class TestOperator:
         for window, rows in ((0, 1), (3, 3)):
             kt.linear_attention(*leaves, causal=True, window=window)
             operator, arguments = calls[-1]
-            assert _native_torch.Made._make(operator(*arguments)).saved.shape == (rows, 2, 20)
+            assert _native_torch.CoreResult._make(operator(*arguments)).saved.shape == (rows, 2, 20)
 
 
 class TestDerivatives:

@@ -202,9 +202,9 @@ MUTANTS = [
     ),
     Mutant(
         "merge without the decay of the right half",
-        "attention/_state.py",
-        "        factor = decay\n",
-        "        factor = None\n",
+        "engines/_merge.py",
+        "    factor = decay\n",
+        "    factor = None\n",
         "test_state.py::test_merge_is_associative_and_equals_the_whole",
     ),
     Mutant(
@@ -744,9 +744,9 @@ MUTANTS = [
     ),
     Mutant(
         "near and far: merge numbers the right half from 0",
-        "attention/_state.py",
-        "own = near_ranks(rule, second) + base",
-        "own = near_ranks(rule, second) + 0 * base",
+        "engines/_merge.py",
+        "near_ranks(rule, right) + base",
+        "near_ranks(rule, right) + 0 * base",
         "test_window_state.py::test_halves_merge_to_the_whole",
     ),
     Mutant(

@@ -207,7 +207,7 @@ class Decoder:
         self._sums[...] = np.where(nan, 0, state.sums.hi)
         self._bad[...] = nan.any(axis=-2, keepdims=True)
         if self._scales is not None:
-            self._scales[...] = state.scale_log
+            self._scales[...] = state.carry.log_scale
         if log_decay is not None:
             self._total += log_decay.reshape(self._total.shape)
         self._near = state.near

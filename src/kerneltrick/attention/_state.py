@@ -37,14 +37,10 @@ from kerneltrick.attention._state_file import LONGEST, decoded, encoded, parts
 from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
-    KeyValues,
     Near,
     Rule,
-    add_to_sums,
-    concatenated,
     empty_carry,
-    near_ranks,
-    split_near,
+    merge,
 )
 
 
@@ -65,23 +61,31 @@ class State:
     (True, (8, 8), 60)
     """
 
-    sums: Wide  # (..., H, m, M + 1): U and, as the last column, Z
-    scale_log: Array | None  # (..., H, 1, 1)
-    decay_log: Wide | None  # (..., H, 1, 1 or m)
+    carry: Carry  # what engines continue from, with a head axis; NaN in sums marks bad columns
     start: Any
     stop: Any
     fingerprint: str  # the map, its window and scale and the shapes
-    near: Near | None = None  # the tokens that are still near; None without window and sinks
     window: int = 0
     sinks: int = 0
+    headless: bool = False  # whether it is shown without the head axis, as the inputs had none
 
     def __post_init__(self) -> None:
         if isinstance(self.sums.hi, np.ndarray):
             for x in (self.sums.hi, *(() if self.near is None else self.near)):
                 x.flags.writeable = False  # a value: nobody else holds these arrays
         if library(self.sums.hi) == "jax":
-            fields = ("sums", "scale_log", "decay_log", "start", "stop", "near")
-            register_pytree(State, fields, ("fingerprint", "window", "sinks"))
+            label = ("fingerprint", "window", "sinks", "headless")
+            register_pytree(State, ("carry", "start", "stop"), label)
+
+    @property
+    def sums(self) -> Wide:
+        """U and, as the last column, Z: (..., H, m, M + 1)."""
+        return self.carry.sums
+
+    @property
+    def near(self) -> Near | None:
+        """The tokens that are still near; None without window and sinks."""
+        return self.carry.near
 
     @property
     def U(self) -> Array:
@@ -96,18 +100,24 @@ class State:
     @property
     def log_scale(self) -> Array:
         """What U and Z are relative to, (..., H); 0 for maps without a log-scale."""
-        if self.scale_log is None:
-            xp = space(self.sums.hi)
-            return xp.zeros_like(xp.sum(self.sums.hi[..., 0], axis=-1))
-        return self.scale_log[..., 0, 0]
+        found = self.carry.log_scale
+        if found is None:
+            xp, sums = space(self.sums.hi), self.shown(self.sums.hi)
+            return xp.zeros_like(xp.sum(sums[..., 0], axis=-1))
+        return self.shown(found)[..., 0, 0]
 
     @property
     def log_decay(self) -> Array:
         """Σ log-decay from start to stop, (..., H, 1 or m); −inf if the state restarted between."""
-        if self.decay_log is None:
-            xp = space(self.sums.hi)
-            return xp.zeros_like(xp.sum(self.sums.hi[..., :1], axis=-2))
-        return wide_narrow(self.decay_log, self.decay_log.hi.dtype)[..., 0, :]
+        found = self.carry.log_decay
+        if found is None:
+            xp, sums = space(self.sums.hi), self.shown(self.sums.hi)
+            return xp.zeros_like(xp.sum(sums[..., :1], axis=-2))
+        return self.shown(wide_narrow(found, found.hi.dtype))[..., 0, :]
+
+    def shown(self, x: Array) -> Array:
+        """An array of the carry, without the head axis if the inputs had none."""
+        return x[..., 0, :, :] if self.headless else x
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +130,7 @@ class State:
         return size
 
     def _whole(self) -> Array:
-        whole = wide_narrow(self.sums, self.sums.hi.dtype)
+        whole = self.shown(wide_narrow(self.sums, self.sums.hi.dtype))
         # NumPy's are read-only; what else could be changed in place is handed out as a copy.
         return whole if isinstance(whole, np.ndarray) else copied(whole)
 
@@ -128,8 +138,8 @@ class State:
         """The same state in arrays of its own."""
 
         def fresh(x: Any) -> Any:
-            if isinstance(x, tuple):  # Wide, Near
-                return type(x)(*(fresh(part) for part in x))
+            if isinstance(x, tuple):  # Carry, Wide, Near
+                return type(x)(*(fresh(y) for y in x))
             return copied(x) if is_array(x) else x
 
         return State(*(fresh(value) for value in self._values()))
@@ -144,10 +154,9 @@ class State:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __repr__(self) -> str:
-        shape = tuple(self.sums.hi.shape)
         return (
             f"<State of {self.fingerprint}, tokens {self.start}:{self.stop}, "
-            f"U {(*shape[:-1], shape[-1] - 1)} {library(self.sums.hi)}>"
+            f"U {_u_shape(self.shown(self.sums.hi))} {library(self.sums.hi)}>"
         )
 
     @staticmethod
@@ -206,38 +215,13 @@ class State:
                 f"merge needs adjacent states, but the left one ends at token {self.stop} and the "
                 f"right one starts at {right.start}"
             )
-        xp = namespace(left=self.sums.hi, right=right.sums.hi)
-        decay = None
-        if right.decay_log is not None:
-            decay = wide_narrow(right.decay_log, right.decay_log.hi.dtype)
-        left_shift = right_shift = log_scale = None
-        if self.scale_log is not None and right.scale_log is not None:
-            slowest = self.scale_log
-            if decay is not None:
-                slowest = slowest + xp.astype(xp.max(decay, axis=-1, keepdims=True), slowest.dtype)
-            log_scale = xp.maximum(slowest, right.scale_log)
-            low = xp.where(log_scale == -math.inf, xp.zeros_like(log_scale), log_scale)
-            left_shift, right_shift = self.scale_log - low, xp.exp(right.scale_log - low)
-        factor = decay
-        if left_shift is not None:
-            factor = left_shift if factor is None else factor + left_shift
-        grown = right.sums
-        if right_shift is not None:
-            grown = wide_add(grown, xp.zeros_like(grown.hi), right_shift.mT)
-        sums = wide_add(self.sums, grown.hi, None if factor is None else xp.exp(factor).mT)
-        if grown.lo is not None:
-            sums = wide_add(sums, grown.lo)
-        decay_log = self.decay_log
-        if right.decay_log is not None:
-            decay_log = right.decay_log
-            if self.decay_log is not None:
-                decay_log = wide_add(self.decay_log, decay_log.hi)
-        carry = Carry(sums, log_scale, decay_log, None)
-        rule = Rule(maps.Identity(), 1.0, True, True, math.nan, 1)
+        rule = None
         if self.near is not None:
+            if right.near is None:
+                raise ValueError("merge needs both states with their near tokens")
             rule = self._rule(feature_map, scale)
-            carry = _with_near(rule, self, right, carry)
-        return state_of(carry, self.start, right.stop, self.fingerprint, rule, headless=False)
+        carry = _marked(merge(self.carry, right.carry, rule))
+        return dataclasses.replace(self, carry=carry, stop=right.stop)
 
     def _rule(self, feature_map: maps.MapLike | Dial | None, scale: float | None) -> Rule:
         """What folds near tokens into the sums: the map that they were made with."""
@@ -248,7 +232,7 @@ class State:
                 f"longer near: left.merge(right, feature_map), with that of {self.fingerprint}"
             )
         chosen = maps.Softmax() if feature_map is None else Dial.get(feature_map).feature_map
-        if isinstance(chosen, maps.Custom) and self.sums.hi.ndim == 2:
+        if isinstance(chosen, maps.Custom) and self.headless:
             chosen = maps.Custom(chosen.function, flat=True)
         d = int(self.near.k.shape[-1])
         scale = chosen.default_scale(d) if scale is None else check_scale("merge", scale)
@@ -263,24 +247,18 @@ class State:
 
         A stream may be taken several times or not at all: beams are reordered so.
         """
-        if self.sums.hi.ndim < 4:
+        if self.headless or self.sums.hi.ndim < 4:
             raise ValueError(
                 f"select needs a state of a batch, (streams, heads, m, M), not of U "
-                f"{_u_shape(self.sums.hi)}"
+                f"{_u_shape(self.shown(self.sums.hi))}"
             )
 
         def pick(x: Any) -> Any:
-            if isinstance(x, tuple):  # Wide, Near
-                return type(x)(*(pick(part) for part in x))
+            if isinstance(x, tuple):  # Carry, Wide, Near
+                return type(x)(*(pick(y) for y in x))
             return space(x).take(x, streams, axis=0) if is_array(x) else x
 
-        return dataclasses.replace(
-            self,
-            sums=pick(self.sums),
-            scale_log=pick(self.scale_log),
-            decay_log=pick(self.decay_log),
-            near=pick(self.near),
-        )
+        return dataclasses.replace(self, carry=pick(self.carry))
 
     def to(self, like: Array) -> State:
         """The same state as arrays of the library and on the device of `like`."""
@@ -295,15 +273,16 @@ class State:
             rest = np.where(np.isfinite(values), values - as_numpy(hi), 0.0)
             return Wide(hi, constant(rest, like, probe.hi.dtype))
 
-        values, scale = self.sums.numpy(), None
-        if self.scale_log is not None:
-            exact = as_numpy(self.scale_log)
-            scale = constant(exact, like, probe.hi.dtype)
+        values, log_scale, log_decay = self.sums.numpy(), None, self.carry.log_decay
+        if self.carry.log_scale is not None:
+            exact = as_numpy(self.carry.log_scale)
+            log_scale = constant(exact, like, probe.hi.dtype)
             # Where the log-scale had to be rounded, the sums take up the difference.
             finite = np.isfinite(exact)
-            gap = np.where(finite, exact, 0.0) - np.where(finite, as_numpy(scale), 0.0)
+            gap = np.where(finite, exact, 0.0) - np.where(finite, as_numpy(log_scale), 0.0)
             values = values * np.exp(gap)
-        decay = None if self.decay_log is None else move(self.decay_log.numpy())
+        if log_decay is not None:
+            log_decay = move(log_decay.numpy())
         near = None
         if self.near is not None:
             k, v, positions, keep, count = (as_numpy(x) for x in self.near)
@@ -316,9 +295,8 @@ class State:
                 constant(keep, like, xp.bool),
                 constant(count, like, whole),
             )
-        return dataclasses.replace(
-            self, sums=move(values), scale_log=scale, decay_log=decay, near=near
-        )
+        carry = Carry(move(values), log_scale, log_decay, None, near)
+        return dataclasses.replace(self, carry=carry)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
@@ -339,43 +317,6 @@ def _nearest_dtype(x: Any, like: Array) -> Any:
     return getattr(xp, str(x.dtype), xp.float32)
 
 
-def _with_near(rule: Rule, left: State, right: State, carry: Carry) -> Carry:
-    """The carry of merged sums with the near tokens of both: those that are still near."""
-    if left.near is None or right.near is None:
-        raise ValueError("merge needs both states with their near tokens")
-    xp = space(left.near.k)
-    headless = carry.sums.hi.ndim == 2
-
-    def lift(x: Array) -> Array:
-        return x[None, ...] if headless else x
-
-    first, second = (Near._make([lift(x) for x in near]) for near in (left.near, right.near))
-    base, held = first.count, first.keep
-    if carry.log_decay is not None and right.decay_log is not None:
-        restarted = lift(right.decay_log.hi) == -math.inf  # decays are refused beside a window
-        base = xp.where(restarted, xp.zeros_like(base), base)
-        held = held & ~restarted
-    tokens = concatenated(KeyValues(*first[:3], keep=held), KeyValues(*second[:4]))
-    own = near_ranks(rule, second) + base
-    rank = xp.concat([near_ranks(rule, first), own], axis=-2)
-    slots = tokens.k.shape[-2] - 2 * rule.sinks
-    room = max(min(rule.window - 1, slots), 0)
-    near, leaving = split_near(rule, tokens, rank, base + second.count, room, mixed=True)
-    sums = Wide(*(None if x is None else lift(x) for x in carry.sums))
-    log_scale = None if carry.log_scale is None else lift(carry.log_scale)
-    made = add_to_sums(rule, Carry(sums, log_scale, None, None, near), leaving)
-    if not headless:
-        return made._replace(log_decay=carry.log_decay)
-
-    def strip(x: Array | None) -> Array | None:
-        return None if x is None else x[0, ...]
-
-    return Carry(
-        Wide(strip(made.sums.hi), strip(made.sums.lo)), strip(made.log_scale), carry.log_decay,
-        strip(made.bad), Near._make([strip(x) for x in near]),
-    )  # fmt: skip
-
-
 def fingerprint(rule: Rule, d: int, carry: Carry) -> str:
     m, width = carry.sums.hi.shape[-2:]
     text = dial_text(str(rule.feature_map), rule.window % UNBOUNDED, rule.sinks)
@@ -383,25 +324,17 @@ def fingerprint(rule: Rule, d: int, carry: Carry) -> str:
 
 
 def state_of(carry: Carry, start: Any, stop: Any, print_: str, rule: Rule, headless: bool) -> State:
-    """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
-    xp = space(carry.sums.hi)
-    hi, lo = carry.sums
-    if carry.bad is not None:
-        hi = xp.where(carry.bad, xp.full_like(hi, math.nan), hi)
+    """A state from the engines' carry."""
+    return State(_marked(carry), start, stop, print_, rule.window, rule.sinks, headless)
 
-    def strip(x: Array | None) -> Array | None:
-        return x[0, ...] if headless and x is not None else x
 
-    decay = carry.log_decay
-    if decay is not None:
-        decay = Wide(strip(decay.hi), strip(decay.lo))
-    near = carry.near
-    if near is not None:
-        near = Near._make([strip(x) for x in near])
-    sums = Wide(strip(hi), strip(lo))
-    return State(
-        sums, strip(carry.log_scale), decay, start, stop, print_, near, rule.window, rule.sinks
-    )
+def _marked(carry: Carry) -> Carry:
+    """The carry with NaN in the columns that a NaN or inf has made bad."""
+    if carry.bad is None:
+        return carry
+    xp, hi = space(carry.sums.hi), carry.sums.hi
+    hi = xp.where(carry.bad, xp.full_like(hi, math.nan), hi)
+    return carry._replace(sums=Wide(hi, carry.sums.lo), bad=None)
 
 
 def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carry:
@@ -414,13 +347,11 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
     if ours != theirs:
         raise TypeError(f"the state holds {ours} arrays, the inputs are {theirs}; use state.to(q)")
 
-    def lift(x: Array) -> Array:
-        return x[None, ...] if headless else x
-
-    hi, lo = lift(state.sums.hi), None if state.sums.lo is None else lift(state.sums.lo)
-    if hi.shape != expected.sums.hi.shape:
+    hi, lo = state.sums
+    if hi.shape != expected.sums.hi.shape or state.headless != headless:
+        needed = expected.sums.hi[0, ...] if headless else expected.sums.hi
         raise ValueError(
-            f"the state has U {_u_shape(hi)}, but these inputs need {_u_shape(expected.sums.hi)}"
+            f"the state has U {_u_shape(state.shown(hi))}, but these inputs need {_u_shape(needed)}"
         )
     xp = space(hi)
     nan = xp.isnan(hi)
@@ -432,7 +363,8 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
     log_scale, sums = expected.log_scale, Wide(hi, lo)
     check_log_scale(state, log_scale is not None)
     if log_scale is not None:
-        exact = lift(state.scale_log)
+        exact = state.carry.log_scale
+        assert exact is not None
         log_scale = xp.astype(exact, log_scale.dtype)
         if exact.dtype != log_scale.dtype:  # the sums take up what rounding the log-scale changes
             empty = exact == -math.inf
@@ -441,16 +373,15 @@ def carry_of(state: State, expected: Carry, print_: str, headless: bool) -> Carr
             gap = xp.where(empty, zero, exact) - xp.where(empty, zero, rounded)
             sums = wide_add(sums, xp.zeros_like(hi), xp.exp(gap))
     log_decay = expected.log_decay
-    if state.decay_log is not None:
-        shape = lift(state.decay_log.hi).shape
+    if state.carry.log_decay is not None:
+        shape = state.carry.log_decay.hi.shape
         if log_decay is not None and log_decay.hi.shape[-1] > shape[-1]:
             shape = log_decay.hi.shape
-        parts = [None if x is None else xp.broadcast_to(lift(x), shape) for x in state.decay_log]
-        log_decay = Wide(*parts)
+        both = (None if x is None else xp.broadcast_to(x, shape) for x in state.carry.log_decay)
+        log_decay = Wide(*both)
     near = state.near
     if near is not None:
         assert expected.near is not None
-        near = Near._make([lift(x) for x in near])
         wanted = expected.near
         for name, own, other in (("keys", near.k, wanted.k), ("values", near.v, wanted.v)):
             if own.shape[:-2] != other.shape[:-2] or own.shape[-1] != other.shape[-1]:
@@ -467,7 +398,7 @@ def check_log_scale(state: State, needed: bool) -> None:
 
     Whether it does is not in the fingerprint, and a file names maps that nobody has at hand.
     """
-    if needed != (state.scale_log is not None):
+    if needed != (state.carry.log_scale is not None):
         has, wants = ("no", "one") if needed else ("a", "none")
         raise ValueError(
             f"the state has {has} log_scale, but {state.fingerprint} needs {wants}: it was not "
@@ -484,12 +415,12 @@ def _same_kind(left: State, right: State, who: str) -> None:
         raise ValueError(
             f"{who} needs states of one map: left is {left.fingerprint}, right {right.fingerprint}"
         )
-    if left.sums.hi.shape != right.sums.hi.shape:
+    if left.sums.hi.shape != right.sums.hi.shape or left.headless != right.headless:
         raise ValueError(
-            f"{who} needs states of one shape: left has U {_u_shape(left.sums.hi)}, "
-            f"right {_u_shape(right.sums.hi)}"
+            f"{who} needs states of one shape: left has U "
+            f"{_u_shape(left.shown(left.sums.hi))}, right {_u_shape(right.shown(right.sums.hi))}"
         )
-    check_log_scale(left, right.scale_log is not None)
+    check_log_scale(left, right.carry.log_scale is not None)
 
 
 def known_int(position: Any) -> int | None:

@@ -13,7 +13,7 @@ from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors
 from kerneltrick._text import printable
 from kerneltrick.attention._dial import dial_text
-from kerneltrick.engines import UNBOUNDED, Near
+from kerneltrick.engines import UNBOUNDED, Carry, Near
 
 FORMAT = "kerneltrick.State/1"
 LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
@@ -21,14 +21,17 @@ LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, te
 
 def parts(state: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors and the metadata of the file of a State."""
-    whole = state.sums.numpy()
-    tensors = {"U": whole[..., :-1], "Z": whole[..., -1]}
-    if state.scale_log is not None:
-        tensors["log_scale"] = as_numpy(state.scale_log)
-    if state.decay_log is not None:
-        tensors["log_decay"] = state.decay_log.numpy()
-    if state.near is not None:
-        tensors |= {f"near_{name}": as_numpy(x) for name, x in state.near._asdict().items()}
+    carry = state.carry
+    tensors = {"": carry.sums.numpy()}
+    if carry.log_scale is not None:
+        tensors["log_scale"] = as_numpy(carry.log_scale)
+    if carry.log_decay is not None:
+        tensors["log_decay"] = carry.log_decay.numpy()
+    if carry.near is not None:
+        tensors |= {f"near_{name}": as_numpy(x) for name, x in carry.near._asdict().items()}
+    tensors = {name: state.shown(x) for name, x in tensors.items()}
+    sums = tensors.pop("")
+    tensors = {"U": sums[..., :-1], "Z": sums[..., -1], **tensors}
     metadata = {
         "format": FORMAT,
         "fingerprint": state.fingerprint,
@@ -104,9 +107,16 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
         problem = _wrong_near(near, U, window, sinks)
         if problem:
             raise fail(problem)
-    sums = Wide(np.concatenate([U, Z[..., None]], axis=-1), None)
-    decay_log = None if decay is None else Wide(decay.astype(np.float64), None)
-    return sums, scale, decay_log, start, stop, print_, near, window, sinks
+    headless = U.ndim == 2
+
+    def lifted(x: Any) -> Any:
+        return x[None] if headless and x is not None else x
+
+    sums = Wide(lifted(np.concatenate([U, Z[..., None]], axis=-1)), None)
+    log_decay = None if decay is None else Wide(lifted(decay.astype(np.float64)), None)
+    near = None if near is None else Near._make(map(lifted, near))
+    carry = Carry(sums, lifted(scale), log_decay, None, near)
+    return carry, start, stop, print_, window, sinks, headless
 
 
 def _whole(text: str) -> int:

@@ -10,8 +10,8 @@ from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
+from kerneltrick.engines._merge import merge
 from kerneltrick.engines._native_decoder import decoder
-from kerneltrick.engines._near import KeyValues, add_to_sums, concatenated, near_ranks, split_near
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -41,14 +41,11 @@ __all__ = [
     "Data",
     "DenseRows",
     "Engine",
-    "KeyValues",
     "Near",
     "Result",
     "Rule",
     "Signature",
-    "add_to_sums",
     "chunked",
-    "concatenated",
     "core",
     "decoder",
     "dense",
@@ -56,12 +53,11 @@ __all__ = [
     "empty_carry",
     "finish",
     "in_lines",
-    "near_ranks",
+    "merge",
     "recurrent",
     "register",
     "run",
     "set_num_threads",
     "show_config",
-    "split_near",
     "times",
 ]

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors, write
 from kerneltrick.attention import Decoder, State, encoded, fields, parts
-from kerneltrick.engines import Near
+from kerneltrick.engines import Carry, Near
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -154,18 +154,17 @@ def _held(path: str, metadata: dict[str, str], tensors: dict[str, Any], like: Te
     return Held(torch.tensor(tensor, device=like.device), stop)
 
 
-def _register(cls: type, kept: tuple[str, ...], rows: dict[str, type]) -> None:
+def _register(cls: type, constants: tuple[str, ...]) -> None:
     """Register a state as a tree of tensors, so that torch.export accepts and returns it.
 
-    All fields are branches except those in `kept`; those in `rows` are tuples of that type.
+    All fields are branches except `constants`.
     """
     names = [field.name for field in dataclasses.fields(cls)]
-    branches = [name for name in names if name not in kept]
+    branches = [name for name in names if name not in constants]
 
     def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        found = (getattr(state, name) for name in branches)
-        plain = [tuple(x) if isinstance(x, tuple) else x for x in found]
-        return plain, tuple(getattr(state, name) for name in kept)
+        found = [_plain(getattr(state, name)) for name in branches]
+        return found, tuple(getattr(state, name) for name in constants)
 
     def flatten_with_keys(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
         values, context = flatten(state)
@@ -173,10 +172,10 @@ def _register(cls: type, kept: tuple[str, ...], rows: dict[str, type]) -> None:
         return list(zip(keys, values, strict=True)), context
 
     def unflatten(values: Any, context: Any) -> Any:
-        given = dict(zip(branches, values, strict=True)) | dict(zip(kept, context, strict=True))
-        for name, row in rows.items():
-            given[name] = None if given[name] is None else row(*given[name])
-        return cls(**given)
+        given = dict(zip(branches, values, strict=True))
+        if "carry" in given:
+            given["carry"] = _carry(*given["carry"])
+        return cls(**given, **dict(zip(constants, context, strict=True)))
 
     _pytree.register_pytree_node(
         cls, flatten, unflatten, serialized_type_name=f"kerneltrick.{cls.__name__}",
@@ -185,10 +184,17 @@ def _register(cls: type, kept: tuple[str, ...], rows: dict[str, type]) -> None:
     )  # fmt: skip
 
 
-_register(
-    State,
-    ("fingerprint", "window", "sinks"),
-    {"sums": Wide, "decay_log": Wide, "near": Near},
-)
-_register(Held, ("stop",), {})
-_register(MixerState, ("owner",), {})
+def _plain(x: Any) -> Any:
+    """Named tuples as plain ones, which torch.export knows."""
+    return tuple(map(_plain, x)) if isinstance(x, tuple) else x
+
+
+def _carry(sums: Any, log_scale: Any, log_decay: Any, bad: Any, near: Any) -> Carry:
+    """The carry that `_plain` took apart."""
+    decay = None if log_decay is None else Wide(*log_decay)
+    return Carry(Wide(*sums), log_scale, decay, bad, None if near is None else Near(*near))
+
+
+_register(State, ("fingerprint", "window", "sinks", "headless"))
+_register(Held, ("stop",))
+_register(MixerState, ("owner",))

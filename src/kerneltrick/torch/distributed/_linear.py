@@ -19,7 +19,7 @@ from torch.utils import _pytree
 from kerneltrick import attention, maps
 from kerneltrick._arrays import Wide, is_array
 from kerneltrick.attention import Dial, Far, OnZero, Positions, State, check_window, combined
-from kerneltrick.engines import UNBOUNDED, Near
+from kerneltrick.engines import UNBOUNDED, Carry, Near, merge
 from kerneltrick.torch.distributed._exchange import (
     Gather,
     Group,
@@ -257,11 +257,10 @@ def _before(call: _ShardedCall, state: State | None) -> tuple[State | None, Tens
     else:
         own = _state(call, state)
     if fresh is not None:
-        assert own.decay_log is not None
-        gone = torch.full_like(own.decay_log.hi, -math.inf)
-        own = dataclasses.replace(
-            own, decay_log=Wide(torch.where(fresh, gone, own.decay_log.hi), None)
-        )
+        assert own.carry.log_decay is not None
+        total = own.carry.log_decay.hi
+        total = torch.where(fresh, torch.full_like(total, -math.inf), total)
+        own = _with(own, log_decay=Wide(total, None))
     used = [range(i) for i in range(ranks.count)]
     states, token = _gathered(call, own, used, call.dial, call.slots(call.window - 1))
     if ranks.rank == 0:
@@ -309,8 +308,8 @@ def _full_window(
     mask, places = _whole_mask(call.mask, k), _per_token(call.key_positions(), k)
     if ranks.rank + 1 < ranks.count:
         ahead = _merged(flipped[: ranks.rank : -1], back, call.scale)
-        near = ahead.near
-        assert near is not None
+        assert ahead.near is not None
+        near = Near._make(map(ahead.shown, ahead.near))
         before = _with_far(before, ahead)
         k, v = (torch.cat([x, y.flip(-2).to(x.dtype)], -2) for x, y in ((k, near.k), (v, near.v)))
         mask = torch.cat([mask, near.keep[..., 0].flip(-1)], -1)
@@ -420,10 +419,13 @@ def _emptied(state: State, rows: Tensor) -> State:
     near = state.near
     if near is not None:
         near = near._replace(keep=near.keep & ~rows, count=without(near.count, 0))
-    return dataclasses.replace(
-        state, sums=Wide(without(state.sums.hi, 0), None),
-        scale_log=without(state.scale_log, -math.inf), near=near,
-    )  # fmt: skip
+    sums, log_scale = without(state.sums.hi, 0), without(state.carry.log_scale, -math.inf)
+    return _with(state, sums=Wide(sums, None), log_scale=log_scale, near=near)
+
+
+def _with(state: State, **arrays: Any) -> State:
+    """The state with other arrays in its carry."""
+    return dataclasses.replace(state, carry=state.carry._replace(**arrays))
 
 
 def _merged(states: list[State], dial: Dial, scale: float | None) -> State:
@@ -435,13 +437,8 @@ def _merged(states: list[State], dial: Dial, scale: float | None) -> State:
 
 def _with_far(state: State, ahead: State) -> State:
     """The state plus the sums of another one, without the near tokens of that one."""
-    bare = dataclasses.replace(state, near=None, window=0, sinks=0)
-    other = dataclasses.replace(
-        ahead, near=None, window=0, sinks=0, start=state.stop, stop=state.stop,
-        fingerprint=state.fingerprint,
-    )  # fmt: skip
-    return dataclasses.replace(bare.merge(other), near=state.near, window=state.window,
-                               sinks=state.sinks)  # fmt: skip
+    carry = merge(state.carry._replace(near=None), ahead.carry._replace(near=None))
+    return _with(state, sums=carry.sums, log_scale=carry.log_scale, log_decay=carry.log_decay)
 
 
 def _gathered(
@@ -452,7 +449,8 @@ def _gathered(
     near: list[Tensor] = []
     if own.near is not None:
         near = [_cut(x, dial.sinks, max(slots)) for x in own.near[:4]] + [own.near.count]
-    optional = [own.scale_log, None if own.decay_log is None else own.decay_log.hi]
+    log_scale, log_decay = own.carry.log_scale, own.carry.log_decay
+    optional = [log_scale, None if log_decay is None else log_decay.hi]
     parts = [own.sums.hi, *(x for x in optional if x is not None), *near]
     anchor = anchored(call.tracked, (*call.learned, *parts))
     token, *flat = Gather.apply(ranks, used, anchor, *parts)
@@ -460,21 +458,21 @@ def _gathered(
     for i in range(ranks.count):
         found = flat[i * len(parts) : (i + 1) * len(parts)]
         sums, *rest = found
-        scale_log = rest.pop(0) if own.scale_log is not None else None
-        decay = Wide(rest.pop(0), None) if own.decay_log is not None else None
-        held = None
+        carry = Carry(
+            Wide(sums, None),
+            None if log_scale is None else rest.pop(0),
+            None if log_decay is None else Wide(rest.pop(0), None),
+            None,
+        )
         if rest:
             held = Near._make([*(_cut(x, dial.sinks, slots[i]) for x in rest[:4]), rest[4]])
+            carry = carry._replace(near=held)
         first, stop = call.first(i), call.first(i + 1)
         if dial is not call.dial:  # read backwards
             first, stop = call.total - stop, call.total - first
         elif i == 0:
             first = call.shards[0].start
-        made = dataclasses.replace(
-            own, sums=Wide(sums, None), scale_log=scale_log, decay_log=decay, start=first,
-            stop=stop, near=held,
-        )  # fmt: skip
-        states.append(made)
+        states.append(dataclasses.replace(own, carry=carry, start=first, stop=stop))
     return states, token
 
 
