@@ -92,3 +92,9 @@ def test_a_subclass_is_not_taken_at_the_word_of_its_parent():
 
 def test_a_constant_is_declared_as_it_is_written():
     assert kt.maps.get("poly:degree=2,constant=0.3").kernel_form.shift == Fraction(3, 10)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_map_declares_its_formula_in_javascript(text):
+    found = maps.get(text)
+    assert bool(found.script) != bool(found.kernel_script)

@@ -73,7 +73,8 @@ class FeatureMap:
     approximates_softmax: ClassVar[bool] = False
     exact: ClassVar[bool] = True  # φ(q)·φ(k) equals kernel(q, k), not only on average
     shown: ClassVar[tuple[str, ...]] = ()  # parameters written in the text even at their default
-    script: ClassVar[str] = ""  # φ in JavaScript, for a report whose page does not know the map
+    script: ClassVar[str] = ""  # φ in JavaScript, for pages; see report/page/features.js
+    kernel_script: ClassVar[str] = ""  # or its kernel, a function of t = q·k, where it is exact
     forms_features: ClassVar[bool] = True  # the core forms φ(x); a decay per feature needs that
 
     def __post_init__(self) -> None:

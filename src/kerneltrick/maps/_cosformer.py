@@ -31,6 +31,12 @@ class Cosformer(FeatureMap):
     horizon: int
     name: ClassVar[str] = "cosformer"
     shown: ClassVar[tuple[str, ...]] = ("horizon",)
+    script: ClassVar[str] = """(x, { horizon }, n, d) => {
+      const angle = (i) => (i * Math.PI) / (2 * horizon);
+      const cosine = (y, i) => relu(y) * Math.cos(angle(i));
+      const sine = (y, i) => relu(y) * Math.sin(angle(i));
+      return plainFeatures(paired(x, n, d, cosine, sine), 2 * d);
+    }"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

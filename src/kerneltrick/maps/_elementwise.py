@@ -42,6 +42,7 @@ class Identity(Elementwise):
     """φ(x) = x. The similarity q·k may be negative; unnormalised, (QKᵀ)V = Q(KᵀV) exactly."""
 
     name: ClassVar[str] = "identity"
+    script: ClassVar[str] = "elementwise((x) => x)"
 
     @property
     def formula(self) -> str:
@@ -76,6 +77,7 @@ class Elu(Elementwise):
     """
 
     name: ClassVar[str] = "elu"
+    script: ClassVar[str] = "elementwise((x) => Math.exp(Math.min(x, 0)) + Math.max(x, 0))"
     coordinate: ClassVar[str] = "elu(x[i]) + 1"
     others: ClassVar[int] = 4  # minimum, exp, maximum, sum
 
@@ -96,6 +98,7 @@ class Relu(Elementwise):
     """φ(x) = max(0, x). Non-negative, not positive: a normaliser of 0 happens and is reported."""
 
     name: ClassVar[str] = "relu"
+    script: ClassVar[str] = "elementwise(relu)"
     coordinate: ClassVar[str] = "relu(x[i])"
     others: ClassVar[int] = 1
 
@@ -113,6 +116,7 @@ class Relu2(Relu):
     """φ(x) = max(0, x)². Non-negative, smoother than ReLU at 0."""
 
     name: ClassVar[str] = "relu2"
+    script: ClassVar[str] = "elementwise((x) => relu(x) ** 2)"
     coordinate: ClassVar[str] = "relu(x[i])**2"
     products: ClassVar[int] = 1
 
@@ -127,6 +131,7 @@ class Exp(Elementwise):
     """φ(x) = eˣ elementwise. Positive; φ(q)·φ(k) = Σ exp(qᵢ + kᵢ)."""
 
     name: ClassVar[str] = "exp"
+    script: ClassVar[str] = "(x, parameters, n, d) => exponentials(x, n, d)"
     coordinate: ClassVar[str] = "exp(x[i])"
     others: ClassVar[int] = 1
 
@@ -147,6 +152,7 @@ class Square(Elementwise):
     """φ(x) = x² elementwise. Non-negative; φ(q)·φ(k) = Σ qᵢ²kᵢ², not (q·k)²."""
 
     name: ClassVar[str] = "square"
+    script: ClassVar[str] = "elementwise((x) => x * x)"
     coordinate: ClassVar[str] = "x[i]**2"
     products: ClassVar[int] = 1
 

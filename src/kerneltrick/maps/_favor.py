@@ -46,6 +46,20 @@ class Favor(FeatureMap):
     approximates_softmax: ClassVar[bool] = True
     exact: ClassVar[bool] = False
     shown: ClassVar[tuple[str, ...]] = ("features",)
+    script: ClassVar[str] = """(x, { kind }, n, d, projection) => {
+      if (!projection) return null;
+      const draws = projection.length / d;
+      const projected = project(x, projection, n, d);
+      const norms = halfNorms(x, n, d);
+      if (kind === "trig") {
+        const values = paired(projected, n, draws, Math.cos, Math.sin);
+        return { values, m: 2 * draws, log: norms.map((half) => half - Math.log(draws) / 2) };
+      }
+      const both = kind === "hyperbolic";
+      const m = both ? 2 * draws : draws;
+      const shift = norms.map((half) => -half - Math.log(m) / 2);
+      return exponentials(both ? mirrored(projected, n, draws) : projected, n, m, shift);
+    }"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

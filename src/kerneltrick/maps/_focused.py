@@ -27,10 +27,10 @@ class Focused(FeatureMap):
     power: float = 3.0
     name: ClassVar[str] = "focused"
     shown: ClassVar[tuple[str, ...]] = ("power",)
-    script: ClassVar[str] = """(x, { power }) => {
+    script: ClassVar[str] = """(x, { power }, n, d) => {
       const values = x.map(relu);
-      for (let i = 0; i < N; i += 1) {
-        const row = values.subarray(i * D, (i + 1) * D);
+      for (let i = 0; i < n; i += 1) {
+        const row = values.subarray(i * d, (i + 1) * d);
         const top = Math.max(...row);
         if (top === 0) continue;
         const length = Math.hypot(...row);
@@ -38,7 +38,7 @@ class Focused(FeatureMap):
         const total = Math.hypot(...powers);
         powers.forEach((y, c) => (row[c] = (length * y) / total));
       }
-      return { values, m: D, log: null };
+      return plainFeatures(values, d);
     }"""
 
     def __post_init__(self) -> None:

@@ -39,6 +39,11 @@ class Hedgehog(FeatureMap):
     separate: bool = False
     name: ClassVar[str] = "hedgehog"
     approximates_softmax: ClassVar[bool] = True
+    script: ClassVar[str] = """(x, { activation, separate }, n, d) => {
+      const made = exponentials(mirrored(x, n, d), n, 2 * d);
+      if (activation === "exp") return made;
+      return plainFeatures(shares(made.values, separate ? d : 2 * d), 2 * d);
+    }"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,6 +159,10 @@ class T2R(FeatureMap):
     bias: Array | None = None
     name: ClassVar[str] = "t2r"
     shown: ClassVar[tuple[str, ...]] = ("features",)
+    script: ClassVar[str] = """(x, parameters, n, d, projection) => {
+      if (!projection) return null;
+      return plainFeatures(project(x, projection, n, d).map(relu), projection.length / d);
+    }"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,6 +36,7 @@ class Poly(FeatureMap):
     constant: float = 1.0
     name: ClassVar[str] = "poly"
     shown: ClassVar[tuple[str, ...]] = ("degree",)
+    kernel_script: ClassVar[str] = "(t, { degree, constant }) => (t + constant) ** degree"
     forms_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -108,6 +109,11 @@ class Taylor(FeatureMap):
     name: ClassVar[str] = "taylor"
     approximates_softmax: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("order",)
+    kernel_script: ClassVar[str] = """(t, { order }) => {
+      let total = 1;
+      for (let r = order; r > 0; r -= 1) total = 1 + (t / r) * total;
+      return total;
+    }"""
     forms_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -29,24 +29,30 @@ class _Page:
     question: str
     told: str  # heading of the text at the top
     facts: str  # heading of the numbers beside it
-    parts: tuple[str, ...]  # styles and scripts, in this order
+    parts: tuple[str, ...]  # styles and scripts in `page/`, in this order
+
+
+def _inside(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}" for name in names)
 
 
 _FRAME = ("style.css", "base.js", "colour.js", "page.js", "mosaic.js", "table.js", "chart.js")
+_ATTENTION = ("binary.js", "features.js", "weights.js")
 _COMPARE = _Page(
     "compare", "kerneltrick compare", "Feature maps against softmax attention",
     "Which feature map can replace softmax here?", "Verdict", "Data",
-    ("style.css", "maps.js", "weights.js", "state.js", "attention.js", "pareto.js", "lines.js",
-     "tables.js", "main.js"),
+    (*_ATTENTION, *_inside("compare", "style.css", "maps.js", "heads.js", "state.js",
+                           "attention.js", "pareto.js", "lines.js", "tables.js", "main.js")),
 )  # fmt: skip
 _RECALL = _Page(
     "recall", "kerneltrick recall", "Recall against state size",
-    "How much does a mixer recall per byte of its state?", "Task", "Training", ("main.js",),
+    "How much does a mixer recall per byte of its state?", "Task", "Training",
+    ("recall/main.js",),
 )  # fmt: skip
 _EVALUATION = _Page(
     "evaluation", "kerneltrick evaluate", "A linearised model and its teacher",
     "How good is the model without softmax?", "Verdict", "Measured on",
-    ("style.css", "main.js"),
+    ("evaluation/style.css", "evaluation/main.js"),
 )  # fmt: skip
 EVALUATION = "kerneltrick.evaluate/1"
 RECALL = "kerneltrick.recall/1"
@@ -110,14 +116,17 @@ def render_recall(found: Mapping[str, Any]) -> str:
 
 
 def _declared_maps() -> str:
-    """Return the maps that bring their own formula for the page, as a function of its `relu`."""
-    entries = ",\n".join(f"  {each.name}: {each.script}" for each in maps.classes() if each.script)
-    return f"const declaredMaps = (relu) => ({{\n{entries}\n}});"
+    """Return the formulas that the maps declare, as the constant MAPS of the script."""
+    entries = ",\n".join(
+        f"  {each.name}: {{ phi: {each.script or 'null'}, kernel: {each.kernel_script or 'null'} }}"
+        for each in maps.classes()
+    )
+    return f"const MAPS = {{\n{entries},\n}};"
 
 
 def _framed(page: _Page, values: Mapping[str, Any], first: str = "") -> str:
     """Insert a page and its data into the frame; `first` is the beginning of its script."""
-    parts = (*_FRAME, *(f"{page.folder}/{name}" for name in page.parts))
+    parts = (*_FRAME, *page.parts)
     style = "\n".join(_asset(name) for name in parts if name.endswith(".css"))
     scripts = "\n".join([first, *(_asset(name) for name in parts if name.endswith(".js"))])
     script = f'(() => {{\n"use strict";\n{scripts}}})();\n'
