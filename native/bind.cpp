@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "blocks.h"
-#include "core.h"
 #include "cost.h"
+#include "operators.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -228,6 +228,58 @@ class Decoder {
     std::vector<int64_t> q_, k_, v_, out_, decay_;
 };
 
+// A decoder's call of the delta rule, made once. A step gets contiguous arrays: q, k, erase and read
+// (rows / groups, d), v and out (rows, M), beta (rows), log_decay (rows, decay_width). The state is that
+// of the call, changed in place. Steps must not overlap.
+class DeltaDecoder {
+  public:
+    explicit DeltaDecoder(const nb::bytes& call) : p_(std::get<0>(parts<kt::DeltaRule>(call))) {
+        const int64_t keys = p_.rows / p_.groups, wide = p_.type == kt::Type::f64 ? 8 : 4;
+        p_.tokens = 1;
+        const int64_t size = size_of(p_.type);
+        inputs_ = {{&kt::DeltaRule::q, keys, p_.inputs, size},        {&kt::DeltaRule::k, keys, p_.inputs, size},
+                   {&kt::DeltaRule::v, p_.rows, p_.width, size},      {&kt::DeltaRule::beta, p_.rows, 1, wide},
+                   {&kt::DeltaRule::output, p_.rows, p_.width, size_of(p_.output_type)},
+                   {&kt::DeltaRule::log_decay, p_.rows, p_.decay_width, wide},
+                   {&kt::DeltaRule::erase, keys, p_.inputs, size},    {&kt::DeltaRule::read, keys, p_.inputs, size}};
+        for (Input& input : inputs_) {
+            input.offsets.resize(std::size_t(input.rows));
+            for (int64_t i = 0; i < input.rows; ++i) input.offsets[std::size_t(i)] = i * input.width * input.size;
+            p_.*input.view = kt::View{nullptr, input.offsets.data(), input.width * input.size, input.size};
+        }
+    }
+    DeltaDecoder(const DeltaDecoder&) = delete;
+
+    void step(nb::handle q, nb::handle k, nb::handle v, nb::handle beta, nb::handle out, nb::handle log_decay,
+              nb::handle erase, nb::handle read) const {
+        kt::DeltaRule p = p_;
+        std::optional<Memory> memory[8];
+        const nb::handle arrays[8] = {q, k, v, beta, out, log_decay, erase, read};
+        for (int i = 0; i < 8; ++i) {
+            if (arrays[i].is_none()) continue;
+            const Input& input = inputs_[std::size_t(i)];
+            memory[i].emplace(arrays[i], input.rows * input.width * input.size);
+            (p.*input.view).data = memory[i]->data();
+        }
+        const int count = kt::worth(kt::step_cost(p), threads());
+        nb::gil_scoped_release release;
+        kt::kernels().delta_rule_step(p, count);
+    }
+
+  private:
+    struct Input {
+        kt::View kt::DeltaRule::*view;
+        int64_t rows, width, size;  // in bytes, of a number
+        std::vector<int64_t> offsets = {};
+    };
+    static int64_t size_of(kt::Type type) {
+        return type == kt::Type::f64 ? 8 : type == kt::Type::f32 ? 4 : 2;
+    }
+
+    kt::DeltaRule p_;
+    std::vector<Input> inputs_;
+};
+
 // A block of memory that Python sees as a writable buffer of bytes.
 class Block {
   public:
@@ -261,6 +313,12 @@ NB_MODULE(_core, m) {
         .def(nb::init<const nb::bytes&>())
         .def("step", &Decoder::step, nb::arg("position"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
              nb::arg("out"), nb::arg("log_decay").none());
+    bind<kt::DeltaRule, kt::DeltaRuleGradient>(m, "delta_rule", &kt::Kernels::delta_rule,
+                                               &kt::Kernels::delta_rule_backward);
+    nb::class_<DeltaDecoder>(m, "DeltaDecoder")
+        .def(nb::init<const nb::bytes&>())
+        .def("step", &DeltaDecoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("beta").none(),
+             nb::arg("out"), nb::arg("log_decay").none(), nb::arg("erase").none(), nb::arg("read").none());
     m.def("isa", [] { return kt::kernels().name; });
     m.def("isas", [] {
         nb::list found;

@@ -1,4 +1,4 @@
-// Makes the structs of an operator from its list of fields. core.h includes this file once for each
+// Makes the structs of an operator from its list of fields. operators.h includes this file once for each
 // operator, with KT_CALL, KT_CALL_GRADIENT and KT_LIST defined; hence no #pragma once.
 
 struct KT_CALL {

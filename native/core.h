@@ -9,7 +9,7 @@
 namespace kt {
 
 // The types, maps and fields of a call are listed once, in src/kerneltrick/engines/calls/. Each
-// operator has a list of its own.
+// operator has a list of its own; those of attention are here, the others in operators.h.
 enum class Type : int {
 #define KT_TYPE(name) name,
 #include "attention.def"
@@ -69,31 +69,6 @@ template <class F> void each_field(Gradient& g, F&& fn) {
 #include "attention.def"
 }
 
-// An operator that has no more than fields is made by call.h from its list:
-//   #define KT_CALL Name
-//   #define KT_CALL_GRADIENT NameGradient
-//   #define KT_LIST "name.def"
-//   #include "call.h"
-
-// The CRC-32 of the lists. The Python side computes the same, and takes no core that has another.
-constexpr uint32_t checksum(const char* text) {
-    uint32_t sum = 0xffffffff;
-    for (; *text; ++text) {
-        sum ^= uint8_t(*text);
-        for (int bit = 0; bit < 8; ++bit) sum = (sum >> 1) ^ (0xedb88320 & (0 - (sum & 1)));
-    }
-    return ~sum;
-}
-constexpr uint32_t INTERFACE = checksum(
-    "operator attention;"
-#define KT_TYPE(name) "type " #name ";"
-#define KT_MAP(name) "map " #name ";"
-#define KT_FEATURE(type, name, value) "feature " #type " " #name " " #value ";"
-#define KT_FIELD(type, name, value) "field " #type " " #name " " #value ";"
-#define KT_GRADIENT(type, name, value) "gradient " #type " " #name " " #value ";"
-#include "attention.def"
-);
-
 // Lets a long call be interrupted: the caller's thread asks `poll` now and then, all heed `stop`.
 struct Control {
     int threads = 1;
@@ -113,16 +88,5 @@ struct Control {
         return stop.load(std::memory_order_relaxed);
     }
 };
-
-// One instruction set's kernels.
-struct Kernels {
-    const char* name;
-    void (*forward)(const Problem&, Control&);
-    void (*backward)(const Problem&, const Gradient&, Control&);
-    void (*step)(const Problem&, int threads);  // one token for every row
-};
-
-const Kernels& kernels();             // the best this machine has, or the one asked for
-const Kernels* find(const char* name);  // null if it was not built or the machine lacks it
 
 }  // namespace kt

@@ -1,7 +1,7 @@
 // What a call costs, in multiply-adds of float32: for choosing how many threads it is worth, so roughly.
 #pragma once
 
-#include "core.h"
+#include "operators.h"
 
 namespace kt {
 
@@ -36,6 +36,19 @@ inline double step_cost(const Problem& p) {
     const double looks = double(p.groups + 1);
     const double near = double(p.groups) * double(p.near_slots) * double(p.features.inputs + p.width);
     return double(p.rows) * (looks * (4 * state + feature_cost(p.features)) + near);
+}
+
+// Of the delta rule: three products with the state, and half a chunk.
+inline double forward_cost(const DeltaRule& p) {
+    const double state = double(p.inputs) * double(p.width);
+    const double within = 48.0 * double(p.inputs + p.width);
+    return double(p.rows) * double(p.tokens) * (3 * state + within) * (p.type == Type::f64 ? 2 : 1);
+}
+
+inline double backward_cost(const DeltaRule& p) { return 3 * forward_cost(p); }
+
+inline double step_cost(const DeltaRule& p) {
+    return 4 * double(p.rows) * double(p.inputs) * double(p.width) * (p.type == Type::f64 ? 2 : 1);
 }
 
 }  // namespace kt

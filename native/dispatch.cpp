@@ -2,7 +2,7 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "core.h"
+#include "operators.h"
 
 namespace kt {
 

@@ -436,26 +436,17 @@ void step_wide(const Problem& p, int threads) { run_step<double>(p, threads); }
 
 #else
 
-namespace {
-
-void forward(const Problem& p, Control& control) {
+void attention(const Problem& p, Control& control) {
     p.type == Type::f64 ? forward_wide(p, control) : forward_in<float>(p, control);
 }
 
-void backward(const Problem& p, const Gradient& g, Control& control) {
+void attention_backward(const Problem& p, const Gradient& g, Control& control) {
     p.type == Type::f64 ? backward_wide(p, g, control) : backward_in<float>(p, g, control);
 }
 
-void step(const Problem& p, int threads) {
+void attention_step(const Problem& p, int threads) {
     p.type == Type::f64 || p.log_scale ? step_wide(p, threads) : run_step<float>(p, threads);
 }
-
-}  // namespace
-
-#define KT_TEXT(x) #x
-#define KT_NAME(x) KT_TEXT(x)
-extern const Kernels table;
-const Kernels table = {KT_NAME(KT_ISA), forward, backward, step};
 
 #endif
 

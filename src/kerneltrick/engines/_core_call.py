@@ -1,7 +1,8 @@
 """A call of the compiled core: the fields of a list in `calls/`, and the arrays they point into.
 
-Each operator has one list of fields. native/core.h makes its structs from the lists. This file
-reads them to know where each field goes, and which checksum a core compiled from them has.
+Each operator has one list of fields, of which native/core.h and native/operators.h make structs.
+This file reads the lists to know where each field goes, and which checksum a core compiled from the
+same lists has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 NumpyArray = np.ndarray[Any, Any]
 
-OPERATORS = ("attention",)  # in the order of native/core.h
+OPERATORS = ("attention", "delta_rule")  # as in native/operators.h
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # native/core.h
 VIEW = ("data", "offset", "token", "element")  # the parts of a View, in order

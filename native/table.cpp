@@ -1,0 +1,28 @@
+// The kernels of one instruction set, by the names of the other files.
+#include "operators.h"
+
+namespace kt {
+namespace KT_ISA {
+
+void attention(const Problem& p, Control& control);
+void attention_backward(const Problem& p, const Gradient& g, Control& control);
+void attention_step(const Problem& p, int threads);
+void delta_rule(const DeltaRule& p, Control& control);
+void delta_rule_backward(const DeltaRule& p, const DeltaRuleGradient& g, Control& control);
+void delta_rule_step(const DeltaRule& p, int threads);
+
+#define KT_TEXT(x) #x
+#define KT_NAME(x) KT_TEXT(x)
+extern const Kernels table;
+const Kernels table = {
+    KT_NAME(KT_ISA),
+    attention,
+    attention_backward,
+    attention_step,
+    delta_rule,
+    delta_rule_backward,
+    delta_rule_step,
+};
+
+}  // namespace KT_ISA
+}  // namespace kt
