@@ -111,6 +111,61 @@ def brute_force(
     return np.array(rows).reshape(-1, v.shape[1]), U, Z
 
 
+def delta_loop(
+    q,
+    k,
+    v,
+    beta,
+    *,
+    log_decay=None,
+    erase=None,
+    read=None,
+    scale=None,
+    mask=None,
+    segment_ids=None,
+    S=None,
+):
+    """The delta rule, one head: q, k (n, d), v (n, M), beta (n,), log_decay (n, 1 or d) → o, S."""
+    n, d = k.shape
+    erase, read = k if erase is None else erase, k if read is None else read
+    scale = 1 / np.sqrt(d) if scale is None else scale
+    S = np.zeros((d, v.shape[1])) if S is None else S.copy()
+    rows = np.zeros((n, v.shape[1]))
+    for t in range(n):
+        if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
+            S = np.zeros_like(S)
+        if mask is not None and not mask[t]:
+            continue
+        if log_decay is not None:
+            S = np.diag(np.exp(np.broadcast_to(log_decay[t], (d,)))) @ S
+        answer = read[t] @ S
+        S = S - beta[t] * np.outer(erase[t], answer) + beta[t] * np.outer(k[t], v[t])
+        rows[t] = scale * (q[t] @ S)
+    return rows, S
+
+
+def delta_heads(q, k, v, beta, **options):
+    """`delta_loop` for q, k (B, H_k, n, d), v (B, H, n, M), beta (B, H, n) → o, S."""
+    batch, heads, _, width = v.shape
+    groups = heads // k.shape[1]
+    o, S = np.zeros(v.shape), np.zeros((batch, heads, k.shape[-1], width))
+    first = options.pop("S", None)
+    for b in range(batch):
+        for h in range(heads):
+            own = {name: options.get(name) for name in ("scale", "segment_ids")}
+            for name in ("erase", "read"):
+                x = options.get(name)
+                own[name] = None if x is None else x[b, h // groups]
+            for name in ("log_decay", "mask"):
+                x = options.get(name)
+                own[name] = None if x is None else x[b, h]
+            own["S"] = None if first is None else first[b, h]
+            o[b, h], S[b, h] = delta_loop(
+                q[b, h // groups], k[b, h // groups], v[b, h], beta[b, h], **own
+            )
+    return o, S
+
+
 def ulp(x):
     """Return the spacing of float32 at the largest magnitude in x."""
     return float(np.spacing(np.float32(np.max(np.abs(x)))))

@@ -241,13 +241,15 @@ class TestTiming:
         monkeypatch.setattr(_timing, "LENGTHS", (8, 16, 32))
         monkeypatch.setattr(_timing, "SECONDS", 0.0)
         ran = []
-        native = engines.ENGINES["native"]
+        native = engines.ENGINES["attention"]["native"]
 
         def run(prepared, data):
             ran.append(prepared.rule)
             return native.run(prepared, data)
 
-        monkeypatch.setitem(engines.ENGINES, "native", dataclasses.replace(native, run=run))
+        monkeypatch.setitem(
+            engines.ENGINES["attention"], "native", dataclasses.replace(native, run=run)
+        )
         assert min(_timing.measure_softmax(2, 4, 4, True)) > 0
         assert {(str(rule.feature_map), rule.causal) for rule in ran} == {("softmax", True)}
         times = _timing.timing("elu", 2, [1.0, 2.0, 4.0], [1.0, 2.0, 4.0])

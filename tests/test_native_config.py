@@ -64,9 +64,9 @@ def test_without_the_core_everything_else_works():
 
         used = []
         for name in ("chunked", "native"):
-            engine = engines.ENGINES[name]
+            engine = engines.ENGINES["attention"][name]
             run = lambda *a, n=name, run=engine.run: used.append(n) or run(*a)
-            engines.ENGINES[name] = dataclasses.replace(engine, run=run)
+            engines.ENGINES["attention"][name] = dataclasses.replace(engine, run=run)
         q, k, v = np.random.default_rng(0).standard_normal((3, 2, 50, 4))
         out = kt.linear_attention(q, k, v, causal=True)
         assert used == ["chunked"], used

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from kerneltrick import maps
     from kerneltrick.attention import (
         Decoder,
+        DeltaState,
         Dial,
         Far,
         MultiHeadAttention,
         State,
         VanishingNormalizerError,
         attention_weights,
+        delta_rule,
         hard_attention,
         kernel_attention,
         linear_attention,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decoder",
+    "DeltaState",
     "Dial",
     "Far",
     "MultiHeadAttention",
@@ -37,6 +40,7 @@ __all__ = [
     "VanishingNormalizerError",
     "__version__",
     "attention_weights",
+    "delta_rule",
     "hard_attention",
     "kernel_attention",
     "linear_attention",

@@ -9,6 +9,8 @@ from kerneltrick.attention._arguments import check_scale as check_scale
 from kerneltrick.attention._call import OnZero as OnZero
 from kerneltrick.attention._call import Positions as Positions
 from kerneltrick.attention._decode import Decoder
+from kerneltrick.attention._delta import delta_rule
+from kerneltrick.attention._delta_state import DeltaState
 from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._dial import Dial, Far
@@ -32,6 +34,7 @@ from kerneltrick.attention._state_file import parts as parts
 # The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "Decoder",
+    "DeltaState",
     "Dial",
     "Far",
     "KVCache",
@@ -40,6 +43,7 @@ __all__ = [
     "VanishingNormalizerError",
     "attention_weights",
     "combine_heads",
+    "delta_rule",
     "hard_attention",
     "kernel_attention",
     "linear_attention",

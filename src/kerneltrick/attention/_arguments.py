@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays import Array, Namespace, autocast, is_floating, is_integer, namespace
+from kerneltrick._arrays import (
+    Array,
+    Namespace,
+    as_numpy,
+    astype,
+    autocast,
+    compute_dtype,
+    constant,
+    is_concrete,
+    is_floating,
+    is_integer,
+    namespace,
+    space,
+)
 
 
 class VanishingNormalizerError(ZeroDivisionError):
@@ -35,6 +48,23 @@ class Inputs(NamedTuple):
 
 
 def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
+    inputs = check_arrays(who, q, k, v)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
+        raise ValueError(
+            f"{who} needs the same leading dimensions for q, k and v; only the heads (axis -3) "
+            f"of q may be a multiple of those of k and v ({shapes(inputs)})"
+        )
+    if k.shape[-3] == 0 or q.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+        raise ValueError(
+            f"{who} needs the number of query heads to be a multiple of the number of key/value "
+            f"heads, but there are {q.shape[-3]} and {k.shape[-3]} ({shapes(inputs)})"
+        )
+    return inputs
+
+
+def check_arrays(who: str, q: Array, k: Array, v: Array) -> Inputs:
+    """q, k and v of one library and dtype that fit each other but for their leading dimensions."""
     xp = namespace(q=q, k=k, v=v)
     arrays = {"q": q, "k": k, "v": v}
     for name, x in arrays.items():
@@ -72,17 +102,13 @@ def check_inputs(who: str, q: Array, k: Array, v: Array) -> Inputs:
     headless = q.ndim == 2
     if headless:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
-    if k.shape[:-2] != v.shape[:-2] or q.shape[:-3] != k.shape[:-3]:
-        raise ValueError(
-            f"{who} needs the same leading dimensions for q, k and v; only the heads (axis -3) "
-            f"of q may be a multiple of those of k and v ({_shapes(arrays)})"
-        )
-    if k.shape[-3] == 0 or q.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise ValueError(
-            f"{who} needs the number of query heads to be a multiple of the number of key/value "
-            f"heads, but there are {q.shape[-3]} and {k.shape[-3]} ({_shapes(arrays)})"
-        )
     return Inputs(xp, q, k, v, headless)
+
+
+def shapes(inputs: Inputs) -> str:
+    """The shapes of q, k and v as the caller gave them, for errors."""
+    arrays = {name: inputs.restore(getattr(inputs, name)) for name in ("q", "k", "v")}
+    return _shapes(arrays)
 
 
 def _shapes(arrays: dict[str, Array]) -> str:
@@ -148,6 +174,55 @@ def token_array(name: str, x: Array | None, like: Array, kind: str) -> Array | N
     raise ValueError(
         f"{name} must have one entry per token: {full}, {(*full[:-2], full[-1])} or {full[-1:]}, "
         f"not {shape}"
+    )
+
+
+def restarts(segment_ids: Array | None, like: Array) -> Array | None:
+    """True at tokens where a new segment begins, (..., H or 1, n, 1); the first never restarts."""
+    ids = token_array("segment_ids", segment_ids, like, "integer")
+    if ids is None:
+        return None
+    xp = space(ids)
+    changed = ids[..., 1:, :] != ids[..., :-1, :]
+    first = xp.zeros_like(ids[..., :1, :], dtype=xp.bool)
+    return xp.concat([first, changed], axis=-2) if ids.shape[-2] else first
+
+
+def check_decay(
+    log_decay: Any, like: Array, m: int, headless: bool, heads_of: str = "key head"
+) -> Array | None:
+    """log_decay as (..., H, n, 1 or m), for tokens `like` (..., H, n, ·)."""
+    if log_decay is None:
+        return None
+    xp, dtype, per_token = space(like), compute_dtype(like), tuple(like.shape[:-1])
+    if isinstance(log_decay, (int, float, np.number)):
+        log_decay = constant(np.asarray(float(log_decay)), like, dtype)
+    namespace(k=like, log_decay=log_decay)
+    if not is_floating(log_decay):
+        raise TypeError(f"log_decay must be floating-point, not {log_decay.dtype}")
+    if is_concrete(log_decay):
+        values = as_numpy(log_decay)
+        wrong = values[~(np.isfinite(values) & (values <= 0))]
+        if wrong.size:
+            raise ValueError(
+                f"log_decay must be finite and ≤ 0 (the state is multiplied by its exponential), "
+                f"but {wrong.flat[0]} is among its values"
+            )
+    shape = tuple(log_decay.shape)
+    known = per_token[1:] if headless else per_token
+    heads = () if headless else (per_token[-2],)
+    decay = astype(log_decay, dtype)
+    if shape == (*known, m) and (shape != known):
+        return decay[None, ...] if headless else decay
+    if shape == known:
+        return decay[None, ..., None] if headless else decay[..., None]
+    if shape in ((), (1,), heads):
+        if shape:
+            decay = decay[:, None, None]
+        return xp.broadcast_to(decay, (*per_token, 1))
+    raise ValueError(
+        f"log_decay must be a number, one per {heads_of} {heads}, one per token {known}, or one "
+        f"per token and feature {(*known, m)}, not an array {shape}"
     )
 
 

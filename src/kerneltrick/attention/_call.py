@@ -13,11 +13,8 @@ from kerneltrick._arrays import (
     Array,
     as_numpy,
     astype,
-    compute_dtype,
-    constant,
     is_concrete,
     is_floating,
-    namespace,
     stand_in,
     surroundings,
     traces_once,
@@ -29,9 +26,11 @@ from kerneltrick.attention._arguments import (
     VanishingNormalizerError,
     check_causal,
     check_count,
+    check_decay,
     check_inputs,
     check_on_zero,
     check_scale,
+    restarts,
     token_array,
 )
 from kerneltrick.attention._dial import Dial, check_far, check_window, combined
@@ -198,9 +197,10 @@ def _check(
     q_positions, k_positions = _positions(options.positions, inputs)
     mask = token_array("mask", options.mask, inputs.k, "bool")
     query_mask = token_array("query_mask", options.query_mask, inputs.q, "bool")
-    restart = _restarts(options.segment_ids, inputs)
+    restart = restarts(options.segment_ids, inputs.k)
     probe = empty_carry(rule, inputs.k, inputs.v)
-    decay = _decay(options.log_decay, inputs, probe.sums.hi.shape[-2])
+    m = probe.sums.hi.shape[-2]
+    decay = check_decay(options.log_decay, inputs.k, m, inputs.headless)
     width = decay.shape[-1] if decay is not None else int(restart is not None)
     carry = empty_carry(rule, inputs.k, inputs.v, width) if width else probe
     print_ = ""
@@ -295,54 +295,6 @@ def _check_horizon(
             spans[0] += before[1] - before[0]
             last = max(last, first + int(spans.max()) - 1)
     feature_map.check_positions(first, last)
-
-
-def _restarts(segment_ids: Array | None, inputs: Inputs) -> Array | None:
-    """True at tokens where a new segment begins; the first token never restarts."""
-    ids = token_array("segment_ids", segment_ids, inputs.k, "integer")
-    if ids is None:
-        return None
-    changed = ids[..., 1:, :] != ids[..., :-1, :]
-    first = inputs.xp.zeros_like(ids[..., :1, :], dtype=inputs.xp.bool)
-    return inputs.xp.concat([first, changed], axis=-2) if ids.shape[-2] else first
-
-
-def _decay(log_decay: Any, inputs: Inputs, m: int) -> Array | None:
-    """log_decay as (..., H, n, 1 or m)."""
-    if log_decay is None:
-        return None
-    k, xp = inputs.k, inputs.xp
-    per_token = tuple(k.shape[:-1])
-    dtype = compute_dtype(k)
-    if isinstance(log_decay, (int, float, np.number)):
-        log_decay = constant(np.asarray(float(log_decay)), k, dtype)
-    namespace(k=k, log_decay=log_decay)
-    if not is_floating(log_decay):
-        raise TypeError(f"log_decay must be floating-point, not {log_decay.dtype}")
-    if is_concrete(log_decay):
-        values = as_numpy(log_decay)
-        wrong = values[~(np.isfinite(values) & (values <= 0))]
-        if wrong.size:
-            raise ValueError(
-                f"log_decay must be finite and ≤ 0 (the state is multiplied by its exponential), "
-                f"but {wrong.flat[0]} is among its values"
-            )
-    shape = tuple(log_decay.shape)
-    known = per_token[1:] if inputs.headless else per_token
-    heads = () if inputs.headless else (per_token[-2],)
-    decay = astype(log_decay, dtype)
-    if shape == (*known, m) and (shape != known):
-        return decay[None, ...] if inputs.headless else decay
-    if shape == known:
-        return decay[None, ..., None] if inputs.headless else decay[..., None]
-    if shape in ((), (1,), heads):
-        if shape:
-            decay = decay[:, None, None]
-        return xp.broadcast_to(decay, (*per_token, 1))
-    raise ValueError(
-        f"log_decay must be a number, one per key head {heads}, one per token {known}, or one per "
-        f"token and feature {(*known, m)}, not an array {shape}"
-    )
 
 
 def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, bool]]:

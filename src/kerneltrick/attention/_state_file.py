@@ -66,13 +66,13 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
     if metadata.get("format") != FORMAT:
         raise fail(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
     try:
-        start, stop = _whole(metadata["start"]), _whole(metadata["stop"])
+        start, stop = whole_number(metadata["start"]), whole_number(metadata["stop"])
         print_ = metadata["fingerprint"]
         U, Z = tensors["U"], tensors["Z"]
     except (KeyError, ValueError) as error:
         raise fail(f"missing or malformed entry {error}") from None
     try:
-        window, sinks = (_whole(metadata.get(name, "0")) for name in ("window", "sinks"))
+        window, sinks = (whole_number(metadata.get(name, "0")) for name in ("window", "sinks"))
     except ValueError as error:
         raise fail(f"malformed window or sinks: {error}") from None
     if not print_.isprintable():
@@ -119,7 +119,7 @@ def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tupl
     return carry, start, stop, print_, window, sinks, headless
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A whole number as this package writes it: int() takes spaces and other scripts too."""
     if not re.fullmatch(r"-?[0-9]{1,30}", text):
         raise ValueError(repr(text[:40]))

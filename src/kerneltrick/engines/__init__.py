@@ -1,13 +1,25 @@
 """Ways to run the same recurrence, behind one protocol (`Engine`).
 
 `dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
-matrix products and runs everywhere, `native` is compiled, for arrays on the CPU.
+matrix products and runs everywhere, `native` is compiled, for arrays on the CPU. The delta rule has
+the last three, under the same names.
 """
 
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._core_call import core, in_lines
+from kerneltrick.engines._delta_chunked import delta_chunked
+from kerneltrick.engines._delta_problem import (
+    DeltaCarry,
+    DeltaData,
+    DeltaResult,
+    DeltaRule,
+    DeltaTokens,
+    empty_state,
+    prepare_tokens,
+)
+from kerneltrick.engines._delta_recurrent import delta_recurrent
 from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
 from kerneltrick.engines._merge import merge
@@ -32,6 +44,8 @@ register(
 register(Engine("chunked", chunked), orders=("auto",))
 register(Engine("recurrent", recurrent))
 register(Engine("dense", dense), orders=("exact",))
+register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
+register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
 
 __all__ = [
     "ENGINES",
@@ -39,6 +53,11 @@ __all__ = [
     "UNBOUNDED",
     "Carry",
     "Data",
+    "DeltaCarry",
+    "DeltaData",
+    "DeltaResult",
+    "DeltaRule",
+    "DeltaTokens",
     "DenseRows",
     "Engine",
     "Near",
@@ -48,12 +67,16 @@ __all__ = [
     "chunked",
     "core",
     "decoder",
+    "delta_chunked",
+    "delta_recurrent",
     "dense",
     "dense_rows",
     "empty_carry",
+    "empty_state",
     "finish",
     "in_lines",
     "merge",
+    "prepare_tokens",
     "recurrent",
     "register",
     "run",

@@ -177,10 +177,7 @@ def _factors(
     zero = xp.zeros_like(some[..., :1])
     between, since = zero[..., None, :], zero  # Σ log-decay over (j, i], and up to and with i
     if log_decay is not None:
-        later = constant(np.tri(size, k=-1, dtype=bool)[:, :, None], some, xp.bool)  # j < l
-        steps = log_decay[..., :, None, :]
-        between = xp.cumulative_sum(xp.where(later, steps, xp.zeros_like(steps)), axis=-3)
-        since = xp.cumulative_sum(log_decay, axis=-2)
+        between, since = summed_decays(log_decay, xp)
     reference = after = None
     before = xp.zeros_like(zero[..., :1, :])
     if log_scale is not None:
@@ -216,7 +213,20 @@ def _factors(
     )
 
 
-def _split(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
+def summed_decays(log_decay: Array, xp: Namespace) -> tuple[Array, Array]:
+    """Σ log-decay over (j, i], (..., C, C, ·), and up to and with i, (..., C, ·), of a chunk.
+
+    Each is a sum of its own, not a difference of sums: a decay may be −inf, and a strong one would
+    swallow the weak ones after it.
+    """
+    size = log_decay.shape[-2]
+    later = constant(np.tri(size, k=-1, dtype=bool)[:, :, None], log_decay, xp.bool)  # j < l
+    steps = log_decay[..., :, None, :]
+    between = xp.cumulative_sum(xp.where(later, steps, xp.zeros_like(steps)), axis=-3)
+    return between, xp.cumulative_sum(log_decay, axis=-2)
+
+
+def split(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
     """(..., tokens, e) → (..., chunks, C, e)."""
     if x is None:
         return None
@@ -225,10 +235,8 @@ def _split(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
 
 def _by_chunk(x: Array | None, chunk: int, xp: Namespace) -> Array | None:
     """Query side (..., g, tokens, e) → (..., chunks, g, C, e)."""
-    split = _split(x, chunk, xp)
-    if split is None:
-        return None
-    return swap_axes(split, -4, -3)
+    found = split(x, chunk, xp)
+    return None if found is None else swap_axes(found, -4, -3)
 
 
 def _pass_on(
@@ -252,16 +260,16 @@ def _rows(
 ) -> tuple[Carry, Array, Array | None, Array | None]:
     """Sums for every query row of a group of chunks, and the state after it."""
     xp = space(keys.features)
-    phi_k, values = _split(keys.features, chunk, xp), _split(keys.values, chunk, xp)
+    phi_k, values = split(keys.features, chunk, xp), split(keys.values, chunk, xp)
     phi_q = _by_chunk(queries.features, chunk, xp)  # (..., chunks, g, C, m)
     assert phi_k is not None
     assert values is not None
     assert phi_q is not None
     groups, m = phi_q.shape[-3], phi_q.shape[-1]
-    log_decay, log_scale = (_split(x, chunk, xp) for x in (keys.log_decay, keys.log_scale))
+    log_decay, log_scale = (split(x, chunk, xp) for x in (keys.log_decay, keys.log_scale))
     weights = _factors(carry, log_decay, log_scale, xp, phi_k.dtype)
     leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
-    bad, bad_rows = _spoil(carry, keys, chunk, xp)
+    bad, bad_rows = spoiled(carry.bad, keys.bad, keys.log_decay, keys.values, xp)
     after, before = _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)
 
     flat = (*phi_q.shape[:-3], groups * chunk, m)
@@ -302,34 +310,33 @@ def _rows(
 def _absorb(carry: Carry, keys: Keys, chunk: int) -> Carry:
     """The state after a group of chunks, for full attention, where no row is needed."""
     xp = space(keys.features)
-    phi_k, values = _split(keys.features, chunk, xp), _split(keys.values, chunk, xp)
+    phi_k, values = split(keys.features, chunk, xp), split(keys.values, chunk, xp)
     assert phi_k is not None
     assert values is not None
-    weights = _factors(carry, None, _split(keys.log_scale, chunk, xp), xp, phi_k.dtype)
+    weights = _factors(carry, None, split(keys.log_scale, chunk, xp), xp, phi_k.dtype)
     leaving = phi_k if weights.leave is None else times(phi_k, weights.leave, xp)
-    bad, _ = _spoil(carry, keys, chunk, xp)
+    bad, _ = spoiled(carry.bad, keys.bad, keys.log_decay, keys.values, xp)
     return _pass_on(carry, leaving.mT @ values, weights, bad, xp, phi_k.dtype)[0]
 
 
-def _spoil(
-    carry: Carry, keys: Keys, chunk: int, xp: Namespace
+def spoiled(
+    carried: Array | None, bad: Array | None, log_decay: Array | None, values: Array, xp: Namespace
 ) -> tuple[Array | None, Array | None]:
-    """Which columns are NaN after the block (..., 1, M+1), and in each row (..., tokens, M+1)."""
-    if keys.bad is None and carry.bad is None:
+    """Which columns are NaN after the block (..., 1, M), and in each row (..., tokens, M).
+
+    `carried` says which were before the block, `bad` (..., tokens, M) where a token has made them.
+    """
+    if bad is None and carried is None:
         return None, None
-    shape = keys.values.shape
-    bad = keys.bad
-    if bad is None:
-        bad = zeros(shape, keys.values, xp.bool)
-    dtype = keys.values.dtype
+    shape = values.shape
+    bad = zeros(shape, values, xp.bool) if bad is None else bad
     # The last bad token seen by each row, 1-based, against the last restart seen.
-    index = constant(np.arange(1, shape[-2] + 1)[:, None], keys.values, dtype)
-    zero = xp.zeros_like(keys.values)
+    index = constant(np.arange(1, shape[-2] + 1)[:, None], values, values.dtype)
+    zero = xp.zeros_like(values)
     last_bad = running_max(xp.where(bad, index + zero, zero), xp)
     seen = last_bad > 0
-    carried = carry.bad
-    if keys.log_decay is not None:
-        fresh = xp.max(keys.log_decay, axis=-1, keepdims=True) == -math.inf
+    if log_decay is not None:
+        fresh = xp.max(log_decay, axis=-1, keepdims=True) == -math.inf
         restarted = running_max(xp.where(fresh, index + zero[..., :1], zero[..., :1]), xp)
         seen = (last_bad > 0) & (last_bad >= restarted)
         if carried is not None:

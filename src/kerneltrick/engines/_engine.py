@@ -1,8 +1,9 @@
 """Engines behind one protocol, and the choice among them.
 
-An engine says from a signature whether it runs a call (`supports`), does once for each signature
-what needs no values (`prepare`), and runs the call on its arrays (`run`). "auto" is the first
-engine of an order that supports the call.
+An operator (linear attention, the delta rule) has engines of its own. An engine says from a
+signature whether it runs a call (`supports`), does once for each signature what needs no values
+(`prepare`), and runs the call on its arrays (`run`). "auto" is the first engine of an order that
+supports the call.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from kerneltrick._arrays import Array, dtype_name, is_concrete, jit, library
+from kerneltrick.engines._delta_problem import DeltaData, DeltaResult, DeltaRule
 from kerneltrick.engines._problem import Data, Result, Rule
 
 # How the host library treats the values of a call:
@@ -25,7 +27,7 @@ Host = Literal["eager", "recorded", "foreign"]
 class Signature(NamedTuple):
     """All about a call but the values of its arrays."""
 
-    rule: Rule
+    rule: Any  # Rule or DeltaRule
     library: str
     dtype: str
     decay_width: int
@@ -33,16 +35,16 @@ class Signature(NamedTuple):
     host: Host
 
 
-def signature_of(rule: Rule, data: Data) -> Signature:
+def signature_of(rule: Rule | DeltaRule, data: Data | DeltaData) -> Signature:
     """The signature of a call."""
     name, decay = library(data.q), data.log_decay
     width = 0 if decay is None else int(decay.shape[-1])
-    scaled = data.carry.log_scale is not None
+    scaled = isinstance(data, Data) and data.carry.log_scale is not None
     return Signature(rule, name, dtype_name(data.q), width, scaled, _host(name, rule, data))
 
 
-def _host(name: str, rule: Rule, data: Data) -> Host:
-    weights = () if rule.fused is None else rule.fused[1:]
+def _host(name: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Host:
+    weights = rule.fused[1:] if isinstance(rule, Rule) and rule.fused is not None else ()
     if name != "torch":
         return "eager" if all(x is None or is_concrete(x) for x in weights) else "foreign"
     from kerneltrick.engines import _torch_host
@@ -50,11 +52,14 @@ def _host(name: str, rule: Rule, data: Data) -> Host:
     return _torch_host.host(rule, (*arrays_of(data), *weights), data.k)
 
 
-def arrays_of(data: Data) -> list[Array]:
-    """Every array of a call."""
-    found = [x for x in (*data[:9], data.gain) if x is not None]
-    for part in data.carry:
-        found += [x for x in (part if isinstance(part, tuple) else (part,)) if x is not None]
+def arrays_of(parts: tuple[Any, ...]) -> list[Array]:
+    """Every array of a call, which may hold numbers and tuples too."""
+    found = []
+    for x in parts:
+        if isinstance(x, tuple):
+            found += arrays_of(x)
+        elif hasattr(x, "dtype"):
+            found.append(x)
     return found
 
 
@@ -72,48 +77,63 @@ def _no_reason(signature: Signature) -> Exception:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Engine:
-    """One way to run the recurrence."""
+    """One way to run the recurrence of an operator."""
 
     name: str
-    run: Callable[[Any, Data], Result]  # of what `prepare` made, and the arrays
+    run: Callable[[Any, Any], Any]  # of what `prepare` made, and the arrays
     supports: Callable[[Signature], bool] = _anything
     prepare: Callable[[Signature], Any] = _the_rule
     reason: Callable[[Signature], Exception] = _no_reason  # why a call is not supported
+    operator: str = "attention"  # or "delta_rule"
 
 
-ENGINES: dict[str, Engine] = {}
+# By operator, then by name.
+ENGINES: dict[str, dict[str, Engine]] = {"attention": {}, "delta_rule": {}}
 # What `engine=` may say beside a name: the engines to try, in order. "exact" is for attention whose
 # weights are all exact.
-ORDERS: dict[str, list[str]] = {"auto": [], "exact": []}
+ORDERS: dict[str, dict[str, list[str]]] = {
+    "attention": {"auto": [], "exact": []},
+    "delta_rule": {"auto": []},
+}
 
 
 def register(engine: Engine, *, orders: tuple[str, ...] = (), first: bool = False) -> Engine:
     """Make an engine known by its name, and try it in these orders: first of all, or last.
 
     >>> import kerneltrick as kt
-    >>> list(kt.engines.ENGINES)
+    >>> list(kt.engines.ENGINES["attention"])
     ['native', 'chunked', 'recurrent', 'dense']
-    >>> kt.engines.ORDERS["auto"]
+    >>> kt.engines.ORDERS["attention"]["auto"]
     ['native', 'chunked']
     """
-    ENGINES[engine.name] = engine
+    ENGINES[engine.operator][engine.name] = engine
     for order in orders:
-        ORDERS[order].insert(0 if first else len(ORDERS[order]), engine.name)
+        names = ORDERS[engine.operator][order]
+        names.insert(0 if first else len(names), engine.name)
     return engine
 
 
-def run(engine: str, rule: Rule, data: Data) -> Result:
+@overload
+def run(engine: str, rule: Rule, data: Data) -> Result: ...
+
+
+@overload
+def run(engine: str, rule: DeltaRule, data: DeltaData) -> DeltaResult: ...
+
+
+def run(engine: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Result | DeltaResult:
     """Run a checked call by an engine, or by the first engine of an order that supports it."""
-    if engine not in ENGINES and engine not in ORDERS:
-        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(ENGINES)}")
+    engines, orders = ENGINES[rule.operator], ORDERS[rule.operator]
+    if engine not in engines and engine not in orders:
+        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(engines)}")
     signature = signature_of(rule, data)
-    candidates = [ENGINES[name] for name in ORDERS.get(engine, [engine])]
+    candidates = [engines[name] for name in orders.get(engine, [engine])]
     chosen = next((x for x in candidates if x.supports(signature)), None)
     if chosen is None:
         raise candidates[0].reason(signature)
     keep = not rule.weighted  # what can change behind our back is prepared each time
     prepared = _prepared(chosen, signature) if keep else chosen.prepare(signature)
-    result: Result = jit(chosen.run, prepared, data, like=data.q, keep=keep)
+    result: Result | DeltaResult = jit(chosen.run, prepared, data, like=data.q, keep=keep)
     return result
 
 

@@ -155,7 +155,7 @@ def run(rule: Rule, data: Data, fused: Fused, scales: Scales = (None, None)) -> 
 
 def _fused(signature: Signature) -> Fused | None:
     """How the core computes the map: a decay per feature leaves no closed form within a block."""
-    rule = signature.rule
+    rule: Rule = signature.rule
     if signature.decay_width > 1 and not rule.feature_map.forms_features:
         return None
     return rule.fused

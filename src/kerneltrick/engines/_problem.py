@@ -12,7 +12,7 @@ import functools
 import json
 import math
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kerneltrick._arrays import (
     Array,
@@ -41,6 +41,7 @@ UNBOUNDED = 2**31 - 1  # a window that no token leaves
 class Rule:
     """Which attention: all of a call but its arrays. JAX compiles once for each rule."""
 
+    operator: ClassVar[str] = "attention"
     feature_map: FeatureMap
     scale: float
     causal: bool

@@ -1,0 +1,262 @@
+"""The delta rule in NumPy, PyTorch, JAX and array-api-strict: outputs, gradients, states."""
+
+import array_api_strict
+import numpy as np
+import pytest
+from oracle import DECAYS, delta_heads, make_decay, same_bits
+from test_delta_rule import ENGINES, LENGTHS, agree, tokens, vectors, whole_decay
+
+import kerneltrick as kt
+from kerneltrick._arrays import as_numpy
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+LIBRARIES = {
+    "torch": (torch.asarray, torch.Tensor),
+    "jax": (jax.numpy.asarray, jax.Array),
+    "array-api-strict": (array_api_strict.asarray, type(array_api_strict.asarray(1.0))),
+}
+
+
+def problem(n, kind="token", general=False, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    q, k, v, beta = tokens(n, rng, lead=(1,))
+    arrays = {"q": q, "k": k, "v": v, "beta": beta, **(vectors(rng, k) if general else {})}
+    if kind != "none":
+        arrays["log_decay"] = np.asarray(make_decay(kind, rng, v, 5)) - 0.01
+    return {name: x.astype(dtype) for name, x in arrays.items()}
+
+
+# XLA takes seconds to compile each call, so `make test` runs few of them.
+PAIRS = [
+    pytest.param(library, engine, marks=[pytest.mark.slow] if library == "jax" else [])
+    for library in LIBRARIES
+    for engine in ENGINES
+]
+
+
+@pytest.mark.parametrize(("library", "engine"), PAIRS)
+def test_every_library_agrees_with_numpy(library, engine):
+    convert, kind = LIBRARIES[library]
+    rng = np.random.default_rng(1)
+    for decay, general in (("token", False), ("feature", True)):
+        arrays = problem(50, decay, general, dtype=np.float32)
+        extra = {"mask": rng.random((1, 50)) > 0.2, "segment_ids": np.arange(50) // 30}
+        options = {"return_state": True, "engine": engine}
+        expected, state = kt.delta_rule(**arrays, **extra, **options)
+        own = {name: convert(x) for name, x in {**arrays, **extra}.items()}
+        out, after = kt.delta_rule(**own, **options)
+        assert isinstance(out, kind)
+        assert isinstance(after.S, kind)
+        agree(as_numpy(out), expected, 2e-6)
+        agree(as_numpy(after.S), state.S, 2e-6)
+        out = kt.delta_rule(**own, state=state.to(own["q"]), engine=engine)
+        agree(as_numpy(out), kt.delta_rule(**arrays, **extra, state=state, engine=engine), 2e-6)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_past_is_bit_identical_in_other_libraries(library):
+    convert, _ = LIBRARIES[library]
+    arrays = problem(70, "feature", dtype=np.float32)
+    before = as_numpy(kt.delta_rule(**{name: convert(x) for name, x in arrays.items()}))
+    for factor in (1e4, np.nan):
+        future = {name: x.copy() for name, x in arrays.items()}
+        for name in ("q", "k", "v"):
+            future[name][..., 40:, :] *= np.float32(factor)
+        with np.errstate(all="ignore"):
+            after = as_numpy(kt.delta_rule(**{name: convert(x) for name, x in future.items()}))
+        assert same_bits(before[..., :40, :], after[..., :40, :])
+
+
+def numeric_gradients(arrays, first, weights, masks):
+    """Central differences of Σ weights · (o, S) by the loop of the oracle, one number at a time."""
+
+    def loss(arrays, first):
+        decay = whole_decay(arrays.get("log_decay"), arrays["v"], 5)
+        rest = {name: arrays[name] for name in ("erase", "read") if name in arrays}
+        o, S = delta_heads(
+            *(arrays[name] for name in ("q", "k", "v", "beta")),
+            log_decay=decay, S=first, **rest, **masks,
+        )  # fmt: skip
+        return (o * weights[0]).sum() + (S * weights[1]).sum()
+
+    found, step = {}, 1e-6
+    everything = {**arrays, "state": first}
+    for name, x in everything.items():
+        gradient = np.zeros_like(x)
+        for at in np.ndindex(x.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = x.copy()
+                moved[at] += sign * step
+                changed = {**everything, name: moved}
+                sides.append(loss({key: changed[key] for key in arrays}, changed["state"]))
+            gradient[at] = (sides[0] - sides[1]) / (2 * step)
+        found[name] = gradient
+    return found
+
+
+@pytest.mark.parametrize("general", [False, True], ids=["keys", "erase-read"])
+@pytest.mark.parametrize("kind", ["none", "token", "feature"])
+def test_gradients_of_the_recurrence_are_those_of_the_loop(kind, general):
+    """To q, k, v, β, decays, erase, read and the state, with a mask and two segments."""
+    arrays = problem(5, kind, general)
+    rng = np.random.default_rng(2)
+    first = rng.standard_normal((1, 4, 5, 3))
+    weights = rng.standard_normal((1, 4, 5, 3)), rng.standard_normal((1, 4, 5, 3))
+    ids, mask = np.array([0, 0, 0, 1, 1]), np.array([1, 0, 1, 1, 1], bool)
+    masks = {"segment_ids": ids, "mask": np.broadcast_to(mask, (1, 4, 5))}
+    expected = numeric_gradients(arrays, first, weights, masks)
+    leaves = {name: torch.asarray(x).requires_grad_() for name, x in arrays.items()}
+    S = torch.asarray(first).requires_grad_()
+    o, state = kt.delta_rule(
+        **leaves, state=kt.DeltaState(S), return_state=True, engine="recurrent",
+        mask=torch.asarray(mask), segment_ids=torch.asarray(ids),
+    )  # fmt: skip
+    ((o * torch.asarray(weights[0])).sum() + (state.S * torch.asarray(weights[1])).sum()).backward()
+    leaves["state"] = S
+    for name, x in leaves.items():
+        agree(x.grad.numpy(), expected[name], 1e-7)
+    for name in ("q", "k", "v"):
+        assert (leaves[name].grad[..., 1, :] == 0).all()
+    assert (leaves["beta"].grad[..., 1] == 0).all()
+
+
+def gradients(arrays, engine, n, convert=torch.asarray, **options):
+    leaves = {name: convert(x).requires_grad_() for name, x in arrays.items()}
+    rng = np.random.default_rng(3)
+    S = convert(rng.standard_normal((1, 4, 5, 3))).requires_grad_()
+    o, state = kt.delta_rule(
+        **leaves, state=kt.DeltaState(S), return_state=True, engine=engine, **options
+    )
+    weights = rng.standard_normal((1, 4, n, 3)), rng.standard_normal((1, 4, 5, 3))
+    ((o * convert(weights[0])).sum() + (state.S * convert(weights[1])).sum()).backward()
+    return {name: x.grad for name, x in {**leaves, "state": S}.items()}
+
+
+@pytest.mark.parametrize("general", [False, True], ids=["keys", "erase-read"])
+@pytest.mark.parametrize("kind", DECAYS)
+def test_gradients_of_chunks_are_those_of_the_recurrence(kind, general):
+    for n in LENGTHS:
+        arrays = problem(n, kind, general)
+        expected = gradients(arrays, "recurrent", n)
+        for name, x in gradients(arrays, "chunked", n).items():
+            agree(x.numpy(), expected[name].numpy(), 1e-11)
+
+
+@pytest.mark.parametrize("kind", ["token", "feature"])
+def test_gradients_of_strong_decays_are_finite_and_right(kind):
+    arrays = problem(50, kind, general=True)
+    arrays["log_decay"] = np.where(arrays["log_decay"] < -0.2, -50.0, arrays["log_decay"])
+    ids = torch.arange(50) // 20
+    expected = gradients(arrays, "recurrent", 50, segment_ids=ids)
+    for name, x in gradients(arrays, "chunked", 50, segment_ids=ids).items():
+        agree(x.numpy(), expected[name].numpy(), 1e-11)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_in_a_pad_changes_no_gradient(engine):
+    mask = torch.arange(40) % 7 > 0
+    arrays = problem(40, "feature", general=True)
+    expected = gradients(arrays, engine, 40, mask=mask)
+    for name, x in arrays.items():
+        pad = (..., ~mask.numpy()) if name == "beta" else (..., ~mask.numpy(), slice(None))
+        if name != "log_decay":
+            x[pad] = np.nan
+    for name, x in gradients(arrays, engine, 40, mask=mask).items():
+        assert torch.equal(x, expected[name])
+
+
+def test_second_derivatives():
+    arrays = problem(4, "token")
+    leaves = [torch.asarray(x).requires_grad_() for x in arrays.values()]
+
+    def call(*given):
+        return kt.delta_rule(**dict(zip(arrays, given, strict=True)), engine="chunked")
+
+    assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
+
+
+class TestJax:
+    @pytest.mark.slow
+    def test_gradient_and_jit_agree_with_torch(self):
+        arrays = problem(40, "feature", general=True, dtype=np.float32)
+        own = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
+
+        def loss(own):
+            return (kt.delta_rule(**own) ** 2).sum()
+
+        found = jax.jit(jax.grad(loss))(own)
+        leaves = {name: torch.asarray(x).requires_grad_() for name, x in arrays.items()}
+        (kt.delta_rule(**leaves, engine="chunked") ** 2).sum().backward()
+        for name, x in leaves.items():
+            agree(np.asarray(found[name]), x.grad.numpy(), 2e-5)
+
+    def test_a_stream_compiles_once(self):
+        traces = 0
+
+        @jax.jit
+        def step(arrays, state):
+            nonlocal traces
+            traces += 1
+            return kt.delta_rule(**arrays, state=state, return_state=True)
+
+        arrays = {name: jax.numpy.asarray(x) for name, x in problem(60, dtype=np.float32).items()}
+        whole = kt.delta_rule(**arrays)
+        state, pieces = kt.DeltaState.empty(arrays["k"], arrays["v"]), []
+        for low in range(0, 60, 20):
+            here = slice(low, low + 20)
+            part = {
+                name: x[:, :, here] if x.ndim == 3 else x[:, :, here, :]
+                for name, x in arrays.items()
+            }
+            out, state = step(part, state)
+            pieces.append(out)
+        agree(np.asarray(jax.numpy.concatenate(pieces, axis=-2)), np.asarray(whole), 2e-6)
+        assert int(state.stop) == 60
+        assert traces <= 2
+
+    def test_nan_marks_exactly_what_depends_on_it(self):
+        arrays = problem(50, dtype=np.float32)
+        clean = np.asarray(kt.delta_rule(**{n: jax.numpy.asarray(x) for n, x in arrays.items()}))
+        arrays["k"][0, 1, 30, 0] = np.nan
+        arrays["v"][0, 0, 20, 1] = np.inf
+        out = np.asarray(kt.delta_rule(**{n: jax.numpy.asarray(x) for n, x in arrays.items()}))
+        marks = np.zeros(out.shape, bool)
+        marks[0, 2:, 30:] = True
+        marks[0, 0, 20:, 1] = True
+        np.testing.assert_array_equal(np.isnan(out), marks)
+        assert same_bits(out[~marks], clean[~marks])
+
+
+class TestTorch:
+    def test_vmap(self):
+        arrays = {name: torch.asarray(x) for name, x in problem(40).items()}
+        batch = {name: torch.stack([x, x * 0.5]) for name, x in arrays.items()}
+        names = list(batch)
+        call = torch.vmap(lambda *x: kt.delta_rule(**dict(zip(names, x, strict=True))))
+        torch.testing.assert_close(call(*batch.values()), kt.delta_rule(**batch))
+
+    def test_stays_on_its_device(self):
+        q = torch.empty(2, 4, 100, 8, device="meta")
+        out, state = kt.delta_rule(q, q, q, return_state=True)
+        assert (out.device.type, state.S.device.type) == ("meta", "meta")
+
+    def test_autocast_mixes_dtypes(self):
+        arrays = {name: torch.asarray(x) for name, x in problem(40, dtype=np.float32).items()}
+        half = {**arrays, "q": arrays["q"].bfloat16(), "k": arrays["k"].bfloat16()}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = kt.delta_rule(**half)
+        own = {**arrays, "q": half["q"].float(), "k": half["k"].float()}
+        torch.testing.assert_close(out, kt.delta_rule(**own))
+
+    def test_bfloat16(self):
+        arrays = {name: torch.asarray(x) for name, x in problem(40, dtype=np.float32).items()}
+        half = {name: arrays[name].bfloat16() for name in ("q", "k", "v")}
+        out, state = kt.delta_rule(**{**arrays, **half}, return_state=True)
+        assert (out.dtype, state.S.dtype) == (torch.bfloat16, torch.float32)
+        wide = {name: x.float() for name, x in half.items()}
+        torch.testing.assert_close(
+            out.float(), kt.delta_rule(**{**arrays, **wide}), rtol=8e-3, atol=4e-3
+        )
