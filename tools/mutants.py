@@ -653,8 +653,8 @@ MUTANTS = [
     Mutant(
         "a window that is one token longer in the comparison",
         "analysis/_blocks.py",
-        "close = (np.abs(rows[:, None] - keys) < problem.window)",
-        "close = (np.abs(rows[:, None] - keys) <= problem.window)",
+        "close = (np.abs(rows[:, None] - keys) < problem.rule.window)",
+        "close = (np.abs(rows[:, None] - keys) <= problem.rule.window)",
         "test_dial_compare.py::test_weights_are_those_of_linear_attention",
     ),
     Mutant(
@@ -774,13 +774,13 @@ MUTANTS = [
     Mutant(
         "ranks: a token too few ahead of a masked one",
         "torch/distributed/_linear.py",
-        "max(call.window, call.sinks) + 1",
-        "max(call.window, call.sinks)",
+        "else max(window, sinks) + 1",
+        "else max(window, sinks)",
         "test_distributed.py::test_several_ranks_are_one[full window]",
     ),
     Mutant(
         "ranks: a text goes on in another one",
-        "torch/distributed/_linear.py",
+        "torch/distributed/_shards.py",
         "return before if fresh is None else _emptied(before, fresh), token",
         "return before, token",
         "test_distributed.py::test_several_ranks_are_one[segments]",
@@ -788,7 +788,7 @@ MUTANTS = [
     Mutant(
         "ranks: tokens far ahead forgotten",
         "torch/distributed/_linear.py",
-        "before = _with_far(before, ahead)",
+        "before = with_far_sums(before, ahead)",
         "before = before",
         "test_distributed.py::test_several_ranks_are_one[full window]",
     ),
@@ -879,8 +879,8 @@ MUTANTS = [
     Mutant(
         "fit: judged with another scale than fitted",
         "analysis/_pieces.py",
-        "causal=problem.causal, scale=scale_of(setting),",
-        "causal=problem.causal,",
+        "        scale=scale_of(setting),\n",
+        "",
         "test_fit.py::test_scale_and_causality_are_those_of_the_data_and_compare_says_if_they_differ",
     ),
     Mutant(

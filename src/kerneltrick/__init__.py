@@ -81,8 +81,11 @@ def _load() -> None:
     """Bind all public names at once, so that later lookups find them in the module itself."""
     from kerneltrick import attention, engines, maps
 
-    found = {name: getattr(engines if name in _ENGINES else attention, name)
-             for name in __all__ if name not in ("__version__", "maps")}  # fmt: skip
+    found = {
+        name: getattr(engines if name in _ENGINES else attention, name)
+        for name in __all__
+        if name not in ("__version__", "maps")
+    }
     globals().update(found, maps=maps)
 
 

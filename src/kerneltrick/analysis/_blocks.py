@@ -21,8 +21,9 @@ from kerneltrick.attention import (
     check_far,
     check_inputs,
     check_scale,
-    check_window,
+    resolve,
 )
+from kerneltrick.engines import Rule
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -33,27 +34,21 @@ LEAST_ROWS = 32  # fewer make matrix products inefficient
 WIDE_MAP = 4  # maps with more than this times d features use their closed form
 
 
-class Problem(NamedTuple):
+class MapComparison(NamedTuple):
     """A checked call; leading dimensions are flattened into L, H is the number of query heads."""
 
     q: Floats  # (L, H, n_q, d)
     k: Floats  # (L, H_kv, n, d)
     v: Floats  # (L, H_kv, n, M)
-    feature_map: maps.FeatureMap
-    causal: bool
-    scale: float
-    softmax_scale: float
-    window: int = 0  # keys in the window have softmax weights
-    sinks: int = 0
-    gain: Floats | None = None  # (H, 1, 1), of the other keys
-    relative: bool = False
+    rule: Rule  # its near_scale is the scale of the softmax that the map is compared with
+    gain: Floats | None = None  # (H, 1, 1), of the keys that are not near; None if none is near
 
     @property
     def groups(self) -> int:
         """Number of query heads that share one key/value head."""
         return int(self.q.shape[1] // self.k.shape[1])
 
-    def in_float64(self) -> Problem:
+    def in_float64(self) -> MapComparison:
         q, k, v = (x.astype(np.float64, copy=False) for x in (self.q, self.k, self.v))
         return self._replace(q=q, k=k, v=v)
 
@@ -95,14 +90,15 @@ def check_problem(
     causal: bool,
     scale: float | None,
     softmax_scale: float | None,
-) -> Problem:
+) -> MapComparison:
     inputs = check_inputs(who, q, k, v)
     check_causal(who, inputs, causal)
     dial = Dial.get(setting)
     chosen = numpy_map(dial.feature_map, q)
-    window, sinks = check_window(who, chosen, dial.window, dial.sinks)
+    dial = Dial(chosen, dial.window, dial.sinks, dial.far)
+    rule, _ = resolve(who, dial, inputs._replace(headless=False), scale=scale)
     gain, relative = None, False
-    if window or sinks:
+    if not rule.all_far:
         gain, relative = check_far(dial.far, chosen, inputs)
         gain = as_numpy(gain).astype(np.float64)
     d, n_q, n = q.shape[-1], q.shape[-2], k.shape[-2]
@@ -112,16 +108,14 @@ def check_problem(
             f"(q: {tuple(q.shape)}, k: {tuple(k.shape)})"
         )
     chosen.check_positions(0, max(n_q, n) - 1)
-    scale = chosen.default_scale(d) if scale is None else check_scale(who, scale)
     softmax_scale = 1 / math.sqrt(d) if softmax_scale is None else check_scale(who, softmax_scale)
-    if 0 < window < max(n_q, n) and n_q != n:
+    if 0 < rule.window < max(n_q, n) and n_q != n:
         raise ValueError(f"{who}: a window needs as many queries as keys, not {n_q} and {n}")
     check_finite(q=q, k=k, v=v)
     dtype = np.float64 if max(n_q, n) <= WHOLE_UP_TO else np.float32
     flat_q, flat_k, flat_v = (_flat(x, dtype) for x in (inputs.q, inputs.k, inputs.v))
-    return Problem(
-        flat_q, flat_k, flat_v, chosen, causal, scale, softmax_scale, window, sinks, gain, relative
-    )  # fmt: skip
+    rule = dataclasses.replace(rule, causal=causal, near_scale=softmax_scale, relative=relative)
+    return MapComparison(flat_q, flat_k, flat_v, rule, gain)
 
 
 def check_finite(**arrays: Array) -> None:
@@ -151,7 +145,7 @@ def numpy_map(feature_map: maps.MapLike, like: Array) -> maps.FeatureMap:
 
 
 def blocks(
-    problem: Problem, rows: int | None = None, only: NDArray[np.int64] | None = None
+    problem: MapComparison, rows: int | None = None, only: NDArray[np.int64] | None = None
 ) -> Iterator[Block]:
     """Yield all rows of all heads, or `only` some, `rows` at a time (by default about 2 MiB)."""
     heads, n_q, n = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
@@ -166,9 +160,9 @@ def blocks(
         for first in range(0, len(wanted), rows):
             chosen = wanted[first : first + rows]
             q = problem.q[lead][:, chosen]
-            seen = int(chosen.max()) + 1 if problem.causal else n
-            allowed = np.arange(seen) <= chosen[:, None] if problem.causal else None
-            scores = (q * problem.softmax_scale) @ keys[:, :seen].mT
+            seen = int(chosen.max()) + 1 if problem.rule.causal else n
+            allowed = np.arange(seen) <= chosen[:, None] if problem.rule.causal else None
+            scores = (q * problem.rule.near_scale) @ keys[:, :seen].mT
             near = near_keys(problem, scores, chosen)
             weights, defined, log_normalizer = normalized(*similar(q, chosen, seen), allowed, near)
             softmax, log_softmax = _softmax(scores, allowed)
@@ -186,13 +180,13 @@ class NearKeys(NamedTuple):
     relative: bool
 
 
-def near_keys(problem: Problem, scores: Floats, rows: NDArray[np.int64]) -> NearKeys | None:
+def near_keys(problem: MapComparison, scores: Floats, rows: NDArray[np.int64]) -> NearKeys | None:
     """Return the keys near the queries at `rows`; None if the map weights all keys."""
     if problem.gain is None:
         return None
     keys = np.arange(scores.shape[-1])
-    close = (np.abs(rows[:, None] - keys) < problem.window) | (keys < problem.sinks)
-    return NearKeys(close, scores, problem.gain, problem.relative)
+    close = (np.abs(rows[:, None] - keys) < problem.rule.window) | (keys < problem.rule.sinks)
+    return NearKeys(close, scores, problem.gain, problem.rule.relative)
 
 
 # Queries (H, r, d) at positions (r,) against the first `seen` keys: similarities (H, r, seen), and
@@ -202,9 +196,9 @@ Similar: TypeAlias = Callable[
 ]
 
 
-def similarities(problem: Problem, k: Floats) -> Similar:
+def similarities(problem: MapComparison, k: Floats) -> Similar:
     """Return a function that compares queries with the keys k (H_kv, n, d) of one leading index."""
-    feature_map, root = problem.feature_map, math.sqrt(problem.scale)
+    feature_map, root = problem.rule.feature_map, math.sqrt(problem.rule.scale)
     d, where = k.shape[-1], np.arange(k.shape[-2])
     if _has_closed_form(feature_map) and feature_map.dim(d) > WIDE_MAP * d:
         keys = repeated(k * root, problem.groups)

@@ -23,7 +23,7 @@ from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_set
 from kerneltrick.analysis._limit import Limit
 from kerneltrick.analysis._metrics import mean
 from kerneltrick.analysis._pieces import (
-    Problem,
+    ComparisonInputs,
     curve_piece,
     limit_piece,
     map_piece,
@@ -127,7 +127,9 @@ class _Run:
         if not self.heads:
             raise ValueError("no head is left to compare: " + "; ".join(self.notes))
         settings = [*chosen, Dial(maps.get(_uniform)), Dial.get("softmax")]
-        self.problem = Problem(self.data, settings, self.heads, self.causal, self.scale, seed)
+        self.problem = ComparisonInputs(
+            self.data, settings, self.heads, self.causal, self.scale, seed
+        )
         self.team = Team(self.problem, executor)
         self.families = curves.families(data.q.shape[-1])
         parts = (__version__, self.causal, self.scale, seed, measure, *map(_text, chosen))

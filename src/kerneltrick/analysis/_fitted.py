@@ -245,8 +245,9 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
         feature_map = from_fields(fields.pop("name"), fields, arrays)
         far = None
         if gain is not None or known["relative"]:
-            far = Far(float(gain) if gain is not None and gain.ndim == 0 else gain,
-                      known["relative"])  # fmt: skip
+            far = Far(
+                float(gain) if gain is not None and gain.ndim == 0 else gain, known["relative"]
+            )
         dials[layer] = Dial(feature_map, known["window"], known["sinks"], far)
     if weights:
         raise ValueError(f"it has no description of layer {min(weights)}")
@@ -254,9 +255,14 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
     if not all(type(head) is int for head in heads) or type(causal) is not bool:
         raise ValueError("its heads are not whole numbers, or causal is not a boolean")
     return FittedMaps(
-        dict(sorted(dials.items())), tuple(heads), json.loads(metadata["scaling"]), causal, seen,
-        metadata.get("source", ""), where,
-    )  # fmt: skip
+        dials=dict(sorted(dials.items())),
+        heads=tuple(heads),
+        scale=json.loads(metadata["scaling"]),
+        causal=causal,
+        seen=seen,
+        source=metadata.get("source", ""),
+        name=where,
+    )
 
 
 Setting: TypeAlias = Dial | FittedMaps

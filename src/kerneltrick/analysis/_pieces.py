@@ -20,7 +20,7 @@ from kerneltrick.analysis._windows import head_errors, is_window_alone, setting_
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ComparisonInputs:
     """What all pieces share; it is sent to each worker once."""
 
     data: AttentionData
@@ -46,7 +46,7 @@ class Problem:
         return self.data.layers[place[0]], self.data.heads[place[1]]
 
 
-def limit_piece(problem: Problem, place: tuple[int, int]) -> Any:
+def limit_piece(problem: ComparisonInputs, place: tuple[int, int]) -> Any:
     """Compute the limit for any map on a head, and properties of its softmax."""
     q, k, _ = problem.head(place)
     limit = weight_limit(q[0], k[0], problem.scale, problem.causal, problem.seed)
@@ -61,28 +61,34 @@ def limit_piece(problem: Problem, place: tuple[int, int]) -> Any:
     }
 
 
-def map_piece(problem: Problem, which: int, place: tuple[int, int], limit: Limit) -> Any:
+def map_piece(problem: ComparisonInputs, which: int, place: tuple[int, int], limit: Limit) -> Any:
     """Compare a map on a head."""
     setting = problem.settings[which]
     dial = of_heads(setting, [problem.numbers(place)])
     q, k, v = problem.head(place)
     quality = analyze_map(
-        q, k, v, dial, causal=problem.causal, scale=scale_of(setting),
-        softmax_scale=problem.scale, seed=problem.seed,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        dial,
+        causal=problem.causal,
+        scale=scale_of(setting),
+        softmax_scale=problem.scale,
+        seed=problem.seed,
+    )
     near = setting.window or setting.sinks or is_window_alone(setting)
     m = dial.feature_map.dim(q.shape[-1])
     return HeadMetrics.of(quality, None if near else limit, m).to_dict()
 
 
-def curve_piece(problem: Problem, text: str) -> Any:
+def curve_piece(problem: ComparisonInputs, text: str) -> Any:
     """Compare a map of a family on all heads."""
     q, k, v = problem.all_heads()
     found = curves.errors(q, k, v, text, problem.causal, problem.scale, problem.seed)
     return [_plain(x) for x in found]
 
 
-def window_piece(problem: Problem, which: int, window: int) -> Any:
+def window_piece(problem: ComparisonInputs, which: int, window: int) -> Any:
     """Compare a map with a window on all heads."""
     setting = setting_at(problem.settings[which], window)
     dial = of_heads(setting, [problem.numbers(place) for place in problem.heads])

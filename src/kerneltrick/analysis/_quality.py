@@ -9,7 +9,7 @@ import numpy as np
 
 from kerneltrick import maps
 from kerneltrick._arrays import Array
-from kerneltrick.analysis._blocks import Block, Problem, blocks, check_problem, repeated
+from kerneltrick.analysis._blocks import Block, MapComparison, blocks, check_problem, repeated
 from kerneltrick.analysis._result import Result
 from kerneltrick.analysis._sampled import (
     float32_error,
@@ -101,7 +101,7 @@ def analyze_map(
         gradient_ratio=gradient_ratio,
         dead_gradients=dead_gradients,
         state_bytes=state_bytes(
-            Dial(problem.feature_map, problem.window, problem.sinks),
+            Dial(problem.rule.feature_map, problem.rule.window, problem.rule.sinks),
             problem.k,
             problem.v,
             problem.k.shape[2],
@@ -124,7 +124,7 @@ def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
 class OutputTotals:
     """Sums of squared norms of outputs and of their errors, and of cosines of rows."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: MapComparison) -> None:
         self.v, self.groups = problem.v, problem.groups
         self.error = self.size = self.cosines = 0.0
         self.directed = 0

@@ -15,7 +15,7 @@ from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import (
     WHOLE_UP_TO,
     Floats,
-    Problem,
+    MapComparison,
     blocks,
     near_keys,
     normalized,
@@ -36,7 +36,7 @@ def sampled_rows(n: int, seed: int, most: int = SAMPLED_ROWS) -> NDArray[np.int6
     return np.sort(rng.choice(n, size=most, replace=False))
 
 
-def rank_correlation(problem: Problem, seed: int) -> float:
+def rank_correlation(problem: MapComparison, seed: int) -> float:
     """Return the mean over rows of Spearman's ρ between the weights of the map and of softmax.
 
     Rows where either side is constant are excluded.
@@ -69,18 +69,19 @@ def _ranks(x: Floats) -> Floats:
     return ranks - (len(x) - 1) / 2
 
 
-def float32_error(problem: Problem) -> float:
+def float32_error(problem: MapComparison) -> float:
     """Return ‖O₃₂ − O₆₄‖ / ‖O₆₄‖ for `linear_attention` in float32 and float64."""
 
     def run(dtype: Any) -> Array:
         q, k, v = (x.astype(dtype) for x in (problem.q, problem.k, problem.v))
-        own = problem.feature_map.default_scale(q.shape[-1])
-        options: dict[str, Any] = {"scale": None if problem.scale == own else problem.scale}
+        rule, width = problem.rule, problem.q.shape[-1]
+        given = None if rule.scale == rule.feature_map.default_scale(width) else rule.scale
+        options: dict[str, Any] = {"scale": given}
         if problem.gain is not None:
-            far = Far(problem.gain[:, 0, 0].astype(dtype), problem.relative)
-            options |= {"window": problem.window, "sinks": problem.sinks, "far": far}
+            far = Far(problem.gain[:, 0, 0].astype(dtype), rule.relative)
+            options |= {"window": rule.window, "sinks": rule.sinks, "far": far}
         return linear_attention(
-            q, k, v, problem.feature_map, causal=problem.causal, on_zero="nan", **options
+            q, k, v, rule.feature_map, causal=rule.causal, on_zero="nan", **options
         )
 
     with np.errstate(all="ignore"):
@@ -91,15 +92,15 @@ def float32_error(problem: Problem) -> float:
     return error / size if size > 0 else math.nan
 
 
-def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
+def range_losses(problem: MapComparison, seed: int) -> tuple[int, int]:
     """Count the features of φ that overflow float32, and those that become 0 but are not."""
     overflows = underflows = 0
     for x, phi in (
-        (problem.q, problem.feature_map.phi),
-        (problem.k, problem.feature_map.for_keys.phi),
+        (problem.q, problem.rule.feature_map.phi),
+        (problem.k, problem.rule.feature_map.for_keys.phi),
     ):
         rows = sampled_rows(x.shape[2], seed)
-        points = x[:, :, rows].astype(np.float64) * math.sqrt(problem.scale)
+        points = x[:, :, rows].astype(np.float64) * math.sqrt(problem.rule.scale)
         with np.errstate(all="ignore"):
             exact = phi(points, rows)
             single = phi(points.astype(np.float32), rows)
@@ -108,7 +109,7 @@ def range_losses(problem: Problem, seed: int) -> tuple[int, int]:
     return overflows, underflows
 
 
-def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
+def query_gradients(problem: MapComparison, seed: int) -> tuple[float, float]:
     """Measure the gradient that reaches the queries through the map, on 16 random rows.
 
     This is the gradient of ⟨G, O⟩ for a random Gaussian G, by central differences. Returns its norm
@@ -124,7 +125,7 @@ def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
         k = repeated(problem.k[lead], problem.groups)
         v = repeated(problem.v[lead], problem.groups)
         for i in rows:
-            seen = int(i) + 1 if problem.causal else k.shape[1]
+            seen = int(i) + 1 if problem.rule.causal else k.shape[1]
             q, keys, values = problem.q[lead][:, i], k[:, :seen], v[:, :seen]
             target = np.einsum(
                 "hcm,hm->hc", values, rng.standard_normal((len(q), values.shape[-1]))
@@ -132,14 +133,14 @@ def query_gradients(problem: Problem, seed: int) -> tuple[float, float]:
             d = q.shape[-1]
             step = 1e-5 * np.maximum(np.abs(q), 1.0)[:, None, :] * np.eye(d)  # (H, d, d)
             moved = np.concatenate([q[:, None] + step, q[:, None] - step], axis=1)
-            scores = problem.softmax_scale * moved @ keys.mT
+            scores = problem.rule.near_scale * moved @ keys.mT
             near = near_keys(problem, scores, np.full(2 * d, i))
             weights, defined, _ = normalized(*similar(moved, np.full(2 * d, i), seen), None, near)
             reached = np.einsum("hrc,hc->hr", weights, target)
             widths = 2e-5 * np.maximum(np.abs(q), 1.0)
             gradient = (reached[:, :d] - reached[:, d:]) / widths
             good = defined.all(axis=1)
-            softmax = _softmax_gradient(q, keys, target, problem.softmax_scale)
+            softmax = _softmax_gradient(q, keys, target, problem.rule.near_scale)
             ours += float(np.sum(gradient[good] ** 2))
             theirs += float(np.sum(softmax[good] ** 2))
             dead += int((gradient[good] == 0).sum())

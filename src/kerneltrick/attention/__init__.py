@@ -6,8 +6,6 @@ from kerneltrick.attention._arguments import check_count as check_count
 from kerneltrick.attention._arguments import check_inputs as check_inputs
 from kerneltrick.attention._arguments import check_on_zero as check_on_zero
 from kerneltrick.attention._arguments import check_scale as check_scale
-from kerneltrick.attention._call import OnZero as OnZero
-from kerneltrick.attention._call import Positions as Positions
 from kerneltrick.attention._decode import Decoder
 from kerneltrick.attention._delta import delta_rule
 from kerneltrick.attention._delta_state import DeltaState
@@ -19,6 +17,13 @@ from kerneltrick.attention._dial import check_window as check_window
 from kerneltrick.attention._dial import combined as combined
 from kerneltrick.attention._dial import dial_text as dial_text
 from kerneltrick.attention._dial import read_tail as read_tail
+from kerneltrick.attention._dial import resolve as resolve
+from kerneltrick.attention._keywords import LinearAttentionKeywords as LinearAttentionKeywords
+from kerneltrick.attention._keywords import OnZero as OnZero
+from kerneltrick.attention._keywords import Options as Options
+from kerneltrick.attention._keywords import Positions as Positions
+from kerneltrick.attention._keywords import read_options as read_options
+from kerneltrick.attention._keywords import with_keywords_of as with_keywords_of
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._multihead import (
     KVCache,

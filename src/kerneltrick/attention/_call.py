@@ -1,10 +1,11 @@
-"""A call of attention: its keywords as given, and what is left of them once checked."""
+"""A call of attention, checked: what engines need, and what turns their result into ours."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,43 +30,14 @@ from kerneltrick.attention._arguments import (
     check_decay,
     check_inputs,
     check_on_zero,
-    check_scale,
     restarts,
     token_array,
 )
-from kerneltrick.attention._dial import Dial, check_far, check_window, combined
+from kerneltrick.attention._dial import Setting, check_far, resolve
+from kerneltrick.attention._keywords import OnZero, Options, Positions
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
 from kerneltrick.attention._state_file import LONGEST
 from kerneltrick.engines import UNBOUNDED, Carry, Data, Rule, empty_carry
-
-OnZero = Literal["raise", "nan", "zero"]
-Positions = Array | tuple[Array, Array]
-
-
-class Options(NamedTuple):
-    """The keywords of `linear_attention` as the caller gave them."""
-
-    causal: bool = False
-    scale: float | None = None
-    log_decay: Any = None
-    normalize: bool = True
-    mask: Array | None = None
-    query_mask: Array | None = None
-    segment_ids: Array | None = None
-    positions: Positions | None = None
-    state: State | None = None
-    on_zero: OnZero | None = None
-    window: int = 0
-    sinks: int = 0
-    far: Any = None
-    chunk_size: int = 64
-    return_state: bool = True
-
-    @property
-    def has_arrays(self) -> bool:
-        """Whether the call depends on more arrays than q, k and v."""
-        arrays = (self.log_decay, self.mask, self.query_mask, self.segment_ids, self.positions)
-        return any(x is not None for x in (*arrays, self.state, self.far))
 
 
 class CheckedCall(NamedTuple):
@@ -85,7 +57,7 @@ def check_call(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike | Dial,
+    feature_map: Setting,
     options: Options,
 ) -> CheckedCall:
     """Check everything; an engine may trust what it is given.
@@ -103,7 +75,7 @@ def check_call(
 
 
 def _remembered(
-    who: str, q: Array, k: Array, v: Array, feature_map: maps.MapLike | Dial, options: Options
+    who: str, q: Array, k: Array, v: Array, feature_map: Setting, options: Options
 ) -> CheckedCall | None:
     """The checks of such a call, on arrays without values; None if more than that would count."""
     if options.has_arrays or not isinstance(feature_map, (str, maps.FeatureMap)):
@@ -135,24 +107,15 @@ def _check(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike | Dial,
+    feature_map: Setting,
     options: Options,
 ) -> CheckedCall:
     inputs = check_inputs(who, q, k, v)
-    chosen, window, sinks, far = combined(
-        who, feature_map, options.window, options.sinks, options.far
-    )
-    if inputs.headless and isinstance(chosen, maps.Custom):
-        chosen = maps.Custom(chosen.function, flat=True)
-    causal, normalize = bool(options.causal), bool(options.normalize)
-    check_causal(who, inputs, causal)
+    check_causal(who, inputs, options.causal)
     check_on_zero(options.on_zero)
-    d = q.shape[-1]
-    scale = chosen.default_scale(d) if options.scale is None else check_scale(who, options.scale)
-    chunk_size = check_count(who, "chunk_size", options.chunk_size, least=1)
-    if causal and options.query_mask is not None:
+    if options.causal and options.query_mask is not None:
         raise ValueError(f"causal {who} has one mask for queries and keys: use mask=")
-    if not causal:
+    if not options.causal:
         for name in ("log_decay", "segment_ids"):
             if getattr(options, name) is not None:
                 raise ValueError(f"{name} needs causal=True: full attention has no order of tokens")
@@ -164,36 +127,8 @@ def _check(
     stop = 0 if known is None else known + k.shape[-2]
     if isinstance(stop, int) and stop >= LONGEST:
         raise ValueError(f"{who} counts tokens below 2**53, but the state ends at {known}")
-    zero_fill = 0.0 if options.on_zero == "zero" else math.nan
-    window, sinks = check_window(who, chosen, window, sinks)
-    n = k.shape[-2]
-    if state is None and not options.return_state and type(n) is int:
-        sinks = min(sinks, max(n, 1))  # nobody keeps room for sinks that do not exist
-    near_scale = 1 / math.sqrt(d) if options.scale is None else scale
-    gain, relative = None, False
-    if window or sinks:
-        _check_near(who, window, options, inputs)
-        gain, relative = check_far(far, chosen, inputs)
-    elif far is not None:
-        raise ValueError(
-            "far sets the units of far weights against near ones; without window or sinks every "
-            "weight is far"
-        )
-    rule = Rule(
-        feature_map=chosen,
-        scale=scale,
-        causal=causal,
-        normalize=normalize,
-        zero_fill=zero_fill,
-        chunk_size=chunk_size,
-        window=window,
-        sinks=sinks,
-        near_scale=near_scale,
-        relative=relative,
-        wants_state=options.return_state,
-        starts_empty=state is None and not traces_once(q),
-    )
-
+    rule, gain = _rule(who, feature_map, options, inputs)
+    chosen = rule.feature_map
     q_positions, k_positions = _positions(options.positions, inputs)
     mask = token_array("mask", options.mask, inputs.k, "bool")
     query_mask = token_array("query_mask", options.query_mask, inputs.q, "bool")
@@ -205,17 +140,66 @@ def _check(
     carry = empty_carry(rule, inputs.k, inputs.v, width) if width else probe
     print_ = ""
     if state is not None or options.return_state:  # of learned weights it takes a while
-        print_ = fingerprint(rule, d, carry)
+        print_ = fingerprint(rule, q.shape[-1], carry)
     if state is not None:
         carry = carry_of(state, carry, print_, inputs.headless)
     _check_horizon(chosen, state, options.positions, inputs, restart)
     data = Data(
-        inputs.q, inputs.k, inputs.v, mask, query_mask, decay, restart, q_positions, k_positions,
-        start, _with_positions(carry, k_positions), gain,
-    )  # fmt: skip
-    data, padded = _pad_empty(data, causal, inputs.xp)
-    raises = normalize and options.on_zero in ("raise", None)
+        q=inputs.q,
+        k=inputs.k,
+        v=inputs.v,
+        mask=mask,
+        query_mask=query_mask,
+        log_decay=decay,
+        restart=restart,
+        q_positions=q_positions,
+        k_positions=k_positions,
+        start=start,
+        carry=_with_positions(carry, k_positions),
+        gain=gain,
+    )
+    data, padded = _pad_empty(data, rule.causal, inputs.xp)
+    raises = rule.normalize and options.on_zero in ("raise", None)
     return CheckedCall(inputs, rule, data, raises, options.on_zero, print_, padded)
+
+
+def _rule(
+    who: str, setting: Setting, options: Options, inputs: Inputs
+) -> tuple[Rule, Array | None]:
+    """Which attention a call asks for, and the gains of its far weights (H_q, 1, 1)."""
+    rule, far = resolve(
+        who,
+        setting,
+        inputs,
+        scale=options.scale,
+        window=options.window,
+        sinks=options.sinks,
+        far=options.far,
+    )
+    sinks, n = rule.sinks, inputs.k.shape[-2]
+    if options.state is None and not options.return_state and type(n) is int:
+        sinks = min(sinks, max(n, 1))  # nobody keeps room for sinks that do not exist
+    gain, relative = None, False
+    if rule.window or sinks:
+        _check_near(who, rule.window, options, inputs)
+        gain, relative = check_far(far, rule.feature_map, inputs)
+    elif far is not None:
+        raise ValueError(
+            "far sets the units of far weights against near ones; without window or sinks every "
+            "weight is far"
+        )
+    rule = dataclasses.replace(
+        rule,
+        causal=bool(options.causal),
+        normalize=bool(options.normalize),
+        zero_fill=0.0 if options.on_zero == "zero" else math.nan,
+        chunk_size=check_count(who, "chunk_size", options.chunk_size, least=1),
+        sinks=sinks,
+        relative=relative,
+        wants_state=options.return_state,
+        starts_empty=options.state is None and not traces_once(inputs.q),
+    )
+    return rule, gain
 
 
 def _check_near(who: str, window: int, options: Options, inputs: Inputs) -> None:
@@ -327,7 +311,7 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
 
 
 def report_zero(call: CheckedCall, zero: Array | None, rows: Any = None) -> None:
-    if not call.raises or zero is None:
+    if not call.raises or zero is None or (type(zero) is np.ndarray and not zero.any()):
         return
     if not is_concrete(zero):
         if call.on_zero is None:

@@ -11,8 +11,9 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
-from kerneltrick.attention._call import OnZero, Options, check_call
+from kerneltrick.attention._call import check_call
 from kerneltrick.attention._dial import Dial, combined
+from kerneltrick.attention._keywords import OnZero, Options
 from kerneltrick.attention._linear import linear_attention
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder, in_lines
@@ -109,10 +110,17 @@ class Decoder:
             token = (*self.shape, 1) if self.decay == 1 else (*self.shape, 1, self.decay)
             log_decay = np.zeros(token, self._compute)
         options = Options(
-            causal=True, scale=self.scale, log_decay=log_decay, normalize=self.normalize,
-            state=None if state is None else state.to(q), on_zero=self.on_zero,
-            window=self.window, sinks=self.sinks, far=self.far, chunk_size=1,
-        )  # fmt: skip
+            causal=True,
+            scale=self.scale,
+            log_decay=log_decay,
+            normalize=self.normalize,
+            state=None if state is None else state.to(q),
+            on_zero=self.on_zero,
+            window=self.window,
+            sinks=self.sinks,
+            far=self.far,
+            chunk_size=1,
+        )
         call = check_call("Decoder", q, k, v, self.feature_map, options)
         carry = call.data.carry
         total, bad = carry.log_decay, np.zeros((*self.shape, 1, self.value_width + 1), np.uint8)
@@ -191,11 +199,22 @@ class Decoder:
 
         def run(on_zero: OnZero) -> tuple[Any, State]:
             return linear_attention(
-                q, k, v, self.feature_map, causal=True, scale=self.scale, log_decay=token,
-                normalize=self.normalize, state=self._state(), return_state=True,
-                window=self.window, sinks=self.sinks, far=self.far, on_zero=on_zero,
+                q,
+                k,
+                v,
+                self.feature_map,
+                causal=True,
+                scale=self.scale,
+                log_decay=token,
+                normalize=self.normalize,
+                state=self._state(),
+                return_state=True,
+                window=self.window,
+                sinks=self.sinks,
+                far=self.far,
+                on_zero=on_zero,
                 engine="recurrent",
-            )  # fmt: skip
+            )
 
         vanished = False
         try:
@@ -267,11 +286,21 @@ class Decoder:
     def _again(self, feature_map: maps.FeatureMap) -> Decoder:
         """Another decoder that goes on from here."""
         return Decoder(
-            feature_map, shape=self.shape, d=self.d, value_width=self.value_width,
-            groups=self.groups, dtype=self.dtype, scale=self.scale, normalize=self.normalize,
-            on_zero=self.on_zero, decay=self.decay, window=self.window, sinks=self.sinks,
-            far=self.far, state=self.snapshot(),
-        )  # fmt: skip
+            feature_map,
+            shape=self.shape,
+            d=self.d,
+            value_width=self.value_width,
+            groups=self.groups,
+            dtype=self.dtype,
+            scale=self.scale,
+            normalize=self.normalize,
+            on_zero=self.on_zero,
+            decay=self.decay,
+            window=self.window,
+            sinks=self.sinks,
+            far=self.far,
+            state=self.snapshot(),
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

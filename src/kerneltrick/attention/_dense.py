@@ -11,7 +11,8 @@ import numpy as np
 from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient
 from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
-from kerneltrick.attention._call import OnZero, Options, check_call, report_zero
+from kerneltrick.attention._call import check_call, report_zero
+from kerneltrick.attention._keywords import OnZero, Options
 from kerneltrick.attention._linear import normalized_weights, run_attention, weights_of
 from kerneltrick.engines import UNBOUNDED, DenseRows, dense_rows, finish
 
@@ -57,9 +58,16 @@ def softmax_attention(
         raise ValueError(f"{who} with window=0 and sinks=0 sees nothing; None is no window")
     scale = _scale(who, q, scale, temperature)
     options = Options(
-        causal, scale, None, True, mask, query_mask, segment_ids, on_zero=on_zero,
-        window=UNBOUNDED if window is None else window, sinks=sinks, return_state=False,
-    )  # fmt: skip
+        causal=causal,
+        scale=scale,
+        mask=mask,
+        query_mask=query_mask,
+        segment_ids=segment_ids,
+        window=UNBOUNDED if window is None else window,
+        sinks=sinks,
+        on_zero=on_zero,
+        return_state=False,
+    )
     output = run_attention(who, q, k, v, "softmax", options, "exact")
     if not return_weights:
         return output
@@ -126,7 +134,14 @@ def kernel_attention(
         return xp.where(rows.allowed, weights, xp.zeros_like(weights))
 
     scale = 1.0 if scale is None else scale
-    options = Options(causal, scale, None, normalize, mask, query_mask, on_zero=on_zero)
+    options = Options(
+        causal=causal,
+        scale=scale,
+        normalize=normalize,
+        mask=mask,
+        query_mask=query_mask,
+        on_zero=on_zero,
+    )
     return _attend("kernel_attention", q, k, v, weigh, options, return_weights)
 
 
@@ -183,7 +198,7 @@ def hard_attention(
         soft = soft / xp.where(total == 0, xp.ones_like(total), total)
         return hard + (soft - stop_gradient(soft))
 
-    options = Options(causal, scale, None, True, mask, query_mask, on_zero=on_zero)
+    options = Options(causal=causal, scale=scale, mask=mask, query_mask=query_mask, on_zero=on_zero)
     return _attend("hard_attention", q, k, v, weigh, options, return_weights)
 
 

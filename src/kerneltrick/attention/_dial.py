@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from kerneltrick._arrays import (
     stop_gradient,
     tree,
 )
-from kerneltrick.attention._arguments import Inputs, check_count
-from kerneltrick.engines import UNBOUNDED
+from kerneltrick.attention._arguments import Inputs, check_count, check_scale
+from kerneltrick.engines import UNBOUNDED, Rule
 
 
 @tree
@@ -104,6 +104,10 @@ class Dial:
         return text
 
 
+# Which attention: a map or its text, with its window, or what these were resolved to.
+Setting: TypeAlias = maps.MapLike | Dial | Rule
+
+
 @functools.lru_cache(maxsize=256)
 def _read(text: str) -> Dial:
     name, at, _ = text.partition("@")
@@ -154,6 +158,34 @@ def combined(
         if own and value is not None:
             raise ValueError(f"{who} got {name} twice: in {str(dial)!r} and as a keyword")
     return dial.feature_map, dial.window or window, dial.sinks or sinks, dial.far or far
+
+
+def resolve(
+    who: str,
+    setting: Setting,
+    inputs: Inputs,
+    *,
+    scale: float | None = None,
+    window: Any = 0,
+    sinks: Any = 0,
+    far: Any = None,
+) -> tuple[Rule, Any]:
+    """Which attention a setting and these keywords mean for these inputs, and `far` as given.
+
+    Everything below the public functions passes the rule on. A rule itself is taken as it is.
+    """
+    if isinstance(setting, Rule):
+        return setting, far
+    chosen, window, sinks, far = combined(who, setting, window, sinks, far)
+    if inputs.headless and isinstance(chosen, maps.Custom):
+        chosen = maps.Custom(chosen.function, flat=True)
+    d = inputs.k.shape[-1]
+    if scale is None:
+        scale, near_scale = chosen.default_scale(d), 1 / math.sqrt(d)
+    else:
+        scale = near_scale = check_scale(who, scale)
+    window, sinks = check_window(who, chosen, window, sinks)
+    return Rule(chosen, scale, window=window, sinks=sinks, near_scale=near_scale), far
 
 
 def check_window(

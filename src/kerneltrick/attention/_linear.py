@@ -3,100 +3,77 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import numpy as np
 
 from kerneltrick import engines, maps
 from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
-from kerneltrick.attention._call import (
-    CheckedCall,
+from kerneltrick.attention._call import CheckedCall, check_call, report_zero
+from kerneltrick.attention._dial import Dial, Setting
+from kerneltrick.attention._keywords import (
+    AttentionKeywords,
+    LinearAttentionKeywords,
     OnZero,
     Options,
     Positions,
-    check_call,
-    report_zero,
+    read_options,
+    with_keywords_of,
 )
-from kerneltrick.attention._dial import Dial
 from kerneltrick.attention._state import State, state_of
-from kerneltrick.engines import Carry, DenseRows, dense_rows, times
+from kerneltrick.engines import Carry, DenseRows, Rule, dense_rows, times
+
+if TYPE_CHECKING:
+    from kerneltrick.attention._keywords import Unpack
 
 
 @overload
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    feature_map: maps.MapLike | Dial = ...,
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
+    feature_map: maps.MapLike | Dial | Rule = ...,
     *,
-    causal: bool = ...,
-    scale: float | None = ...,
-    log_decay: Any = ...,
-    normalize: bool = ...,
-    mask: Array | None = ...,
-    query_mask: Array | None = ...,
-    segment_ids: Array | None = ...,
-    positions: Positions | None = ...,
-    state: State | None = ...,
-    window: int = ...,
-    sinks: int = ...,
-    far: Any = ...,
     return_state: Literal[False] = ...,
-    on_zero: OnZero | None = ...,
-    chunk_size: int = ...,
-    engine: str = ...,
+    **keywords: Unpack[LinearAttentionKeywords],
 ) -> Array: ...
 
 
 @overload
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    feature_map: maps.MapLike | Dial = ...,
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
+    feature_map: maps.MapLike | Dial | Rule = ...,
     *,
-    causal: bool = ...,
-    scale: float | None = ...,
-    log_decay: Any = ...,
-    normalize: bool = ...,
-    mask: Array | None = ...,
-    query_mask: Array | None = ...,
-    segment_ids: Array | None = ...,
-    positions: Positions | None = ...,
-    state: State | None = ...,
-    window: int = ...,
-    sinks: int = ...,
-    far: Any = ...,
     return_state: Literal[True],
-    on_zero: OnZero | None = ...,
-    chunk_size: int = ...,
-    engine: str = ...,
+    **keywords: Unpack[LinearAttentionKeywords],
 ) -> tuple[Array, State]: ...
 
 
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    feature_map: maps.MapLike | Dial = "elu",
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
+    feature_map: maps.MapLike | Dial | Rule = "elu",
     *,
     causal: bool = False,
     scale: float | None = None,
-    log_decay: Any = None,
+    log_decay: Annotated[Any, "(), (H,), (..., H, n) or (..., H, n, m)"] = None,
     normalize: bool = True,
-    mask: Array | None = None,
-    query_mask: Array | None = None,
-    segment_ids: Array | None = None,
-    positions: Positions | None = None,
+    mask: Annotated[Array | None, "bool (..., H, n), (..., n) or (n,)"] = None,
+    query_mask: Annotated[Array | None, "bool (..., H_q, n_q), (..., n_q) or (n_q,)"] = None,
+    segment_ids: Annotated[Array | None, "integer (..., H, n), (..., n) or (n,)"] = None,
+    positions: Annotated[Positions | None, "(..., H, n), (..., n) or (n,)"] = None,
     state: State | None = None,
     window: int = 0,
     sinks: int = 0,
-    far: Any = None,
+    far: Annotated[Any, "() or (H_q,)"] = None,
     return_state: bool = False,
     on_zero: OnZero | None = None,
     chunk_size: int = 64,
     engine: str = "auto",
-) -> Array | tuple[Array, State]:
+) -> Annotated[Array, "(..., H_q, n_q, M)"] | tuple[Array, State]:
     """oᵢ = φ(qᵢ)ᵀU / φ(qᵢ)ᵀZ with U = Σφ(kⱼ)vⱼᵀ, Z = Σφ(kⱼ): attention in O(n) (j ≤ i if causal).
 
     Parameters
@@ -161,9 +138,22 @@ def linear_attention(
     (4, 2, 1000, 16)
     """
     options = Options(
-        causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero, window, sinks, far, chunk_size, return_state,
-    )  # fmt: skip
+        causal=causal,
+        scale=scale,
+        log_decay=log_decay,
+        normalize=normalize,
+        mask=mask,
+        query_mask=query_mask,
+        segment_ids=segment_ids,
+        positions=positions,
+        state=state,
+        window=window,
+        sinks=sinks,
+        far=far,
+        on_zero=on_zero,
+        chunk_size=chunk_size,
+        return_state=return_state,
+    )
     return run_attention("linear_attention", q, k, v, feature_map, options, engine)
 
 
@@ -173,7 +163,7 @@ def run_attention(
     q: Array,
     k: Array,
     v: Array,
-    feature_map: maps.MapLike | Dial,
+    feature_map: Setting,
     options: Options,
     engine: str,
 ) -> Array | tuple[Array, State]:
@@ -188,26 +178,15 @@ def run_attention(
     return output, _state_after(call, result.carry, options.state)
 
 
+@with_keywords_of(linear_attention, AttentionKeywords)
 def attention_weights(
-    q: Array,
-    k: Array,
-    feature_map: maps.MapLike | Dial = "elu",
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    feature_map: maps.MapLike | Dial | Rule = "elu",
     *,
     rows: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    log_decay: Any = None,
-    normalize: bool = True,
-    mask: Array | None = None,
-    query_mask: Array | None = None,
-    segment_ids: Array | None = None,
-    positions: Positions | None = None,
-    state: State | None = None,
-    window: int = 0,
-    sinks: int = 0,
-    far: Any = None,
-    on_zero: OnZero | None = None,
-) -> Array:
+    **keywords: Unpack[AttentionKeywords],
+) -> Annotated[Array, "(..., H_q, rows, n)"]:
     """The weights that linear attention implies: Aᵢⱼ = φ(qᵢ)·φ(kⱼ) / Σ_l φ(qᵢ)·φ(k_l).
 
     Takes the keywords of `linear_attention`. `rows` (a number or a list of query indices) gives
@@ -220,10 +199,7 @@ def attention_weights(
     >>> a.shape, np.allclose(a.sum(-1), 1), bool((a[0, 11:] == 0).all())
     ((2, 5000), True, True)
     """
-    options = Options(
-        causal, scale, log_decay, normalize, mask, query_mask, segment_ids, positions, state,
-        on_zero, window, sinks, far,
-    )  # fmt: skip
+    options = read_options("attention_weights", keywords, AttentionKeywords)
     return weights_of("attention_weights", q, k, feature_map, options, rows)
 
 
@@ -232,7 +208,7 @@ def weights_of(
     who: str,
     q: Array,
     k: Array,
-    feature_map: maps.MapLike | Dial,
+    feature_map: Setting,
     options: Options,
     rows: Any = None,
 ) -> Array:

@@ -31,8 +31,8 @@ from kerneltrick._arrays import (
     wide_narrow,
 )
 from kerneltrick._files import write
-from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
-from kerneltrick.attention._dial import Dial, check_window, combined, dial_text
+from kerneltrick.attention._arguments import Inputs, check_count, check_inputs
+from kerneltrick.attention._dial import Dial, Setting, dial_text, resolve
 from kerneltrick.attention._state_file import LONGEST, decoded, encoded, parts
 from kerneltrick.engines import (
     UNBOUNDED,
@@ -161,7 +161,7 @@ class State:
 
     @staticmethod
     def empty(
-        feature_map: maps.MapLike | Dial,
+        feature_map: Setting,
         k: Array,
         v: Array,
         *,
@@ -181,22 +181,18 @@ class State:
         if start >= LONGEST:
             raise ValueError(f"State.empty needs start < 2**53, not {start}")
         inputs = check_inputs("State.empty", k, k, v)
-        chosen, window, sinks, _ = combined("State.empty", feature_map, window, sinks)
-        if inputs.headless and isinstance(chosen, maps.Custom):
-            chosen = maps.Custom(chosen.function, flat=True)
-        d = k.shape[-1]
-        scale = chosen.default_scale(d) if scale is None else check_scale("State.empty", scale)
-        window, sinks = check_window("State.empty", chosen, window, sinks)
-        rule = Rule(chosen, scale, True, True, math.nan, 1, window=window, sinks=sinks)
-        slots = 0 if window == UNBOUNDED else max(window - 1, 0)
+        rule, _ = resolve(
+            "State.empty", feature_map, inputs, scale=scale, window=window, sinks=sinks
+        )
+        slots = 0 if rule.window == UNBOUNDED else max(rule.window - 1, 0)
         carry = empty_carry(rule, inputs.k, inputs.v, decay_width, slots)
-        print_ = fingerprint(rule, d, carry)
+        print_ = fingerprint(rule, k.shape[-1], carry)
         return state_of(carry, start, start, print_, rule, inputs.headless)
 
     def merge(
         self,
         right: State,
-        feature_map: maps.MapLike | Dial | None = None,
+        feature_map: Setting | None = None,
         *,
         scale: float | None = None,
     ) -> State:
@@ -223,21 +219,23 @@ class State:
         carry = _marked(merge(self.carry, right.carry, rule))
         return dataclasses.replace(self, carry=carry, stop=right.stop)
 
-    def _rule(self, feature_map: maps.MapLike | Dial | None, scale: float | None) -> Rule:
-        """What folds near tokens into the sums: the map that they were made with."""
+    def _rule(self, feature_map: Setting | None, scale: float | None) -> Rule:
+        """What adds near tokens to the sums: the map that they were made with."""
         assert self.near is not None
         if feature_map is None and self.sums.hi.shape[-2]:
             raise ValueError(
                 "merge of states with a window needs the feature map, for the tokens that are no "
                 f"longer near: left.merge(right, feature_map), with that of {self.fingerprint}"
             )
-        chosen = maps.Softmax() if feature_map is None else Dial.get(feature_map).feature_map
-        if isinstance(chosen, maps.Custom) and self.headless:
-            chosen = maps.Custom(chosen.function, flat=True)
-        d = int(self.near.k.shape[-1])
-        scale = chosen.default_scale(d) if scale is None else check_scale("merge", scale)
-        rule = Rule(chosen, scale, True, True, math.nan, 1, window=self.window, sinks=self.sinks)
-        print_ = fingerprint(rule, d, Carry(self.sums, None, None, None))
+        if feature_map is None:
+            feature_map = maps.Softmax()
+        elif not isinstance(feature_map, Rule):
+            feature_map = Dial.get(feature_map).feature_map
+        near = self.near
+        inputs = Inputs(namespace(k=near.k), near.k, near.k, near.v, self.headless)
+        rule, _ = resolve("merge", feature_map, inputs, scale=scale)
+        rule = dataclasses.replace(rule, window=self.window, sinks=self.sinks)
+        print_ = fingerprint(rule, int(near.k.shape[-1]), self.carry)
         if print_ != self.fingerprint:
             raise ValueError(f"the states are of {self.fingerprint}, but the map given is {print_}")
         return rule

@@ -237,8 +237,16 @@ def _compare(
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
     with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
-        result = compare(data, chosen, causal=causal, scale=scale, seed=seed,
-                         progress=progress, resume=resume, executor=executor)  # fmt: skip
+        result = compare(
+            data,
+            chosen,
+            causal=causal,
+            scale=scale,
+            seed=seed,
+            progress=progress,
+            resume=resume,
+            executor=executor,
+        )
     if html_path is not None:
         report.save_html(result, data, html_path)
     if json_path is not None:

@@ -156,8 +156,13 @@ def _show(found: Any, out: Path) -> None:
         "no better": "the held-out error stopped improving",
         "data": "the data was used up",
     }[found.stopped]
-    words.print(plain(f"error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads. Stopped after "
-                      f"{found.steps} steps: {why}. The held-out tokens decided when to stop, so "
-                      f"judge the maps on other text.", "dim"))  # fmt: skip
+    words.print(
+        plain(
+            f"error: ‖O − O_softmax‖ / ‖O_softmax‖, mean over heads. Stopped after "
+            f"{found.steps} steps: {why}. The held-out tokens decided when to stop, so "
+            f"judge the maps on other text.",
+            "dim",
+        )
+    )
     if not is_standard_output(out):
         words.print(plain(f"wrote {out}; judge it with: kerneltrick compare OTHER --map {out}"))

@@ -53,9 +53,12 @@ def grade_all(found: Sequence[grader.Submission], limits: grader.Limits, jobs: i
             server = free.get()
             try:
                 report = grader.grade_file(
-                    submission.lab, submission.path, submission.name, server,
+                    submission.lab,
+                    submission.path,
+                    submission.name,
+                    server,
                     progress if len(found) == 1 else None,
-                )  # fmt: skip
+                )
                 return report, set(server.walls)
             finally:
                 free.put(server)
@@ -189,10 +192,15 @@ def as_csv(graded: Class) -> str:
                 continue
             report = own[lab]
             shares = {f.name: round(f.passed / max(1, f.cases), 4) for f in report.functions}
-            row += [_cell(report.file), round(report.score, 4), _right(report),
-                    len(report.functions), _cell(_hint({lab: report})),
-                    *(shares.get(name, "") for name in functions[lab]),
-                    _cell(" | ".join(_hints(report)))]  # fmt: skip
+            row += [
+                _cell(report.file),
+                round(report.score, 4),
+                _right(report),
+                len(report.functions),
+                _cell(_hint({lab: report})),
+                *(shares.get(name, "") for name in functions[lab]),
+                _cell(" | ".join(_hints(report))),
+            ]
         rows.writerow(row)
     return text.getvalue()
 

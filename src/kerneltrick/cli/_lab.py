@@ -45,10 +45,15 @@ def _list(
     labs = grader.labs()
     if as_json:
         found = [
-            {"lab": lab.number, "title": lab.title, "folder": lab.folder, "file": lab.file,
-             "functions": [exercise.name for exercise in lab.exercises]}
+            {
+                "lab": lab.number,
+                "title": lab.title,
+                "folder": lab.folder,
+                "file": lab.file,
+                "functions": [exercise.name for exercise in lab.exercises],
+            }
             for lab in labs.values()
-        ]  # fmt: skip
+        ]
         typer.echo(to_json(found, indent=1))
         return
     rows = [
@@ -125,7 +130,9 @@ def _check(
     number: Annotated[
         str | None,
         typer.Option(
-            "--lab", metavar="LAB", show_default=False,
+            "--lab",
+            metavar="LAB",
+            show_default=False,
             help="The number of the lab, e.g. 02. Default: recognised by the name of the file or "
             "the functions in it.",
         ),
@@ -136,7 +143,9 @@ def _check(
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", min=1, show_default=False,
+            "--jobs",
+            min=1,
+            show_default=False,
             help="Number of files to grade at once. Default: the number of CPUs.",
         ),
     ] = None,
@@ -151,14 +160,18 @@ def _check(
     feedback: Annotated[
         Path | None,
         typer.Option(
-            "--feedback", metavar="DIR", show_default=False,
+            "--feedback",
+            metavar="DIR",
+            show_default=False,
             help="Write a readable file for each student into this folder.",
         ),
     ] = None,
     roster: Annotated[
         Path | None,
         typer.Option(
-            "--roster", metavar="FILE", show_default=False,
+            "--roster",
+            metavar="FILE",
+            show_default=False,
             help="A list of names, one per line or as a CSV file. Students who handed in nothing "
             "then appear too.",
         ),
@@ -167,7 +180,7 @@ def _check(
         bool,
         typer.Option("--as-root", help="Grade as root even if Linux cannot protect your files."),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Grade a lab: a score for every function, and a hint that names the mistake.
 
     Student code runs in its own process, with limits on time and memory and without a network.

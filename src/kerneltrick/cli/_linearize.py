@@ -152,11 +152,22 @@ def linearize_command(
     try:
         with _progress(quiet) as progress:
             found = hf.linearize(
-                model, windows, setting, window="auto" if window == "auto" else None,
-                features=features, key_weight=key_weight, keep=kept, share=share, budget=most,
-                finetune=finetune, held_out=judged, out=out, force=force, seed=seed,
+                model,
+                windows,
+                setting,
+                window="auto" if window == "auto" else None,
+                features=features,
+                key_weight=key_weight,
+                keep=kept,
+                share=share,
+                budget=most,
+                finetune=finetune,
+                held_out=judged,
+                out=out,
+                force=force,
+                seed=seed,
                 progress=progress,
-            )  # fmt: skip
+            )
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command continues where this one stopped") from None
     except hf.OverlapError:
@@ -219,10 +230,14 @@ def evaluate_command(
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
     with _progress(quiet) as progress:
         result = hf.evaluate(
-            model, ids, teacher=teacher, passkeys=hf.passkeys(model, ids[:PLANTED]),
-            contexts=timed, prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
+            model,
+            ids,
+            teacher=teacher,
+            passkeys=hf.passkeys(model, ids[:PLANTED]),
+            contexts=timed,
+            prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
             progress=progress,
-        )  # fmt: skip
+        )
     values = _values(result)
     if json is not None:
         write(json, to_json(values, indent=2) + "\n")

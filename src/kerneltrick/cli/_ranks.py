@@ -29,9 +29,13 @@ def show_ranks(
 ) -> None:
     """Print a table of linear and ring attention for 1, 2, 4, … ranks, or JSON."""
     given: dict[str, Any] = {
-        "n": sizes.n, "d": sizes.d, "values": sizes.value_width, "heads": sizes.heads,
-        "batch": sizes.batch, "number_bytes": sizes.bytes,
-    }  # fmt: skip
+        "n": sizes.n,
+        "d": sizes.d,
+        "values": sizes.value_width,
+        "heads": sizes.heads,
+        "batch": sizes.batch,
+        "number_bytes": sizes.bytes,
+    }
     found = {
         f"linear, {dial}": [
             costs.context_parallel(dial, r, machine, chunk=sizes.chunk, **given)
@@ -65,8 +69,14 @@ def show_ranks(
             ):
                 table.add_column(column, justify="right")
             for x in each:
-                table.add_row(str(x.ranks), f"{x.sent:,}", _time(x.compute), _time(x.exposed),
-                              _time(x.seconds), f"{x.efficiency:.1%}")  # fmt: skip
+                table.add_row(
+                    str(x.ranks),
+                    f"{x.sent:,}",
+                    _time(x.compute),
+                    _time(x.exposed),
+                    _time(x.seconds),
+                    f"{x.efficiency:.1%}",
+                )
             out.print(table)
         for line in FORMULAS:
             out.print(plain(line, "dim"))

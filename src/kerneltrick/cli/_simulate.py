@@ -35,11 +35,13 @@ def _simulate(context: typer.Context) -> None:
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="FILE", show_default=False,
+        "--out",
+        metavar="FILE",
+        show_default=False,
         help="Also draw a picture: a .png, .svg or .pdf file, or - for standard output. "
         "Default: no picture.",
     ),
-]  # fmt: skip
+]
 
 
 @simulate_app.command("moments")
@@ -60,11 +62,18 @@ def _moments(
     widths = _powers("--d", largest)
     found = _run(simulate.moments, widths, mu=mu, sigma=sigma, draws=draws, seed=seed)
     rows = [
-        (str(row.d), f"{row.mean:.2f}", f"{row.theory_mean:.4g}", f"{row.variance:.4g}",
-         f"{row.theory_variance:.4g}", f"{row.z_score:+.1f}", f"{row.scaled_variance:.3f}",
-         f"{row.theory_scaled_variance:.4g}")
+        (
+            str(row.d),
+            f"{row.mean:.2f}",
+            f"{row.theory_mean:.4g}",
+            f"{row.variance:.4g}",
+            f"{row.theory_variance:.4g}",
+            f"{row.z_score:+.1f}",
+            f"{row.scaled_variance:.3f}",
+            f"{row.theory_scaled_variance:.4g}",
+        )
         for row in found.rows
-    ]  # fmt: skip
+    ]
     _show(
         out,
         f"q·k of {found.draws:,} pairs with coordinates N({found.mu:g}, {found.sigma**2:g}), "
@@ -90,20 +99,37 @@ def _scaling(
     _check_picture(out)
     found = _run(simulate.scaling, _powers("--d", largest), n=n, queries=queries, seed=seed)
     rows = [
-        (str(row.d), f"{row.plain.entropy:.2f}", f"{row.theory_plain:.2f}",
-         f"{row.plain.largest:.3f}", f"{row.plain.gradient:.3f}", f"{row.scaled.entropy:.2f}",
-         f"{row.theory_scaled:.2f}", f"{row.scaled.largest:.3f}", f"{row.scaled.gradient:.3f}")
+        (
+            str(row.d),
+            f"{row.plain.entropy:.2f}",
+            f"{row.theory_plain:.2f}",
+            f"{row.plain.largest:.3f}",
+            f"{row.plain.gradient:.3f}",
+            f"{row.scaled.entropy:.2f}",
+            f"{row.theory_scaled:.2f}",
+            f"{row.scaled.largest:.3f}",
+            f"{row.scaled.gradient:.3f}",
+        )
         for row in found.rows
-    ]  # fmt: skip
+    ]
     _show(
         out,
         f"softmax over n = {found.n} keys, means of {found.queries} queries, N(0, 1), seed {seed}",
-        ("d", "q·k: entropy", "theory", "largest", "1 − Σp²", "q·k/√d: entropy", "theory",
-         "largest", "1 − Σp²"),
+        (
+            "d",
+            "q·k: entropy",
+            "theory",
+            "largest",
+            "1 − Σp²",
+            "q·k/√d: entropy",
+            "theory",
+            "largest",
+            "1 − Σp²",
+        ),
         rows,
         "Entropy is in nats. Theory: log n − variance/2 until it is 0, to leading order in n. "
         "1 − Σp² is the trace of the gradient.",
-    )  # fmt: skip
+    )
     _draw(simulate.scaling_figure, found, out)
 
 
@@ -147,14 +173,23 @@ def _features(
             out,
             f"FAVOR+, d = {errors.d}, n = {errors.n}, coordinates of size {errors.size:g}: mean "
             f"‖q+k‖² = {errors.mean_square:.1f}; {errors.draws} draws, seed {seed}",
-            ("m", "positive", "theory", "hyperbolic", "theory", "trig", "theory", "weights",
-             "limit"),
+            (
+                "m",
+                "positive",
+                "theory",
+                "hyperbolic",
+                "theory",
+                "trig",
+                "theory",
+                "weights",
+                "limit",
+            ),
             rows,
             f"Columns 2 to 7 are relative errors of φ(q)·φ(k); weights is ‖A − S‖/‖S‖ for the "
             f"positive kind. ELU+1 has {errors.elu:.3f}, uniform weights have "
             f"{errors.uniform:.3f}. FAVOR+ beats ELU+1 "
             + (f"from m = {errors.overtakes} on." if errors.overtakes else "at no m tried."),
-        )  # fmt: skip
+        )
     _draw(simulate.features_figure, found, out)
 
 
@@ -176,13 +211,24 @@ def _representer(
     _check_picture(out)
     found = _run(
         simulate.representer,
-        n=n, mean_penalty=penalty, length=length, noise=noise, steps=steps, seed=seed,
-    )  # fmt: skip
+        n=n,
+        mean_penalty=penalty,
+        length=length,
+        noise=noise,
+        steps=steps,
+        seed=seed,
+    )
     rows = [
-        (str(row.step), f"{row.loss:.4f}", f"{row.norm:.3f}", f"{row.objective:.5f}",
-         _digits(row.distance), _digits(row.bound))
+        (
+            str(row.step),
+            f"{row.loss:.4f}",
+            f"{row.norm:.3f}",
+            f"{row.objective:.5f}",
+            _digits(row.distance),
+            _digits(row.bound),
+        )
         for row in found.rows
-    ]  # fmt: skip
+    ]
     ridge = found.ridge
     objective = ridge.loss + ridge.mean_penalty * ridge.norm**2
     rows.append(("ridge", f"{ridge.loss:.4f}", f"{ridge.norm:.3f}", f"{objective:.5f}", "0", "–"))

@@ -53,9 +53,19 @@ def _table(result: Comparison) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     softmax = result.softmax
     table.add_row(
-        "softmax", "–", "0", "0", "1.000", "1.00", "0", "–", _short(softmax.ms_per_1000_tokens),
-        "–", _bytes(softmax.cache_bytes), style="bold",
-    )  # fmt: skip
+        "softmax",
+        "–",
+        "0",
+        "0",
+        "1.000",
+        "1.00",
+        "0",
+        "–",
+        _short(softmax.ms_per_1000_tokens),
+        "–",
+        _bytes(softmax.cache_bytes),
+        style="bold",
+    )
     table.add_row(*_cells(result.uniform), style="dim")
     for row in result.maps:
         table.add_row(*_cells(row))

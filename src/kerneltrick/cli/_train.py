@@ -132,10 +132,17 @@ def train_command(
     room = _torch_room()
     try:
         settings = room.TrainingSettings(
-            mixer=mixer, tokens="bytes" if as_bytes else "characters", hidden_size=width,
-            num_layers=layers, num_heads=heads, length=length, batch=batch, steps=steps,
-            learning_rate=rate, seed=seed,
-        )  # fmt: skip
+            mixer=mixer,
+            tokens="bytes" if as_bytes else "characters",
+            hidden_size=width,
+            num_layers=layers,
+            num_heads=heads,
+            length=length,
+            batch=batch,
+            steps=steps,
+            learning_rate=rate,
+            seed=seed,
+        )
         settings.model(1)
     except ValueError as error:
         raise UsageError(in_options(str(error), OPTIONS)) from None

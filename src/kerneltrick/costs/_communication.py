@@ -64,9 +64,14 @@ class Exchange:
 
 
 def state_bytes(
-    setting: maps.MapLike | Dial, *, d: int, values: int, heads: int, batch: int = 1,
+    setting: maps.MapLike | Dial,
+    *,
+    d: int,
+    values: int,
+    heads: int,
+    batch: int = 1,
     number_bytes: int = 4,
-) -> int:  # fmt: skip
+) -> int:
     """The bytes of a state that ranks exchange, with sums in float64 and near tokens unchanged.
 
     >>> state_bytes("elu", d=64, values=64, heads=1)
@@ -82,10 +87,18 @@ def state_bytes(
 
 
 def context_parallel(
-    setting: maps.MapLike | Dial, ranks: int, machine: Machine | None = None, *, n: int, d: int,
-    values: int | None = None, heads: int = 1, batch: int = 1, number_bytes: int = 4,
+    setting: maps.MapLike | Dial,
+    ranks: int,
+    machine: Machine | None = None,
+    *,
+    n: int,
+    d: int,
+    values: int | None = None,
+    heads: int = 1,
+    batch: int = 1,
+    number_bytes: int = 4,
     chunk: int = 64,
-) -> Exchange:  # fmt: skip
+) -> Exchange:
     """The cost of causal linear attention over ranks, as `kerneltrick.torch.distributed` does it.
 
     >>> context_parallel("elu", 4, n=65536, d=64).sent == 3 * (33280 + 56)
@@ -114,9 +127,16 @@ def context_parallel(
 
 
 def ring(
-    ranks: int, machine: Machine | None = None, *, n: int, d: int, values: int | None = None,
-    heads: int = 1, batch: int = 1, number_bytes: int = 4,
-) -> Exchange:  # fmt: skip
+    ranks: int,
+    machine: Machine | None = None,
+    *,
+    n: int,
+    d: int,
+    values: int | None = None,
+    heads: int = 1,
+    batch: int = 1,
+    number_bytes: int = 4,
+) -> Exchange:
     """The cost of causal ring attention (Liu et al. 2023) with evenly spread pairs."""
     machine = machine or Machine()
     values = d if values is None else values
@@ -158,8 +178,9 @@ def communication_figure(
         drawn = new_figure(11.0, 3.6)
         sent, time, share = drawn.subplots(1, 3)
         for found, colour, label in (
-            (linear, BLUE, f"linear, {Dial.get(setting)}"), (passed, GREEN, "ring, softmax"),
-        ):  # fmt: skip
+            (linear, BLUE, f"linear, {Dial.get(setting)}"),
+            (passed, GREEN, "ring, softmax"),
+        ):
             sent.plot(ranks[1:], [x.sent for x in found[1:]], "o-", color=colour, label=label)
             time.plot(ranks, [x.seconds for x in found], "o-", color=colour, label=label)
             share.plot(ranks, [x.efficiency for x in found], "o-", color=colour, label=label)

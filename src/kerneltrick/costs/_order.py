@@ -107,9 +107,11 @@ def outgrows(
 
     admissible = all(direction.get(a, 0) <= direction.get(b, 0) for a, b in relations)
     top = growth(term)
-    return min(weights, default=0) >= 0 and admissible and all(
-        growth(x) < top for x in bound.monomials()
-    )  # fmt: skip
+    return (
+        min(weights, default=0) >= 0
+        and admissible
+        and all(growth(x) < top for x in bound.monomials())
+    )
 
 
 def _exponents(monomial: Polynomial, names: Sequence[str]) -> list[Fraction]:

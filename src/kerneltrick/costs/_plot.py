@@ -57,8 +57,13 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike | Dial]) -
         cross = paper_crossover(sizes, dial)
         if cross is not None and LENGTHS[0] <= cross <= LENGTHS[-1]:
             ax.axvline(cross, color=colour, linestyle=":", linewidth=1)
-            ax.annotate(f" n = {cross}", (cross, 0.02), xycoords=("data", "axes fraction"),
-                        color=colour, fontsize=8)  # fmt: skip
+            ax.annotate(
+                f" n = {cross}",
+                (cross, 0.02),
+                xycoords=("data", "axes fraction"),
+                color=colour,
+                fontsize=8,
+            )
     ax.set_title(f"multiply-adds, d = {sizes.d}, values {sizes.value_width}")
 
 

@@ -59,9 +59,20 @@ class Sizes:
         """The value of every symbol."""
         M, D = self.value_width, self.d
         F = D if self.width is None else self.width
-        return {"n": self.n, "D": D, "M": M, "F": F, "C": self.chunk, "B": self.tile,
-                "b": self.batch, "h": self.heads, "g": self.groups, "d": self.heads * D,
-                "k": D, "v": M}  # fmt: skip
+        return {
+            "n": self.n,
+            "D": D,
+            "M": M,
+            "F": F,
+            "C": self.chunk,
+            "B": self.tile,
+            "b": self.batch,
+            "h": self.heads,
+            "g": self.groups,
+            "d": self.heads * D,
+            "k": D,
+            "v": M,
+        }
 
 
 @dataclasses.dataclass(frozen=True)

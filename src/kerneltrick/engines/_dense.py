@@ -101,9 +101,15 @@ def dense_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         reference, queries = unit.reference, queries._replace(log_scale=None)
     keys = Keys(*(None if x is None else x[..., carried:, :] for x in keys))
     return DenseRows(
-        weights[..., carried:], parts.allowed[..., carried:], reference, state,
-        values[..., carried:, :], parts.bad, queries, keys,
-    )  # fmt: skip
+        weights=weights[..., carried:],
+        allowed=parts.allowed[..., carried:],
+        reference=reference,
+        state=state,
+        values=values[..., carried:, :],
+        bad=parts.bad,
+        queries=queries,
+        keys=keys,
+    )
 
 
 View = Literal["past", "all", "ahead"]  # keys j ≤ i; all; j < i of a sequence that runs backwards
@@ -167,7 +173,17 @@ def near_far_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View
     if data.carry.bad is not None:
         bad = either(bad, xp.expand_dims(data.carry.bad, axis=-3) & sees_state)
     reference = None if sight.reference is None else xp.expand_dims(sight.reference, axis=-3)
-    return NearFarRows(weights, reference, state, near, top, allowed, bad, queries, keys)
+    return NearFarRows(
+        far=weights,
+        far_scale=reference,
+        state=state,
+        near=near,
+        top=top,
+        allowed=allowed,
+        bad=bad,
+        queries=queries,
+        keys=keys,
+    )
 
 
 def _look(

@@ -146,8 +146,11 @@ def _plain(given: tuple[Any, ...]) -> Arguments:
 def _attend(*arguments: Any) -> tuple[Tensor, ...]:
     given, q = _plain(arguments), arguments[0]
     made = _native.compute(given, _native.assemble(given, _native.type_number(dtype_name(q))))
-    rest = zip(made[1:], (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64,
-                          *(torch.int64,) * 2), strict=True)  # fmt: skip
+    rest = zip(
+        made[1:],
+        (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64, *(torch.int64,) * 2),
+        strict=True,
+    )
     output = to_torch(made.output, None if given.gradient else q.dtype)
     return output, *(_none(dtype) if x is None else torch.from_numpy(x) for x, dtype in rest)
 
@@ -331,9 +334,12 @@ class _AttendBackward(Function):  # type: ignore[misc] # PyTorch's
         back = pull(tuple(_or_zeros(getattr(seconds, name), x) for name, x in asked))
         found = dict(zip(names, back[2:], strict=True))
         return (
-            back[0], None if d_sums is None else back[1], None, None,
+            back[0],
+            None if d_sums is None else back[1],
+            None,
+            None,
             *(found.get(name) for name in Arguments._fields),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -461,8 +467,11 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
         "attend", _Attend, _INPUTS, len(CoreResult._fields), _attend, _attend_shapes
     ),
     _AttendBackward: _register(
-        "attend_backward", _AttendBackward,
+        "attend_backward",
+        _AttendBackward,
         f"Tensor d_output, Tensor? d_sums, Tensor output, Tensor saved, {_INPUTS}",
-        len(Gradients._fields), _attend_backward, _attend_backward_shapes,
+        len(Gradients._fields),
+        _attend_backward,
+        _attend_backward_shapes,
     ),
-}  # fmt: skip
+}

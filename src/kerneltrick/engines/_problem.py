@@ -27,6 +27,7 @@ from kerneltrick._arrays import (
     index_dtype,
     library,
     space,
+    tree,
     wide,
     wide_add,
     wide_zeros,
@@ -37,6 +38,7 @@ from kerneltrick.maps import FeatureMap, Fused, feature_shape, fused, get
 UNBOUNDED = 2**31 - 1  # a window that no token leaves
 
 
+@tree
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """Which attention: all of a call but its arrays. JAX compiles once for each rule."""
@@ -44,10 +46,10 @@ class Rule:
     operator: ClassVar[str] = "attention"
     feature_map: FeatureMap
     scale: float
-    causal: bool
-    normalize: bool
-    zero_fill: float  # what an output becomes where the normaliser is exactly 0
-    chunk_size: int
+    causal: bool = True
+    normalize: bool = True
+    zero_fill: float = math.nan  # what an output becomes where the normaliser is exactly 0
+    chunk_size: int = 64
     window: int = 0  # keys less than so many unmasked tokens away are near: their weight is exact
     sinks: int = 0  # so are the first tokens of a segment, from anywhere
     near_scale: float = 1.0  # the weight of a near key is exp(near_scale · q·k)

@@ -59,10 +59,18 @@ def _cut(data: Data, queries: slice, keys: slice, carry: Carry) -> Data:
         return None if x is None else x[..., where, :]
 
     return Data(
-        take(data.q, queries), take(data.k, keys), take(data.v, keys), take(data.mask, keys),
-        take(data.query_mask, queries), take(data.log_decay, keys), take(data.restart, keys),
-        take(data.q_positions, queries), take(data.k_positions, keys), data.start, carry,
-    )  # fmt: skip
+        q=take(data.q, queries),
+        k=take(data.k, keys),
+        v=take(data.v, keys),
+        mask=take(data.mask, keys),
+        query_mask=take(data.query_mask, queries),
+        log_decay=take(data.log_decay, keys),
+        restart=take(data.restart, keys),
+        q_positions=take(data.q_positions, queries),
+        k_positions=take(data.k_positions, keys),
+        start=data.start,
+        carry=carry,
+    )
 
 
 def _stretch(rule: Rule, data: Data, q_first: int, k_first: int) -> Result:
@@ -94,9 +102,13 @@ def _stretch(rule: Rule, data: Data, q_first: int, k_first: int) -> Result:
             f"{phi_q.shape[-2]} queries; their number may depend on d alone"
         )
     part = data._replace(
-        q=phi_q, k=phi_k, v=astype(data.v, phi_k.dtype), q_positions=None, k_positions=None,
+        q=phi_q,
+        k=phi_k,
+        v=astype(data.v, phi_k.dtype),
+        q_positions=None,
+        k_positions=None,
         start=data.start + k_first,
-    )  # fmt: skip
+    )
     given = dataclasses.replace(
         rule, feature_map=maps.Identity(), scale=1.0, wants_state=True, starts_empty=False
     )

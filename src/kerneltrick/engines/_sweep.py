@@ -60,15 +60,31 @@ def _causal(rule: Rule, data: Data, block: int) -> Result:
     def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, k, v, mask, restart, q_positions, k_positions = blocks
         part = Data(
-            q, k, v, both(mask, valid), None, None, restart, q_positions, k_positions,
-            data.start + first, carry, data.gain,
-        )  # fmt: skip
+            q=q,
+            k=k,
+            v=v,
+            mask=both(mask, valid),
+            query_mask=None,
+            log_decay=None,
+            restart=restart,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            start=data.start + first,
+            carry=carry,
+            gain=data.gain,
+        )
         output, zero, carry = dense(rule, part)
         return _fitted(rule, carry, slots), (output, zero)
 
     streams = (
-        data.q, data.k, data.v, data.mask, data.restart, data.q_positions, data.k_positions,
-    )  # fmt: skip
+        data.q,
+        data.k,
+        data.v,
+        data.mask,
+        data.restart,
+        data.q_positions,
+        data.k_positions,
+    )
     length, offset = data.k.shape[-2], static_start(data.start, data.k) % block
     carry, (output, zero) = scan(body, carry, streams, length=length, block=block, offset=offset)
     return Result(output, zero, _cut(rule, carry, data))
@@ -90,9 +106,19 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
     ) -> tuple[Mixed, Queries, Data]:
         q, k, v, mask, query_mask, q_positions, k_positions = blocks
         part = Data(
-            q, k, v, both(mask, valid), both(query_mask, valid), None, None, q_positions,
-            k_positions, 0, carry, gain,
-        )  # fmt: skip
+            q=q,
+            k=k,
+            v=v,
+            mask=both(mask, valid),
+            query_mask=both(query_mask, valid),
+            log_decay=None,
+            restart=None,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            start=0,
+            carry=carry,
+            gain=gain,
+        )
         parts = near_far_rows(rule, part, np.arange(block), view)
         return _mixed(parts), parts.queries, part
 
@@ -110,8 +136,14 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
         return _fitted(rule, after(rule, part), slots), made
 
     streams = (
-        data.q, data.k, data.v, data.mask, data.query_mask, data.q_positions, data.k_positions,
-    )  # fmt: skip
+        data.q,
+        data.k,
+        data.v,
+        data.mask,
+        data.query_mask,
+        data.q_positions,
+        data.k_positions,
+    )
     empty = empty_carry(rule, data.k, data.v)
     assert empty.near is not None
     assert carry.near is not None
@@ -125,9 +157,12 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
     empty = empty._replace(near=held)
     slots_ahead = None if slots is None else min(rule.window, length)
     _, behind = scan(
-        backwards, _fitted(rule, empty, slots_ahead), tuple(flipped(x) for x in streams),
-        length=length, block=block,
-    )  # fmt: skip
+        backwards,
+        _fitted(rule, empty, slots_ahead),
+        tuple(flipped(x) for x in streams),
+        length=length,
+        block=block,
+    )
     ahead = tuple(flipped(x) for x in behind)
     carry, (output, zero) = scan(forwards, carry, (*streams, *ahead), length=length, block=block)
     output, zero = (None if x is None else x[..., :n_q, :] for x in (output, zero))

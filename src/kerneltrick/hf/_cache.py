@@ -182,10 +182,15 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         if self._single < PATIENCE:
             return None
         made = Decoder(
-            exported(rule.dial), shape=tuple(key.shape[:2]), d=key.shape[3],
-            value_width=value.shape[3], groups=query.shape[1] // key.shape[1],
-            dtype=query.dtype, scale=rule.scale, state=self.state,
-        )  # fmt: skip
+            exported(rule.dial),
+            shape=tuple(key.shape[:2]),
+            d=key.shape[3],
+            value_width=value.shape[3],
+            groups=query.shape[1] // key.shape[1],
+            dtype=query.dtype,
+            scale=rule.scale,
+            state=self.state,
+        )
         if not made.compiled:
             self._single = -NEVER
             return None

@@ -105,9 +105,16 @@ class Linearization:
             )
         errors: dict[int, float] = {} if self.fit is None else _means(self.fit)
         save_folder(
-            Path(folder), self.model, self.teacher, judged, errors, self.kept, self.remarks,
-            {**self.record(), FITTED: self.sketch}, force=force,
-        )  # fmt: skip
+            out=Path(folder),
+            model=self.model,
+            teacher=self.teacher,
+            judged=judged,
+            errors=errors,
+            kept=self.kept,
+            remarks=self.remarks,
+            record={**self.record(), FITTED: self.sketch},
+            force=force,
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the losses, the errors of heads and the choices as plain values, for reports."""
@@ -245,10 +252,16 @@ def _fit_and_train(
     found, dials = None, dict.fromkeys(range(layers), dial)
     if not is_softmax(dial):
         found = fit(
-            map(captured, windows.fitted), dial, features=wishes.features,
-            key_weight=wishes.key_weight, held_out=validation, steps=len(windows.fitted),
-            seed=wishes.seed, progress=paced(progress, len(windows.fitted[0])), resume=resume,
-        )  # fmt: skip
+            map(captured, windows.fitted),
+            dial,
+            features=wishes.features,
+            key_weight=wishes.key_weight,
+            held_out=validation,
+            steps=len(windows.fitted),
+            seed=wishes.seed,
+            progress=paced(progress, len(windows.fitted[0])),
+            resume=resume,
+        )
         dials = dict(found.maps.dials)
     elif not (dial.window or dial.sinks):
         raise ValueError(
@@ -264,9 +277,14 @@ def _fit_and_train(
     made, tuned = assemble(network, dials, causal=causal), None
     if wishes.finetune != "none":
         tuned = tune(
-            made, windows.fitted, windows.validation, trained=wishes.finetune, seed=wishes.seed,
-            progress=progress, resume=None if resume is None else _tuning(resume),
-        )  # fmt: skip
+            made,
+            windows.fitted,
+            windows.validation,
+            trained=wishes.finetune,
+            seed=wishes.seed,
+            progress=progress,
+            resume=None if resume is None else _tuning(resume),
+        )
     made.config.finetune = wishes.finetune
     return Linearization(made, found, kept, where, tuned, why, windows.dropped)
 

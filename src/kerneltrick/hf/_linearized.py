@@ -215,10 +215,13 @@ class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: 
     ) -> Any:
         # `generate` reads the signature of this method, so the names must stand here.
         given = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "labels": labels,
-            "position_ids": position_ids, "inputs_embeds": inputs_embeds,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": labels,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
             "logits_to_keep": logits_to_keep,
-        }  # fmt: skip
+        }
         return self._run(past_key_values, use_cache, {**given, **more})
 
     def get_output_embeddings(self) -> Any:

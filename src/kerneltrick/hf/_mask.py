@@ -54,9 +54,16 @@ def make_mask(
     }
     if mask_function not in known:
         return _other_mask(
-            batch_size, q_length, kv_length, int(q_offset), kv_offset, mask_function,
-            attention_mask, device=device, **keywords,
-        )  # fmt: skip
+            batch_size,
+            q_length,
+            kv_length,
+            int(q_offset),
+            kv_offset,
+            mask_function,
+            attention_mask,
+            device=device,
+            **keywords,
+        )
     keep = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
     if attention_mask is not None:
         given = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -82,9 +89,15 @@ def _other_mask(
         raise AttentionError(f"{name} has a sliding window of its own ({local_size} tokens)")
     keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     whole = masking_utils.sdpa_mask(
-        batch_size, q_length, kv_offset + kv_length, q_offset, 0, mask_function, attention_mask,
+        batch_size,
+        q_length,
+        kv_offset + kv_length,
+        q_offset,
+        0,
+        mask_function,
+        attention_mask,
         **keywords,
-    )  # fmt: skip
+    )
     past, mask = whole[..., :kv_offset], whole[..., kv_offset:]
     seen = True if attention_mask is None else attention_mask[:, None, None, :kv_offset]
     if bool((past != seen).any()):

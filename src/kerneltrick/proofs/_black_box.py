@@ -35,8 +35,12 @@ def compare_numbers(claim: str, phi: Phi, kernel: Kernel, d: int, why: str) -> V
         )
         return Verdict.undecided(claim, missing, (), facts, "measurement")
     i = int(wrong[0])
-    values = {"q": q[i].tolist(), "k": k[i].tolist(), "φ(q)·φ(k)": float(found[i]),
-              "kernel": float(wanted[i])}  # fmt: skip
+    values = {
+        "q": q[i].tolist(),
+        "k": k[i].tolist(),
+        "φ(q)·φ(k)": float(found[i]),
+        "kernel": float(wanted[i]),
+    }
     example = Counterexample(
         f"{why}; its numbers differ from the kernel at {len(wrong)} of {POINTS} points (d = {d})",
         values,

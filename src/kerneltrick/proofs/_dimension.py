@@ -145,10 +145,12 @@ def _rank(subject: Any, d: int | None) -> _Counter:
 def _rank_of(found: dict[Any, Expr]) -> Node | str:
     """The rank of the coefficients of q^α·k^β, if a real map has them at all."""
     sides = [
-        (tuple((x[1:], e) for x, e in key if x[0] == "q"),
-         tuple((x[1:], e) for x, e in key if x[0] == "k"))
+        (
+            tuple((x[1:], e) for x, e in key if x[0] == "q"),
+            tuple((x[1:], e) for x, e in key if x[0] == "k"),
+        )
         for key in found
-    ]  # fmt: skip
+    ]
     keys = sorted({x for pair in sides for x in pair})
     matrix = [[Fraction(0)] * len(keys) for _ in keys]
     for (alpha, beta), c in zip(sides, found.values(), strict=True):

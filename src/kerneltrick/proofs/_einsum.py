@@ -104,9 +104,11 @@ def _compared(
         missing = f"einsums of more than {MOST_OPERANDS} operands are not compared"
         return Verdict.undecided(claim, missing)
     if _same(found, meant):
-        order = () if found.inputs and _in_order(found, meant) else (
-            "the operands may come in another order",
-        )  # fmt: skip
+        order = (
+            ()
+            if found.inputs and _in_order(found, meant)
+            else ("the operands may come in another order",)
+        )
         return Verdict.true(claim, Derivation(_describe(found, shared, summed), order))
     return Verdict.false(claim, _differing(found, meant))
 

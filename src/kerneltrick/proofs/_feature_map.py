@@ -197,8 +197,9 @@ def _implied(phi: Phi) -> list[str]:
     """How features with an index but without `for` are read."""
     if phi.node is None:
         return []
-    loose = [x.parts[0].parts[0] for x in phi.node.parts
-             if x.kind == "for" and x.at == x.parts[1].at]  # fmt: skip
+    loose = [
+        x.parts[0].parts[0] for x in phi.node.parts if x.kind == "for" and x.at == x.parts[1].at
+    ]
     return [f"features with [{x.value}] are repeated for every {x.value}" for x in loose[:1]]
 
 

@@ -100,9 +100,11 @@ def _read(words: str, text: str, at: int = 0) -> Trained:
         kind = next((x for x, known in tables.items() if word in known), None)
         if kind is None or found[kind] or found["what"]:
             raise ClaimError(
-                text, at + match.start(), "expected q, k, v, query, key or value, optionally after "
-                "every, some or no, and selected or unselected"
-            )  # fmt: skip
+                text,
+                at + match.start(),
+                "expected q, k, v, query, key or value, optionally after "
+                "every, some or no, and selected or unselected",
+            )
         found[kind] = tables[kind][word]
     if not found["what"]:
         raise ClaimError(text, at + len(words), "expected q, k, v, query, key or value")

@@ -109,9 +109,7 @@ def _call(node: Node, scalars: Scalars, least: int) -> Interval:
     if name == "abs":
         return _absolute(inner[0])
     if name in ("max", "min") and len(inner) == 2:
-        return _largest(*inner) if name == "max" else _negated(
-            _largest(*map(_negated, inner))
-        )  # fmt: skip
+        return _largest(*inner) if name == "max" else _negated(_largest(*map(_negated, inner)))
     if name in _GROWING and len(inner) == 1:
         return _grown(name, inner[0])
     return ALL

@@ -169,8 +169,10 @@ class _Laws:
         if {"q", "k"} <= self.used:
             found.append(self._shared_or_not())
         if self.normal:
-            found.append(f"the law of {' and '.join(sorted(self.normal))} is normal (third and "
-                         "fourth moments of other laws differ)")  # fmt: skip
+            found.append(
+                f"the law of {' and '.join(sorted(self.normal))} is normal (third and "
+                "fourth moments of other laws differ)"
+            )
         if self.constants:
             verb = "is a constant" if len(self.constants) == 1 else "are constants"
             found.append(f"{' and '.join(sorted(self.constants))} {verb}")
@@ -191,8 +193,11 @@ class _Laws:
         if left.kind == "call" and left.value in MOMENTS:
             inner = left.parts[0]
             if inner.kind != "name" or inner.value not in RANDOM:
-                raise ClaimError(self.claim, inner.at, f"E[…] and Var[…] in a condition "
-                                 f"contain one of {', '.join(RANDOM)}")  # fmt: skip
+                raise ClaimError(
+                    self.claim,
+                    inner.at,
+                    f"E[…] and Var[…] in a condition contain one of {', '.join(RANDOM)}",
+                )
             mean, deviation = (Node("name", left.at, name) for name in self.named(str(inner.value)))
             right = self.without_moments(right)
             if left.value == "E":

@@ -452,9 +452,11 @@ def _operate(sign: str, left: Any, right: Any, space: Space) -> Any:
         return dot(left, right, space) if sign == "·" else left.with_(right, function)
     if isinstance(left, Vector):
         return left.each(lambda a: function(a, right))
-    return right.each(lambda b: function(left, b)) if isinstance(right, Vector) else function(
-        left, right
-    )  # fmt: skip
+    return (
+        right.each(lambda b: function(left, b))
+        if isinstance(right, Vector)
+        else function(left, right)
+    )
 
 
 def _each(function: Callable[[Form], Form], value: Any) -> Any:

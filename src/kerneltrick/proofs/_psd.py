@@ -134,9 +134,11 @@ def _counterexample(
         "w": [str(w) for w in found.weights],
     }
     return Counterexample(
-        reason, values, lambda: _is_negative(kernel, found.points, found.weights),
+        reason,
+        values,
+        lambda: _is_negative(kernel, found.points, found.weights),
         assumptions(symmetry),
-    )  # fmt: skip
+    )
 
 
 def _is_negative(kernel: Kernel, points: list[list[Fraction]], weights: list[Fraction]) -> bool:
@@ -146,8 +148,9 @@ def _is_negative(kernel: Kernel, points: list[list[Fraction]], weights: list[Fra
 
     def value(q: list[Fraction], k: list[Fraction]) -> Number:
         vectors = {"q": [Number(x) for x in q], "k": [Number(x) for x in k]}
-        scope = Scope(kernel.text, vectors, lambda _: Number(d), EXACTLY, Number,
-                      lambda x, p: x**p, d)  # fmt: skip
+        scope = Scope(
+            kernel.text, vectors, lambda _: Number(d), EXACTLY, Number, lambda x, p: x**p, d
+        )
         found = evaluate(node, scope)
         assert isinstance(found, Number)
         return found

@@ -36,9 +36,11 @@ class Series:
 
     def __mul__(self, other: Series) -> Series:
         return Series(
-            [sum((self.c[i] * other.c[n - i] for i in range(n + 1)), Fraction(0))
-             for n in range(ORDER + 1)]
-        )  # fmt: skip
+            [
+                sum((self.c[i] * other.c[n - i] for i in range(n + 1)), Fraction(0))
+                for n in range(ORDER + 1)
+            ]
+        )
 
     def __truediv__(self, other: Series) -> Series:
         if not other.c[0]:

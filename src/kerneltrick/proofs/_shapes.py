@@ -59,9 +59,7 @@ def check_shapes(
         )
     if isinstance(found, Operand) and found.shape == wanted:
         return Verdict.true(claim, Derivation(f"it is {_show(wanted)}", (SIZES,)))
-    reason = found if isinstance(found, str) else (
-        f"it is {_show(found.shape)}, not {_show(wanted)}"
-    )  # fmt: skip
+    reason = found if isinstance(found, str) else f"it is {_show(found.shape)}, not {_show(wanted)}"
     example = _example(reason, expression, known, wanted)
     if example is None:
         return Verdict.undecided(claim, f"{reason}; but it did not fail for any sizes tried")
@@ -183,9 +181,11 @@ def _factor(
     if match["turned"]:
         if len(shape) > 2 and match["turned"] != ".mT":
             raise ClaimError(
-                text, text.find(name, at), f"{name} has {len(shape)} axes: write {name}.mT to "
-                f"transpose the last two ({match['turned']} reverses all axes in NumPy)"
-            )  # fmt: skip
+                text,
+                text.find(name, at),
+                f"{name} has {len(shape)} axes: write {name}.mT to "
+                f"transpose the last two ({match['turned']} reverses all axes in NumPy)",
+            )
         if len(shape) < 2 and match["turned"] == ".mT":
             problem = f"{name} has one axis, and .mT needs two"
             raise ClaimError(text, text.find(name, at), problem)

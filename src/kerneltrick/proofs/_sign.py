@@ -61,6 +61,10 @@ class Known(NamedTuple):
     sign: str  # positive, non-negative, negative, non-positive or any
     why: str
 
+    def or_missing(self, what: str) -> str:
+        """Why there is no verdict: the claim says nothing, or nothing was found."""
+        return self.why if self.why == NOTHING else f"neither a proof of the sign nor {what}"
+
 
 class _Claim(NamedTuple):
     """A claim `sim relation 0` under conditions. `node` is sim as an expression, if it has one."""
@@ -106,9 +110,7 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     evidence, holds, known = _judge(claim)
     facts = {"sign": known.sign}
     if evidence is None:
-        missing = known.why if known.why == NOTHING else (
-            "neither a proof of the sign nor a counterexample was found"
-        )  # fmt: skip
+        missing = known.or_missing("a counterexample was found")
         return Verdict.undecided(claim.text, missing, facts=facts)
     if holds and not isinstance(evidence, Counterexample):
         return Verdict.true(claim.text, evidence, facts=facts)
@@ -143,9 +145,9 @@ def _witness(claim: _Claim, known: Known) -> Counterexample | None:
     found = found or search(statement)
     if found is not None:
         sign = found.left.sign
-        what = "0 is reached" if sign == 0 else (
-            f"it is {'negative' if sign < 0 else 'positive'} here"
-        )  # fmt: skip
+        what = (
+            "0 is reached" if sign == 0 else f"it is {'negative' if sign < 0 else 'positive'} here"
+        )
         return Counterexample(
             proven + what,
             {**found.shown(statement), "sim": found.sides("sim", "")["sim"]},
@@ -416,8 +418,12 @@ def _one_atom(form: Form) -> tuple[Any, Any] | None:
         return None
     t = sympy.Symbol("t")
     expression = sum(
-        (sympy.Rational(c.numerator, c.denominator) * t ** int(sum(e for _, e in m))
-         for m, c in form.terms.items()), sympy.Integer(0))  # fmt: skip
+        (
+            sympy.Rational(c.numerator, c.denominator) * t ** int(sum(e for _, e in m))
+            for m, c in form.terms.items()
+        ),
+        sympy.Integer(0),
+    )
     return atoms.pop(), sympy.Poly(expression, t)
 
 
@@ -487,9 +493,7 @@ def _flipped(evidence: Evidence | None, holds: bool, known: Known, claim: str) -
     """The verdict on "can vanish" from the evidence on "is never 0"."""
     facts = {"sign": known.sign}
     if evidence is None:
-        missing = known.why if known.why == NOTHING else (
-            "neither a proof of the sign nor keys with sum 0 were found"
-        )  # fmt: skip
+        missing = known.or_missing("keys with sum 0 were found")
         return Verdict.undecided(claim, missing, facts=facts)
     if isinstance(evidence, Counterexample):
         example = ", ".join(f"{a} = {b}" for a, b in evidence.values.items())

@@ -113,8 +113,9 @@ def _choice(
     unknowns = [real(name) for name in some]
     equations = found.equations
     for solution in sympy.solve(equations, unknowns, dict=True) if equations else [{}]:
-        values = [sympy.sympify(solution.get(x, 1)).subs(dict.fromkeys(unknowns, 1))
-                  for x in unknowns]  # fmt: skip
+        values = [
+            sympy.sympify(solution.get(x, 1)).subs(dict.fromkeys(unknowns, 1)) for x in unknowns
+        ]
         if not all(v.is_real for v in values):
             continue
         try:

@@ -85,9 +85,10 @@ def read_conditions(text: str, said: Sequence[Sequence[Side]]) -> tuple[Conditio
         for before, side in itertools.pairwise(sides):
             if side.relation not in _BROKEN:
                 raise ClaimError(
-                    text, side.node.at, f"a condition uses =, <, <=, >, >= or !=, not "
-                    f"{side.relation}"
-                )  # fmt: skip
+                    text,
+                    side.node.at,
+                    f"a condition uses =, <, <=, >, >= or !=, not {side.relation}",
+                )
             found.append(Condition(before.node, side.relation, side.node))
     return tuple(found)
 
@@ -332,9 +333,10 @@ def _partial(node: Node) -> bool:
 def _said(statement: Statement, given: Setting) -> str:
     polynomial = not any(_calls(node) for node in (statement.left, statement.right))
     what = (
-        "both sides expand to the same polynomial" if polynomial
+        "both sides expand to the same polynomial"
+        if polynomial
         else "both sides have the same normal form"
-    )  # fmt: skip
+    )
     return f"{what} ({span(statement, given)})"
 
 

@@ -281,8 +281,9 @@ class Reader:
 
     def _item(self) -> Node:
         if self.now.text == "…":
-            raise self.error("write the features in place of …, such as √2*x[i]*x[j] for i<j",
-                             self.now.at)  # fmt: skip
+            raise self.error(
+                "write the features in place of …, such as √2*x[i]*x[j] for i<j", self.now.at
+            )
         body = self.expression()
         token = self.take("for")
         if token is not None:
@@ -292,8 +293,9 @@ class Reader:
             one, other = (str(x.value) for x in loose[:2])
             raise self.error(
                 f"the range of {one} and {other} is missing: add 'for {one}<={other}', "
-                f"'for {one}<{other}' or 'for {one}, {other}' after this feature", loose[0].at
-            )  # fmt: skip
+                f"'for {one}<{other}' or 'for {one}, {other}' after this feature",
+                loose[0].at,
+            )
         if not loose:
             return body
         # People write x[i]**2 and mean x[i]**2 for i.

@@ -116,9 +116,16 @@ class Verdict:
         facts: Mapping[str, Any] | None = None,
     ) -> Verdict:
         return cls(
-            "true", claim, evidence.reason, details, None, evidence.basis, facts or {},
-            evidence.assumptions, evidence,
-        )  # fmt: skip
+            status="true",
+            claim=claim,
+            reason=evidence.reason,
+            details=details,
+            counterexample=None,
+            basis=evidence.basis,
+            facts=facts or {},
+            assumptions=evidence.assumptions,
+            evidence=evidence,
+        )
 
     @classmethod
     def false(
@@ -130,9 +137,16 @@ class Verdict:
     ) -> Verdict:
         values = evidence.values if isinstance(evidence, Counterexample) else None
         return cls(
-            "false", claim, evidence.reason, details, values, evidence.basis, facts or {},
-            evidence.assumptions, evidence,
-        )  # fmt: skip
+            status="false",
+            claim=claim,
+            reason=evidence.reason,
+            details=details,
+            counterexample=values,
+            basis=evidence.basis,
+            facts=facts or {},
+            assumptions=evidence.assumptions,
+            evidence=evidence,
+        )
 
     @classmethod
     def undecided(
@@ -143,7 +157,15 @@ class Verdict:
         facts: Mapping[str, Any] | None = None,
         basis: str = "none",
     ) -> Verdict:
-        return cls("undecided", claim, missing, details, None, basis, facts or {})
+        return cls(
+            status="undecided",
+            claim=claim,
+            reason=missing,
+            details=details,
+            counterexample=None,
+            basis=basis,
+            facts=facts or {},
+        )
 
     def of(self, claim: str) -> Verdict:
         """The same verdict with another wording of the claim."""
@@ -159,8 +181,12 @@ class Verdict:
             lines.append(f"  counterexample: {shown}")
         if self.assumptions:
             lines.append(f"  assumed: {'; '.join(self.assumptions)}")
-        wrapped = (textwrap.fill(x, WIDTH, subsequent_indent="    ", break_long_words=False,
-                                 break_on_hyphens=False) for x in lines)  # fmt: skip
+        wrapped = (
+            textwrap.fill(
+                x, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            for x in lines
+        )
         return "\n".join((f"{_MARKS[self.status]}: {self.claim}", *wrapped))
 
     def to_json(self) -> str:
@@ -183,8 +209,13 @@ class Verdict:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
         """Restore the verdict that `to_dict` returned."""
-        found = cls.undecided(values["claim"], values["reason"], tuple(values["details"]),
-                              values["facts"], values["basis"])  # fmt: skip
+        found = cls.undecided(
+            values["claim"],
+            values["reason"],
+            tuple(values["details"]),
+            values["facts"],
+            values["basis"],
+        )
         for name in ("status", "counterexample"):
             object.__setattr__(found, name, values[name])
         object.__setattr__(found, "assumptions", tuple(values["assumptions"]))

@@ -195,6 +195,7 @@ def zero_features(phi: Phi, relation: str) -> Counterexample | None:
             def breaks(x: list[list[float]] = x) -> bool:
                 return not phi.numeric(np.array(x)).any()
 
-            return Counterexample("0 is reached: every feature of q is 0", shown, breaks,
-                                  (RETURNED,))  # fmt: skip
+            return Counterexample(
+                "0 is reached: every feature of q is 0", shown, breaks, (RETURNED,)
+            )
     return None

@@ -79,25 +79,46 @@ def preset(name: str, **changes: Any) -> RecallSettings:
     if name == "minutes":
         found = RecallSettings(
             mixers=(
-                "softmax", "based:feature_dim=8", "hedgehog", "elu", "elu@window=8",
-                "softmax@window=16", "deltanet", "gla", "retention", "ssd:state_dim=16",
+                "softmax",
+                "based:feature_dim=8",
+                "hedgehog",
+                "elu",
+                "elu@window=8",
+                "softmax@window=16",
+                "deltanet",
+                "gla",
+                "retention",
+                "ssd:state_dim=16",
             ),
-            widths=(16, 32, 64), task=Task(vocabulary=128, length=64, pairs=16), steps=1600,
-            rates=(1e-2,), batch=32,
-        )  # fmt: skip
+            widths=(16, 32, 64),
+            task=Task(vocabulary=128, length=64, pairs=16),
+            steps=1600,
+            rates=(1e-2,),
+            batch=32,
+        )
     elif name == "paper":
         # Arora et al. 2024, as configured in Zoology's repository: 32 epochs of 180,000 texts.
-        texts = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000),
-                 (256, 64, 20_000))  # fmt: skip
+        texts = (
+            (64, 4, 100_000),
+            (128, 8, 20_000),
+            (256, 16, 20_000),
+            (256, 32, 20_000),
+            (256, 64, 20_000),
+        )
         asked = ((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256))
         batch = 256
         found = RecallSettings(
-            mixers=MIXERS, widths=(64, 128, 256), task=Task(8192, 256, 64),
-            steps=32 * sum(-(-count // batch) for *_, count in texts), seeds=3,
-            rates=(1e-3, 10**-2.5, 1e-2, 10**-1.5), batch=batch, judged=1000,
+            mixers=MIXERS,
+            widths=(64, 128, 256),
+            task=Task(8192, 256, 64),
+            steps=32 * sum(-(-count // batch) for *_, count in texts),
+            seeds=3,
+            rates=(1e-3, 10**-2.5, 1e-2, 10**-1.5),
+            batch=batch,
+            judged=1000,
             trained_on=tuple((Task(8192, n, pairs), count) for n, pairs, count in texts),
             asked=tuple(Task(8192, n, pairs) for n, pairs in asked),
-        )  # fmt: skip
+        )
     else:
         raise ValueError(f"unknown preset {name!r}; choose minutes or paper")
     return dataclasses.replace(found, **changes)

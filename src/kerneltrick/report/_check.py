@@ -126,7 +126,10 @@ def _check_grid(grid: Any, layers: int, heads: int, place: str) -> None:
 def _check_timing(timing: Mapping[str, Any]) -> None:
     count = len(timing["lengths"])
     for name, length in (
-        ("linear_ms", count), ("softmax_ms", count), ("linear_fit", 2), ("softmax_fit", 3),
-    ):  # fmt: skip
+        ("linear_ms", count),
+        ("softmax_ms", count),
+        ("linear_fit", 2),
+        ("softmax_fit", 3),
+    ):
         if len(timing[name]) != length:
             raise ValueError(f"timing.{name} has {len(timing[name])} numbers, not {length}")

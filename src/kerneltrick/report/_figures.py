@@ -137,8 +137,15 @@ def pareto_figure(comparison: Mapping[str, Any], error: str = "output_error") ->
                 axes.plot(cost, bound, "_", color=FAINT, ms=9)
         if reference > 0:
             axes.axvline(reference, color=FAINT, lw=0.8, ls=":", zorder=0)
-            axes.annotate("softmax", (reference, 1), (0, 3), xycoords=("data", "axes fraction"),
-                          textcoords="offset points", ha="center", color=FAINT)  # fmt: skip
+            axes.annotate(
+                "softmax",
+                (reference, 1),
+                (0, 3),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="center",
+                color=FAINT,
+            )
         if front:
             x, y = zip(*front, strict=True)
             axes.step(x, y, where="post", color=COLOURS[0], lw=1, zorder=1)
@@ -151,17 +158,23 @@ def _name_dots(axes: Axes, rows: Sequence[tuple[float, float, str]]) -> None:
     width, height = 5.4 * 72, 3.4 * 72
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     places = [
-        (width * math.log(x / left) / math.log(right / left),
-         height * math.log(y / low) / math.log(high / low))
+        (
+            width * math.log(x / left) / math.log(right / left),
+            height * math.log(y / low) / math.log(high / low),
+        )
         for x, y, _ in rows
-    ]  # fmt: skip
+    ]
     offsets = place_labels(places, [text for _, _, text in rows], width, height)
     for (x, y, text), (dx, dy) in zip(rows, offsets, strict=True):
         line = {"arrowstyle": "-", "color": FAINT, "lw": 0.5, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
-            text, (x, y), (dx, dy), textcoords="offset points", fontsize=8,
+            text,
+            (x, y),
+            (dx, dy),
+            textcoords="offset points",
+            fontsize=8,
             arrowprops=line if abs(dy + 4) > 4 else None,
-        )  # fmt: skip
+        )
 
 
 def error_figure(comparison: Mapping[str, Any], error: str = "mse") -> Figure:
@@ -271,8 +284,9 @@ def _head(comparison: Mapping[str, Any], layer: int, head: int) -> tuple[Weights
     shared = len(data["heads"]) // data["kv_heads"]
     found = []
     for name, heads, at in (
-        ("q", len(data["heads"]), head), ("k", data["kv_heads"], head // shared),
-    ):  # fmt: skip
+        ("q", len(data["heads"]), head),
+        ("k", data["kv_heads"], head // shared),
+    ):
         values = np.frombuffer(decode(picture[name], f"picture.{name}"), dtype="<f2")
         shape = (len(data["layers"]), heads, picture["tokens"], data["d"])
         found.append(values.reshape(shape)[layer, at].astype(np.float64))

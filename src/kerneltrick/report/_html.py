@@ -38,22 +38,44 @@ def _inside(folder: str, *names: str) -> tuple[str, ...]:
 
 _FRAME = ("style.css", "base.js", "colour.js", "page.js", "mosaic.js", "table.js", "chart.js")
 _ATTENTION = ("binary.js", "features.js", "weights.js")
+_COMPARE_PARTS = (
+    "style.css",
+    "maps.js",
+    "heads.js",
+    "state.js",
+    "attention.js",
+    "pareto.js",
+    "lines.js",
+    "tables.js",
+    "main.js",
+)
 _COMPARE = _Page(
-    "compare", "kerneltrick compare", "Feature maps against softmax attention",
-    "Which feature map can replace softmax here?", "Verdict", "Data",
-    (*_ATTENTION, *_inside("compare", "style.css", "maps.js", "heads.js", "state.js",
-                           "attention.js", "pareto.js", "lines.js", "tables.js", "main.js")),
-)  # fmt: skip
+    folder="compare",
+    command="kerneltrick compare",
+    title="Feature maps against softmax attention",
+    question="Which feature map can replace softmax here?",
+    told="Verdict",
+    facts="Data",
+    parts=(*_ATTENTION, *_inside("compare", *_COMPARE_PARTS)),
+)
 _RECALL = _Page(
-    "recall", "kerneltrick recall", "Recall against state size",
-    "How much does a mixer recall per byte of its state?", "Task", "Training",
-    ("recall/main.js",),
-)  # fmt: skip
+    folder="recall",
+    command="kerneltrick recall",
+    title="Recall against state size",
+    question="How much does a mixer recall per byte of its state?",
+    told="Task",
+    facts="Training",
+    parts=_inside("recall", "main.js"),
+)
 _EVALUATION = _Page(
-    "evaluation", "kerneltrick evaluate", "A linearised model and its teacher",
-    "How good is the model without softmax?", "Verdict", "Measured on",
-    ("evaluation/style.css", "evaluation/main.js"),
-)  # fmt: skip
+    folder="evaluation",
+    command="kerneltrick evaluate",
+    title="A linearised model and its teacher",
+    question="How good is the model without softmax?",
+    told="Verdict",
+    facts="Measured on",
+    parts=_inside("evaluation", "style.css", "main.js"),
+)
 EVALUATION = "kerneltrick.evaluate/1"
 RECALL = "kerneltrick.recall/1"
 # Inside <script type="application/json"> these characters could end the element or start another.

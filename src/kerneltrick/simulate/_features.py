@@ -90,12 +90,16 @@ def features(
             known = math.sqrt(limit / m) if kind == "positive" else None
             rows.append(FeatureRow(kind, m, kernel, math.sqrt(one / m), weights, known))
     return FeatureErrors(
-        d, n, size, draws, seed,
+        d,
+        n,
+        size,
+        draws,
+        seed,
         mean_square=float(np.mean(_squares(a, b))),
         elu=_distance(np.asarray(attention_weights(q, k, "elu")), softmax),
         uniform=_distance(np.full((n, n), 1 / n), softmax),
         rows=tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _measured(

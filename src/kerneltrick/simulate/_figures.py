@@ -40,15 +40,29 @@ def moments_figure(found: Moments) -> Figure:
         log_axes(axes, "width d", "variance")
         plain_numbers(axes.xaxis, d)
         for colour, name, measured, theory in (
-            (ORANGE, "q·k", [row.variance for row in found.rows],
-             [row.theory_variance for row in found.rows]),
-            (BLUE, "q·k/√d", [row.scaled_variance for row in found.rows],
-             [row.theory_scaled_variance for row in found.rows]),
-        ):  # fmt: skip
+            (
+                ORANGE,
+                "q·k",
+                [row.variance for row in found.rows],
+                [row.theory_variance for row in found.rows],
+            ),
+            (
+                BLUE,
+                "q·k/√d",
+                [row.scaled_variance for row in found.rows],
+                [row.theory_scaled_variance for row in found.rows],
+            ),
+        ):
             axes.plot(d, theory, color=colour, lw=1.2)
             axes.plot(d, measured, "o", color=colour, ms=4.5)
-            axes.annotate(name, (d[-1], theory[-1]), (-16, 4), textcoords="offset points",
-                          ha="right", color=colour)  # fmt: skip
+            axes.annotate(
+                name,
+                (d[-1], theory[-1]),
+                (-16, 4),
+                textcoords="offset points",
+                ha="right",
+                color=colour,
+            )
         axes.set_title(
             f"q, k of d coordinates N({found.mu:g}, {found.sigma**2:g}): dots {found.draws:,} "
             f"draws, lines theory"
@@ -71,15 +85,22 @@ def scaling_figure(found: Scaling) -> Figure:
         left.plot(fine, entropy, color=ORANGE, lw=1, ls="--")
         left.plot(d, [row.theory_scaled for row in found.rows], color=BLUE, lw=1, ls="--")
         left.axhline(math.log(found.n), color=FAINT, lw=0.8, ls=":")
-        left.annotate("uniform weights, log n", (d[-1], math.log(found.n)), (0, 3),
-                      textcoords="offset points", ha="right", color=FAINT)  # fmt: skip
+        left.annotate(
+            "uniform weights, log n",
+            (d[-1], math.log(found.n)),
+            (0, 3),
+            textcoords="offset points",
+            ha="right",
+            color=FAINT,
+        )
         for colour, name, rows in (
             (BLUE, "with 1/√d", [row.scaled for row in found.rows]),
             (ORANGE, "without", [row.plain for row in found.rows]),
         ):
             left.plot(d, [row.entropy for row in rows], "o-", color=colour, ms=4, lw=1.2)
-            right.plot(d, [row.gradient for row in rows], "o-", color=colour, ms=4, lw=1.2,
-                       label=name)  # fmt: skip
+            right.plot(
+                d, [row.gradient for row in rows], "o-", color=colour, ms=4, lw=1.2, label=name
+            )
         left.set_title(f"entropy of the weights over n = {found.n} keys, nats")
         right.set_title("trace of ∂softmax/∂scores, 1 − Σp²")
         left.set_ylim(bottom=0)
@@ -102,8 +123,9 @@ def features_figure(found: Sequence[FeatureErrors]) -> Figure:
         for kind in KINDS:
             rows = [row for row in first.rows if row.kind == kind]
             left.plot(counts, [row.theory for row in rows], color=colours[kind], lw=1.2)
-            left.plot(counts, [row.kernel for row in rows], "o", color=colours[kind], ms=4,
-                      label=kind)  # fmt: skip
+            left.plot(
+                counts, [row.kernel for row in rows], "o", color=colours[kind], ms=4, label=kind
+            )
         left.legend(title="dots measured, lines theory", title_fontsize=8, loc="lower left")
         left.set_title(f"kernel φ(q)·φ(k), size {first.size:g}")
         for axes, errors in zip(others, found, strict=True):
@@ -151,12 +173,30 @@ def representer_figure(found: Representer) -> Figure:
         middle.grid(axis="y")
         plain_numbers(middle.yaxis)
         inside = [p for p in found.ridge_path if p.norm <= 1.6 * found.ridge.norm]
-        middle.plot([p.norm for p in inside], [p.loss for p in inside], color=FAINT, lw=1,
-                    label="ridge, every λ")  # fmt: skip
-        middle.plot([row.norm for row in found.rows], [row.loss for row in found.rows], "o-",
-                    color=BLUE, ms=4, lw=1.2, label="descent")  # fmt: skip
-        middle.plot(found.ridge.norm, found.ridge.loss, "*", color=ORANGE, ms=11,
-                    label=f"ridge, λ = {found.mean_penalty:g}")  # fmt: skip
+        middle.plot(
+            [p.norm for p in inside],
+            [p.loss for p in inside],
+            color=FAINT,
+            lw=1,
+            label="ridge, every λ",
+        )
+        middle.plot(
+            [row.norm for row in found.rows],
+            [row.loss for row in found.rows],
+            "o-",
+            color=BLUE,
+            ms=4,
+            lw=1.2,
+            label="descent",
+        )
+        middle.plot(
+            found.ridge.norm,
+            found.ridge.loss,
+            "*",
+            color=ORANGE,
+            ms=11,
+            label=f"ridge, λ = {found.mean_penalty:g}",
+        )
         middle.set_title("mean squared loss")
         middle.legend(loc="upper right")
 
@@ -164,10 +204,23 @@ def representer_figure(found: Representer) -> Figure:
         steps_shown = [row.step for row in rows]
         log_axes(right, "step", "")
         plain_numbers(right.xaxis, steps_shown)
-        right.plot(steps_shown, [row.bound for row in rows], color=FAINT, lw=1, ls="--",
-                   label="bound √(gap/λ)")  # fmt: skip
-        right.plot(steps_shown, [row.distance for row in rows], "o-", color=BLUE, ms=4, lw=1.2,
-                   label="‖f − f*‖")  # fmt: skip
+        right.plot(
+            steps_shown,
+            [row.bound for row in rows],
+            color=FAINT,
+            lw=1,
+            ls="--",
+            label="bound √(gap/λ)",
+        )
+        right.plot(
+            steps_shown,
+            [row.distance for row in rows],
+            "o-",
+            color=BLUE,
+            ms=4,
+            lw=1.2,
+            label="‖f − f*‖",
+        )
         right.set_title("distance to the ridge solution")
         right.legend(loc="lower left")
     return figure
@@ -185,11 +238,18 @@ def svm_figure(found: SVMAndAttention) -> Figure:
         ):
             top = 1.0 if axes is middle else 2.0
             bands = np.linspace(-top, top, 17)
-            axes.contourf(found.grid_x, found.grid_y, values, bands, cmap=_diverging(),
-                          extend="both")  # fmt: skip
-            axes.contour(found.grid_x, found.grid_y, values, levels, colors=INK,
-                         linewidths=[1.4 if level == 0 else 0.7 for level in levels],
-                         linestyles=["-" if level == 0 else "--" for level in levels])  # fmt: skip
+            axes.contourf(
+                found.grid_x, found.grid_y, values, bands, cmap=_diverging(), extend="both"
+            )
+            axes.contour(
+                found.grid_x,
+                found.grid_y,
+                values,
+                levels,
+                colors=INK,
+                linewidths=[1.4 if level == 0 else 0.7 for level in levels],
+                linestyles=["-" if level == 0 else "--" for level in levels],
+            )
             for label, colour in ((1.0, BLUE), (-1.0, ORANGE)):
                 points = found.x[found.y == label]
                 axes.plot(*points.T, "o", color=colour, ms=2.6, mec="white", mew=0.3)
@@ -201,8 +261,14 @@ def svm_figure(found: SVMAndAttention) -> Figure:
         middle.set_xlabel(f"all {found.n} points are keys, their labels the values")
 
         sizes = np.sort(np.abs(found.coefficients))[::-1]
-        right.step(np.arange(1, found.n + 1), sizes, where="mid", color=BLUE, lw=1.4,
-                   label="SVM: |α|, learned, ≤ C")  # fmt: skip
+        right.step(
+            np.arange(1, found.n + 1),
+            sizes,
+            where="mid",
+            color=BLUE,
+            lw=1.4,
+            label="SVM: |α|, learned, ≤ C",
+        )
         right.axhline(1, color=ORANGE, lw=1.4, ls="--", label="attention: |label|, given")
         right.set(xlabel="points, sorted", ylim=(-0.03, 1.35 * max(1.0, float(sizes[0]))))
         right.set_title("what a point's kernel is multiplied by")

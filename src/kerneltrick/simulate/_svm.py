@@ -102,28 +102,46 @@ def svm(
     linear = np.asarray(linear_attention(new, x, y[:, None], phi))[:, 0]
     machines = (
         Machine(
-            "SVM", _accuracy(decided, truth), int(np.count_nonzero(alpha)),
-            float(np.abs(decided).max()), _difference(decided, by_features), without[0],
+            "SVM",
+            _accuracy(decided, truth),
+            int(np.count_nonzero(alpha)),
+            float(np.abs(decided).max()),
+            _difference(decided, by_features),
+            without[0],
         ),
         Machine(
-            "attention", _accuracy(attended, truth), n, float(np.abs(attended).max()),
-            _difference(attended, linear), without[1],
+            "attention",
+            _accuracy(attended, truth),
+            n,
+            float(np.abs(attended).max()),
+            _difference(attended, linear),
+            without[1],
         ),
-    )  # fmt: skip
+    )
     rbf = kernels.RBF(length=length)
     grid_x, grid_y = np.linspace(-2.2, 2.2, 121), np.linspace(-1.6, 1.6, 89)
     grid = np.stack(np.meshgrid(grid_x, grid_y), axis=-1).reshape(-1, 2)
     shape = (len(grid_y), len(grid_x))
     return SVMAndAttention(
-        n=n, C=C, length=length, order=order,
+        n=n,
+        C=C,
+        length=length,
+        order=order,
         m=(order + 1) * (order + 2) // 2,
         kernel_difference=float(np.abs(kernel(x) - rbf(x)).max()),
-        noise=noise, seed=seed, x=x, y=y, coefficients=alpha, left_out=left_out, machines=machines,
+        noise=noise,
+        seed=seed,
+        x=x,
+        y=y,
+        coefficients=alpha,
+        left_out=left_out,
+        machines=machines,
         sharper=_accuracy(attend(kernels.RBF(length=length / 2), new, x, y), truth),
-        grid_x=grid_x, grid_y=grid_y,
+        grid_x=grid_x,
+        grid_y=grid_y,
         svm_grid=trained.decision_function(grid).reshape(shape),
         attention_grid=attend(kernel, grid, x, y).reshape(shape),
-    )  # fmt: skip
+    )
 
 
 def truncated_rbf(length: float, order: int) -> kernels.Kernel:

@@ -135,9 +135,13 @@ class KernelSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # untyped
             moved = phi - centre
             length = _length(moved) or 1.0
             machine = LinearSVC(
-                C=self.C, loss="hinge", tol=self.tol, max_iter=self.max_iter,
-                intercept_scaling=length, random_state=0,
-            ).fit(moved, positive)  # fmt: skip
+                C=self.C,
+                loss="hinge",
+                tol=self.tol,
+                max_iter=self.max_iter,
+                intercept_scaling=length,
+                random_state=0,
+            ).fit(moved, positive)
             w, offset = machine.coef_[0], float(machine.intercept_[0])
             intercept = offset - float(w @ centre)
             iterations = max(iterations, int(machine.n_iter_))

@@ -118,10 +118,19 @@ class Attention(ProjectedMixer):
         group: Any = None,
     ) -> None:
         super().__init__(
-            hidden_size, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            value_dim=value_dim, rotary=rotary, bias=bias, short_convolution=short_convolution,
-            output_norm=output_norm, output_gate=output_gate, layer_idx=layer_idx, group=group,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            rotary=rotary,
+            bias=bias,
+            short_convolution=short_convolution,
+            output_norm=output_norm,
+            output_gate=output_gate,
+            layer_idx=layer_idx,
+            group=group,
+        )
         self.causal, self.on_zero = bool(causal), on_zero
         check_on_zero(on_zero)
         self._set_map(feature_map, window, sinks, far)
@@ -299,10 +308,15 @@ class Attention(ProjectedMixer):
         if state.count is not None and isinstance(dial.feature_map, maps.Cosformer):
             return state
         decoder = Decoder(
-            dial, shape=tuple(memory.sums.hi.shape[:2]), d=self.head_dim,
-            value_width=self.value_dim, groups=self.num_heads // self.num_kv_heads,
-            dtype=kinds[dtype], on_zero=self.on_zero or "raise", state=memory,
-        )  # fmt: skip
+            dial,
+            shape=tuple(memory.sums.hi.shape[:2]),
+            d=self.head_dim,
+            value_width=self.value_dim,
+            groups=self.num_heads // self.num_kv_heads,
+            dtype=kinds[dtype],
+            on_zero=self.on_zero or "raise",
+            state=memory,
+        )
         if not decoder.compiled:
             return state
         return dataclasses.replace(state, memory=decoder)

@@ -111,9 +111,19 @@ def fit(
         raise ValueError("fit with an executor needs a list, not a stream, which cannot be sent")
     chosen, window, sinks, far = combined("fit", feature_map, window, sinks, far)
     job = _Job(
-        sequences, apart, Dial(chosen, window, sinks, far), features, key_weight, loss, causal,
-        scale, steps, learning_rate, seed, resume,
-    )  # fmt: skip
+        sequences=sequences,
+        apart=apart,
+        dial=Dial(chosen, window, sinks, far),
+        features=features,
+        key_weight=key_weight,
+        loss=loss,
+        causal=causal,
+        scale=scale,
+        steps=steps,
+        learning_rate=learning_rate,
+        seed=seed,
+        resume=resume,
+    )
     if executor is None:
         return _fitted(job, stream, progress)
     pieces = [Piece(str(i), f"layer {i}", (i,)) for i in apart[0].layers]
@@ -177,8 +187,14 @@ def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport |
     key = ""
     if job.resume is not None:
         given = (
-            __version__, shape, job.loss, job.steps, job.learning_rate, job.seed, stream is None,
-        )  # fmt: skip
+            __version__,
+            shape,
+            job.loss,
+            job.steps,
+            job.learning_rate,
+            job.seed,
+            stream is None,
+        )
         arrays = (x for s in (*job.sequences, *job.apart) for x in (s.q, s.k, s.v))
         key = run_key(*given, str(learned.export()), *arrays)
         run.restore(job.resume, key)
@@ -188,9 +204,13 @@ def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport |
         items = _streamed(stream, run)
     stopped = run.train(items, progress, job.resume, key)
     return Fit(
-        run.fitted(), run.by_layer(run.before), run.by_layer(run.best_error),
-        tuple(run.history), run.step, stopped,
-    )  # fmt: skip
+        maps=run.fitted(),
+        before=run.by_layer(run.before),
+        after=run.by_layer(run.best_error),
+        history=tuple(run.history),
+        steps=run.step,
+        stopped=stopped,
+    )
 
 
 def _joined(fits: Sequence[Fit]) -> Fit:
@@ -205,12 +225,12 @@ def _joined(fits: Sequence[Fit]) -> Fit:
         history.append((step, sum(known) / len(known)))
     ends = {found.stopped for found in fits}
     return Fit(
-        dataclasses.replace(first, dials=dials, seen=seen),
-        {layer: errors for found in fits for layer, errors in found.before.items()},
-        {layer: errors for found in fits for layer, errors in found.after.items()},
-        tuple(history),
-        max(found.steps for found in fits),
-        ends.pop() if len(ends) == 1 else "steps",
+        maps=dataclasses.replace(first, dials=dials, seen=seen),
+        before={layer: errors for found in fits for layer, errors in found.before.items()},
+        after={layer: errors for found in fits for layer, errors in found.after.items()},
+        history=tuple(history),
+        steps=max(found.steps for found in fits),
+        stopped=ends.pop() if len(ends) == 1 else "steps",
     )
 
 

@@ -63,8 +63,15 @@ class HardAttention(Attention):
         if tokens.runs is not None:
             raise ValueError("HardAttention does not take packed texts: give a batch with a mask")
         return hard_attention(
-            heads.q, heads.k, heads.v, causal=self.causal, substitute=self.substitute,
-            temperature=self.temperature, seed=self.seed, mask=tokens.mask,
-            query_mask=None if self.causal else tokens.mask, return_weights=return_weights,
+            heads.q,
+            heads.k,
+            heads.v,
+            causal=self.causal,
+            substitute=self.substitute,
+            temperature=self.temperature,
+            seed=self.seed,
+            mask=tokens.mask,
+            query_mask=None if self.causal else tokens.mask,
+            return_weights=return_weights,
             on_zero=self.on_zero,
-        )  # fmt: skip
+        )

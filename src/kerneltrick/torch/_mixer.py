@@ -207,9 +207,17 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     ) -> tuple[Tensor, Memory | None]:
         """The output (batch, heads, n, width) of all heads, and the new memory."""
         return self._attend(
-            tokens, heads, past, "identity", causal=True, normalize=False, scale=1.0,
-            log_decay=heads.log_decay, mask=tokens.mask, segment_ids=tokens.segment_ids,
-        )  # fmt: skip
+            tokens,
+            heads,
+            past,
+            "identity",
+            causal=True,
+            normalize=False,
+            scale=1.0,
+            log_decay=heads.log_decay,
+            mask=tokens.mask,
+            segment_ids=tokens.segment_ids,
+        )
 
     def _attend(
         self, tokens: Tokens, heads: Heads, past: Memory | None, feature_map: Any, **options: Any

@@ -178,10 +178,14 @@ def _register(cls: type, constants: tuple[str, ...]) -> None:
         return cls(**given, **dict(zip(constants, context, strict=True)))
 
     _pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"kerneltrick.{cls.__name__}",
-        to_dumpable_context=list, from_dumpable_context=tuple,
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"kerneltrick.{cls.__name__}",
+        to_dumpable_context=list,
+        from_dumpable_context=tuple,
         flatten_with_keys_fn=flatten_with_keys,
-    )  # fmt: skip
+    )
 
 
 def _plain(x: Any) -> Any:

@@ -62,9 +62,12 @@ class TrainingSettings:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return LanguageModel(
-                vocabulary, mixer=self.mixer, hidden_size=self.hidden_size,
-                num_layers=self.num_layers, num_heads=self.num_heads,
-            )  # fmt: skip
+                vocabulary,
+                mixer=self.mixer,
+                hidden_size=self.hidden_size,
+                num_layers=self.num_layers,
+                num_heads=self.num_heads,
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up for 5 % of the steps, then half a cosine."""

@@ -167,8 +167,10 @@ class Transfer:
     def _loss(self, q: Tensor, k: Tensor, v: Tensor, rows: Any) -> Tensor:
         """The loss of each head, (H,), for these rows."""
         options: dict[str, Any] = {
-            "rows": rows, "causal": self.shape.causal, "scale": self.shape.scale,
-        }  # fmt: skip
+            "rows": rows,
+            "causal": self.shape.causal,
+            "scale": self.shape.scale,
+        }
         exact = attention_weights(q, k, "softmax", **options)
         weights = attention_weights(q, k, self.learned.dial, on_zero="zero", **options)
         total = torch.zeros(len(q))

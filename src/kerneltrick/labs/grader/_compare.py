@@ -126,10 +126,11 @@ def parts(found: Any, right: Any, label: str = "") -> list[tuple[str, Any, Any]]
         ordinals = ("first", "second", "third", "fourth", "fifth", "sixth")
         pairs = list(zip(found, right, strict=False))
         names = [
-            f"the {ordinals[at]} returned value" if at < len(ordinals) and not label
+            f"the {ordinals[at]} returned value"
+            if at < len(ordinals) and not label
             else f"part {at + 1} of {label or 'the answer'}"
             for at in range(len(pairs))
-        ]  # fmt: skip
+        ]
         return [p for name, (f, r) in zip(names, pairs, strict=True) for p in parts(f, r, name)]
     if isinstance(right, dict) and isinstance(found, dict):
         both = [key for key in right if key in found]
@@ -272,9 +273,15 @@ def _named(c: float, case: Case) -> set[str]:
         return set()
     n, d = arrays[0].shape[-2:]
     known = {
-        "d": d, "1/d": 1 / d, "√d": math.sqrt(d), "1/√d": 1 / math.sqrt(d),
-        "n": n, "1/n": 1 / n, "√n": math.sqrt(n), "1/√n": 1 / math.sqrt(n),
-    }  # fmt: skip
+        "d": d,
+        "1/d": 1 / d,
+        "√d": math.sqrt(d),
+        "1/√d": 1 / math.sqrt(d),
+        "n": n,
+        "1/n": 1 / n,
+        "√n": math.sqrt(n),
+        "1/√n": 1 / math.sqrt(n),
+    }
     return {name for name, x in known.items() if x != 1 and math.isclose(c, x, rel_tol=1e-3)}
 
 

@@ -127,8 +127,10 @@ class Server:
     def _begin(self) -> None:
         ours, theirs = socket.socketpair()
         arguments = [
-            str(Path(__file__).parent), str(Path(np.__file__).parent.parent), str(theirs.fileno())
-        ]  # fmt: skip
+            str(Path(__file__).parent),
+            str(Path(np.__file__).parent.parent),
+            str(theirs.fileno()),
+        ]
         one = dict.fromkeys(("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM"), "1")
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-B", "-X", "utf8", "-c", BOOT, *arguments],

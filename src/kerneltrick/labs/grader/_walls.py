@@ -82,9 +82,14 @@ def separate(folder: str, hidden: str) -> bool:
         _call("mount", None, b"/", None, ctypes.c_ulong(private), None)
         read_only = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr: attr_set, …
         _call(
-            "syscall", ctypes.c_long(_MOUNT_SETATTR), -100, b"/", 0x8000,
-            ctypes.byref(read_only), ctypes.c_size_t(32),
-        )  # fmt: skip
+            "syscall",
+            ctypes.c_long(_MOUNT_SETATTR),
+            -100,
+            b"/",
+            0x8000,
+            ctypes.byref(read_only),
+            ctypes.c_size_t(32),
+        )
         for where, flags in ((hidden, nosuid_nodev | 0x1), (folder, nosuid_nodev)):  # 1: read only
             options = f"size={LARGEST_FILE},mode=700".encode()
             _call("mount", b"tmpfs", where.encode(), b"tmpfs", ctypes.c_ulong(flags), options)

@@ -34,7 +34,12 @@ class Based(Attention):
         group: Any = None,
     ) -> None:
         super().__init__(
-            hidden_size, num_heads, head_dim=feature_dim,
-            value_dim=head_width(hidden_size, num_heads), feature_map="taylor:order=2",
-            short_convolution=short_convolution, layer_idx=layer_idx, group=group,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            head_dim=feature_dim,
+            value_dim=head_width(hidden_size, num_heads),
+            feature_map="taylor:order=2",
+            short_convolution=short_convolution,
+            layer_idx=layer_idx,
+            group=group,
+        )

@@ -42,10 +42,16 @@ class GatedLinearAttention(ProjectedMixer):
     ) -> None:
         width = head_width(hidden_size, num_heads) if value_dim is None else value_dim
         super().__init__(
-            hidden_size, num_heads, head_dim=max(1, width // 2) if head_dim is None else head_dim,
-            value_dim=width, short_convolution=short_convolution, output_norm=True,
-            output_gate=True, layer_idx=layer_idx, group=group,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            head_dim=max(1, width // 2) if head_dim is None else head_dim,
+            value_dim=width,
+            short_convolution=short_convolution,
+            output_norm=True,
+            output_gate=True,
+            layer_idx=layer_idx,
+            group=group,
+        )
         self.decay_down = nn.Linear(hidden_size, RANK, bias=False)
         self.decay_up = nn.Linear(RANK, num_heads * self.head_dim)
 

@@ -75,9 +75,14 @@ def make(
         raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
     # A token whose weights are all 0, as can happen with relu, adds nothing.
     return Attention(
-        hidden_size, num_heads, feature_map=_map(mixer, hidden_size // num_heads, num_heads),
-        layer_idx=layer_idx, on_zero="zero", group=group, **attention,
-    )  # fmt: skip
+        hidden_size,
+        num_heads,
+        feature_map=_map(mixer, hidden_size // num_heads, num_heads),
+        layer_idx=layer_idx,
+        on_zero="zero",
+        group=group,
+        **attention,
+    )
 
 
 def _made(

@@ -40,10 +40,16 @@ class Retention(ProjectedMixer):
         width = head_width(hidden_size, num_heads) if head_dim is None else head_dim
         # Eq. 5 is xPos with the same decay for all columns of a head: a rotation, and γ.
         super().__init__(
-            hidden_size, num_heads, head_dim=width,
-            value_dim=2 * width if value_dim is None else value_dim, rotary=True,
-            output_norm=True, output_gate=True, layer_idx=layer_idx, group=group,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            head_dim=width,
+            value_dim=2 * width if value_dim is None else value_dim,
+            rotary=True,
+            output_norm=True,
+            output_gate=True,
+            layer_idx=layer_idx,
+            group=group,
+        )
         # Eq. 8: γ = 1 − 2^{−5−h}
         self._log_decay = [math.log1p(-(2.0 ** (-5 - h))) for h in range(num_heads)]
 
