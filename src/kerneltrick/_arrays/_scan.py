@@ -137,9 +137,10 @@ def jit(function: Callable[..., Any], static: Any, data: Any, *, like: Array, ke
     Without `keep` nothing is kept compiled: `static` holds arrays or code, which can change. In
     torch, autocast is off inside: it would sum in half precision.
     """
-    if library(like) == "jax" and keep:
+    name = library(like)
+    if name == "jax" and keep:
         return _jax_jit(function)(static, data)
-    if library(like) == "torch" and like.device.type != "meta":
+    if name == "torch" and like.device.type != "meta":
         torch, kind = sys.modules["torch"], like.device.type
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):

@@ -141,7 +141,7 @@ class CoreCall:
         self._values: list[Any] = list(_defaults(operator) if like is None else like._values)
         self._layout = layout(self.operator)
         self._slots = self._layout.slots
-        self.alive: list[Any] = []
+        self.alive: list[Any] = [] if like is None else like.alive[:]
         for name, value in numbers.items():
             self._values[self._slots[name]] = value
 
@@ -155,11 +155,21 @@ class CoreCall:
         """Give x (..., n, w), broadcast to the leading indices `lead`, whatever its strides."""
         if x.shape[:-2] != lead:
             x = np.broadcast_to(x, (*lead, *x.shape[-2:]))
-        *strides, token, element = x.strides
-        offsets, where = _offsets(lead, tuple(strides))
-        self.alive += [x, offsets]
+        self.lay_out(name, lead, x.strides)
+        self.place(name, x)
+
+    def lay_out(self, name: str, lead: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        """Say where the entries of an array will lie that `place` gives."""
+        *leading, token, element = strides
+        offsets, where = _offsets(lead, tuple(leading))
+        self.alive.append(offsets)
         at = self._slots[name]
-        self._values[at : at + len(VIEW)] = (address(x), where, token, element)
+        self._values[at : at + len(VIEW)] = (0, where, token, element)
+
+    def place(self, name: str, x: NumpyArray) -> None:
+        """Give the memory of an array that is laid out already."""
+        self.alive.append(x)
+        self._values[self._slots[name]] = address(x)
 
     def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
         """Give x as one contiguous piece of memory, which is returned."""
@@ -201,8 +211,7 @@ def address(x: NumpyArray) -> int:
 def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     """An empty array that begins on a cache line, if large in memory that was in use before."""
     block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
-    made: NumpyArray = np.frombuffer(block, dtype=np.uint8).view(dtype).reshape(shape)
-    return made
+    return np.ndarray(shape, dtype, block)
 
 
 def in_lines(x: NumpyArray) -> NumpyArray:

@@ -44,6 +44,8 @@ def signature_of(rule: Rule | DeltaRule, data: Data | DeltaData) -> Signature:
 
 
 def _host(name: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Host:
+    if name == "numpy" and not rule.weighted:
+        return "eager"
     weights = rule.fused[1:] if isinstance(rule, Rule) and rule.fused is not None else ()
     if name != "torch":
         return "eager" if all(x is None or is_concrete(x) for x in weights) else "foreign"
@@ -126,11 +128,13 @@ def run(engine: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Result |
     engines, orders = ENGINES[rule.operator], ORDERS[rule.operator]
     if engine not in engines and engine not in orders:
         raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(engines)}")
-    signature = signature_of(rule, data)
-    candidates = [engines[name] for name in orders.get(engine, [engine])]
-    chosen = next((x for x in candidates if x.supports(signature)), None)
-    if chosen is None:
-        raise candidates[0].reason(signature)
+    signature, names = signature_of(rule, data), orders.get(engine, (engine,))
+    for name in names:
+        chosen = engines[name]
+        if chosen.supports(signature):
+            break
+    else:
+        raise engines[names[0]].reason(signature)
     keep = not rule.weighted  # what can change behind our back is prepared each time
     prepared = _prepared(chosen, signature) if keep else chosen.prepare(signature)
     result: Result | DeltaResult = jit(chosen.run, prepared, data, like=data.q, keep=keep)

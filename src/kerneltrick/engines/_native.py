@@ -286,9 +286,12 @@ def near_tokens_at(data: Data, index: Array, count: Array) -> Near:
     if data.k_positions is None:
         where = astype(where, before.positions.dtype)
     return Near(
-        pick(before.k, data.k), pick(before.v, data.v), pick(before.positions, where), keep,
-        astype(count, before.count.dtype),
-    )  # fmt: skip
+        k=pick(before.k, data.k),
+        v=pick(before.v, data.v),
+        positions=pick(before.positions, where),
+        keep=keep,
+        count=astype(count, before.count.dtype),
+    )
 
 
 def along(x: Array, index: Array) -> Array:
@@ -307,10 +310,11 @@ def _outline(
     k: tuple[int, ...],
     width: int,
     decay_width: int,
+    strides: tuple[tuple[int, ...], ...],
 ) -> tuple[CoreCall, NumpyArray | None]:
     """A call without its arrays, for q and k of these shapes, and the weights of the map's text.
 
-    What does not change from call to call is written once.
+    What does not change from call to call is written once; `strides` are those of q, k and v.
     """
     rule = rule_of(text)
     assert rule.fused is not None
@@ -330,6 +334,8 @@ def _outline(
         decay_width=decay_width,
         **rule.numbers(layout().slots),  # what both call by one name
     )
+    for name, lead, steps in zip("qkv", (q[:-2], k[:-2], k[:-2]), strides, strict=True):
+        outline.lay_out(name, lead, steps)
     return outline, drawn
 
 
@@ -344,7 +350,10 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCal
         width = 1
     columns = next((x.shape[-1] for x in (weight, own) if x is not None), 0)
     rule = rule_of(given.rule)
-    outline, drawn = _outline(given.rule, columns, kind, q.shape, k.shape, v.shape[-1], width)
+    strides = q.strides, k.strides, v.strides
+    outline, drawn = _outline(
+        given.rule, columns, kind, q.shape, k.shape, v.shape[-1], width, strides
+    )
     call = CoreCall(outline, start=given.start)
     weight = drawn if weight is None else weight
     if own is not None:
@@ -366,9 +375,9 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCal
         call.array("weight", weight)
         call["weight_heads"] = count
     lead, lead_q = k.shape[:-2], q.shape[:-2]
-    call.view("q", q, lead_q)
-    call.view("k", k, lead)
-    call.view("v", v, lead)
+    call.place("q", q)
+    call.place("k", k)
+    call.place("v", v)
     log_decay, q_positions, k_positions = given.log_decay, given.q_positions, given.k_positions
     if log_decay is not None:
         log_decay = log_decay.astype(compute, copy=False)
