@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     Mutant(
         "segments do not restart the state",
-        "attention/_call.py",
+        "attention/_arguments.py",
         "changed = ids[..., 1:, :] != ids[..., :-1, :]",
         "changed = ids[..., 1:, :] != ids[..., 1:, :]",
         "test_engines.py::test_segments_restart_the_state[elu-none]",
