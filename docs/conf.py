@@ -267,6 +267,13 @@ def add_entrance(app: Sphinx, error: Exception | None) -> None:
         (Path(app.outdir) / "index.html").write_text(page, encoding="utf-8")
 
 
+def add_explorable(app: Sphinx, error: Exception | None) -> None:
+    """Write build/docs/explore.html, the page that `kerneltrick explore` writes."""
+    if error is None:
+        page = kerneltrick.report.render_explore()
+        (Path(app.outdir) / "explore.html").write_text(page, encoding="utf-8")
+
+
 LINKS = link_of(ROOMS)
 
 
@@ -277,3 +284,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", skip_member)
     app.connect("env-updated", add_aliases)
     app.connect("build-finished", add_entrance)
+    app.connect("build-finished", add_explorable)

@@ -356,7 +356,7 @@ def test_hostile_texts_are_shown_as_text(open_report, comparison):
     tab = open_report(hostile(comparison))
     assert tab.page.locator("#source").text_content() == HOSTILE[0]
     assert tab.page.locator("#notes li").all_text_contents()[:5] == HOSTILE[:5]
-    assert tab.page.locator("script").count() == 2
+    assert tab.page.locator("script").count() == 3
     assert tab.page.locator("img").count() == 0
 
 
@@ -490,6 +490,7 @@ PAGES = {
     "compare": (report.render_html, lambda comparison: comparison),
     "recall": (report.render_recall, lambda _: RECALL),
     "evaluation": (report.render_evaluation, lambda _: EVALUATION),
+    "explore": (lambda _: report.render_explore(), lambda _: None),
 }
 
 

@@ -31,6 +31,7 @@ from kerneltrick.cli._arguments import (
 )
 from kerneltrick.cli._command import Command, Group
 from kerneltrick.cli._costs import costs_command
+from kerneltrick.cli._explore import explore_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
@@ -301,6 +302,7 @@ app.command("compare", cls=Command, rich_help_panel=CHOOSE)(_compare)
 app.command("capture", cls=Command, rich_help_panel=CHOOSE)(_capture)
 app.command("costs", cls=Command, rich_help_panel=CHOOSE)(costs_command)
 app.command("recall", cls=Command, rich_help_panel=CHOOSE)(recall_command)
+app.command("explore", cls=Command, rich_help_panel=UNDERSTAND)(explore_command)
 app.command(
     "prove",
     context_settings={"ignore_unknown_options": True},  # a claim may begin with a minus sign

@@ -7,13 +7,20 @@ from kerneltrick.report._figures import (
     timing_figure,
     weights_figure,
 )
-from kerneltrick.report._html import render_evaluation, render_html, render_recall, save_html
+from kerneltrick.report._html import (
+    render_evaluation,
+    render_explore,
+    render_html,
+    render_recall,
+    save_html,
+)
 
 __all__ = [
     "error_figure",
     "figures",
     "pareto_figure",
     "render_evaluation",
+    "render_explore",
     "render_html",
     "render_recall",
     "save_html",

@@ -17,6 +17,7 @@ from kerneltrick import maps
 from kerneltrick._files import write
 from kerneltrick.analysis import METRICS, AttentionData, Comparison, picture
 from kerneltrick.report._check import check_comparison, check_picture
+from kerneltrick.report._explore import explorable
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def _inside(folder: str, *names: str) -> tuple[str, ...]:
 
 
 _FRAME = ("style.css", "base.js", "colour.js", "page.js", "mosaic.js", "table.js", "chart.js")
-_ATTENTION = ("binary.js", "features.js", "weights.js")
+_ATTENTION = ("binary.js", "canvas.js", "features.js", "weights.js")
 _COMPARE_PARTS = (
     "style.css",
     "maps.js",
@@ -47,6 +48,17 @@ _COMPARE_PARTS = (
     "pareto.js",
     "lines.js",
     "tables.js",
+    "main.js",
+)
+_EXPLORE_PARTS = (
+    "style.css",
+    "arithmetic.js",
+    "kit.js",
+    "orders.js",
+    "plane.js",
+    "dial.js",
+    "stream.js",
+    "recall.js",
     "main.js",
 )
 _COMPARE = _Page(
@@ -75,6 +87,15 @@ _EVALUATION = _Page(
     told="Verdict",
     facts="Measured on",
     parts=_inside("evaluation", "style.css", "main.js"),
+)
+_EXPLORE = _Page(
+    folder="explore",
+    command="kerneltrick explore",
+    title="The kernel trick, to explore",
+    question="What changes when the brackets move?",
+    told="How to read this page",
+    facts="Chapters",
+    parts=(*_ATTENTION, *_inside("explore", *_EXPLORE_PARTS)),
 )
 EVALUATION = "kerneltrick.evaluate/1"
 RECALL = "kerneltrick.recall/1"
@@ -137,6 +158,19 @@ def render_recall(found: Mapping[str, Any]) -> str:
     return _framed(_RECALL, found)
 
 
+def render_explore() -> str:
+    """Render the explorable page of the kernel trick, as `kerneltrick explore` writes it.
+
+    Its five chapters are pictures that answer to controls, with questions that the page checks. It
+    is as self-contained as the page of `render_html`; the formulas are those of the feature maps.
+
+    >>> page = render_explore()
+    >>> page.count("<h2 id="), "https://" in page
+    (7, False)
+    """
+    return _framed(_EXPLORE, explorable(), _declared_maps())
+
+
 def _declared_maps() -> str:
     """Return the formulas that the maps declare, as the constant MAPS of the script."""
     entries = ",\n".join(
@@ -151,9 +185,12 @@ def _framed(page: _Page, values: Mapping[str, Any], first: str = "") -> str:
     parts = (*_FRAME, *page.parts)
     style = "\n".join(_asset(name) for name in parts if name.endswith(".css"))
     scripts = "\n".join([first, *(_asset(name) for name in parts if name.endswith(".js"))])
-    script = f'(() => {{\n"use strict";\n{scripts}}})();\n'
+    started = 'document.documentElement.dataset.started = "yes";'
+    script = f'(() => {{\n"use strict";\n{scripts}\n{started}\n}})();\n'
+    support = _asset("support.js")
     policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        f"default-src 'none'; script-src {_digest(support)} {_digest(script)}; "
+        f"style-src {_digest(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     filled = {
@@ -167,6 +204,7 @@ def _framed(page: _Page, values: Mapping[str, Any], first: str = "") -> str:
         "FACTS": page.facts,
         "BODY": _asset(f"{page.folder}/body.html"),
         "DATA": embedded_json(values),
+        "SUPPORT": support,
         "SCRIPT": script,
     }
     # One pass: inserted text is not searched again, so data cannot contain a placeholder.

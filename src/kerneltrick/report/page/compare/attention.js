@@ -103,15 +103,6 @@ function attentionNote() {
   return notes.join(" ");
 }
 
-function canvasOf(canvas, width, height) {
-  const ratio = Math.max(2, window.devicePixelRatio || 1); // 2: printed pictures stay sharp
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  return context;
-}
-
 function pixels(values, name) {
   const colours = palette();
   const forward = SCALES[state.scale].forward;
@@ -152,12 +143,6 @@ function drawAttention() {
     drawBar(name, width);
   }
   drawCross();
-}
-
-// A colour of the style as a canvas takes it: resolved, where it is one of a light and a dark one.
-function colourFor(context, name) {
-  context.canvas.style.color = `var(${name})`;
-  return getComputedStyle(context.canvas).color;
 }
 
 function axes(context, side) {

@@ -1,0 +1,186 @@
+// Controls, pictures and questions of all chapters.
+
+const usual = {}; // what a control starts with, by its name
+const shownBy = {}; // by the name of a control: a function that displays its value
+
+// Draws happen once per frame, however often a control moves.
+const waiting = new Set();
+const frameTimes = {};
+function repaint(drawing) {
+  if (!waiting.size) {
+    requestAnimationFrame(() => {
+      const now = [...waiting];
+      waiting.clear();
+      for (const each of now) {
+        const from = performance.now();
+        each();
+        frameTimes[each.name] = performance.now() - from;
+      }
+    });
+  }
+  waiting.add(drawing);
+}
+
+function keep(name, value, display) {
+  usual[name] = value;
+  state[name] = value;
+  shownBy[name] = display;
+}
+
+function change(name, value, changed) {
+  state[name] = value;
+  shownBy[name]();
+  changed();
+  writeAddress();
+}
+
+function slider(host, name, { label, min, max, step = 1, value, format = String, changed }) {
+  const input = make("input", { type: "range", id: `control-${name}`, min, max, step });
+  const told = make("output", { for: input.id });
+  host.append(make("div", { class: "dial-field" }, make("label", { for: input.id }, label), told, input));
+  keep(name, value, () => {
+    input.value = state[name];
+    told.textContent = format(state[name]);
+    input.setAttribute("aria-valuetext", told.textContent);
+  });
+  input.addEventListener("input", () => change(name, Number(input.value), changed));
+  return { input, setRange(low, high) {
+    [input.min, input.max] = [low, high];
+    state[name] = Math.min(high, Math.max(low, state[name]));
+    shownBy[name]();
+  } };
+}
+
+function menu(host, name, { label, options, value = options[0][0], changed }) {
+  const select = make("select", { id: `control-${name}` }, ...options.map(([own, text]) => make("option", { value: own }, text)));
+  host.append(make("div", { class: "dial-field" }, make("label", { for: select.id }, label), select));
+  keep(name, value, () => (select.value = state[name]));
+  select.addEventListener("change", () => change(name, select.value, changed));
+  return select;
+}
+
+function press(host, text, action) {
+  const button = make("button", { type: "button", class: "push" }, text);
+  button.addEventListener("click", action);
+  host.append(button);
+  return button;
+}
+
+// A button that moves a slider on by itself, from the start if it is at its end.
+function player(host, name, { seconds, changed }) {
+  let timer = 0;
+  const input = byId(`control-${name}`);
+  const stop = () => {
+    clearInterval(timer);
+    timer = 0;
+    button.textContent = "Play";
+  };
+  const button = press(host, "Play", () => {
+    if (timer) return stop();
+    const last = Number(input.max);
+    if (state[name] >= last) change(name, Number(input.min), changed);
+    const by = Math.max(1, Math.round(last / (seconds * 20)));
+    button.textContent = "Pause";
+    timer = setInterval(() => {
+      const next = Math.min(Number(input.max), state[name] + by);
+      change(name, next, changed);
+      if (next >= Number(input.max)) stop();
+    }, Math.max(50, (1000 * seconds) / last));
+  });
+  input.addEventListener("input", stop);
+}
+
+function tell(id, entries) {
+  byId(id).replaceChildren(...entries.map(([name, text, key]) => term(name, text, { "data-key": key || name })));
+}
+
+// Colours of the style, until the theme changes.
+let inks = {};
+const ink = (context, name) => (inks[name] ??= colourFor(context, name));
+
+// A canvas that fills its parent, with a given height.
+function fitted(canvas, width, height) {
+  const ratio = `${width} / ${height}`;
+  if (canvas.style.aspectRatio !== ratio) canvas.style.aspectRatio = ratio;
+  return canvasOf(canvas, width, height);
+}
+
+// A matrix as squares of colour. `kind` is weight (orange if negative), or signed (orange and blue).
+// A triangle hides what is above the diagonal.
+function paint(canvas, numbers, rows, columns, { top, kind = "weight", width = canvas.parentElement.clientWidth, height = (width * rows) / columns, triangle = false }) {
+  const colours = palette();
+  const [more, less] = kind === "weight" ? [colours.weight, colours.more] : [colours.more, colours.less];
+  const image = new ImageData(columns, rows);
+  const data = image.data;
+  for (let i = 0, at = 0; i < rows; i += 1) {
+    for (let j = 0; j < columns; j += 1, at += 1) {
+      const value = numbers[at];
+      let table = value >= 0 ? more : less;
+      let place = 3 * Math.round(255 * Math.min(1, Math.sqrt(Math.abs(value) / top)));
+      if (triangle && j > i) [table, place] = [colours.outside, 0];
+      else if (value !== value) [table, place] = [colours.undefined, 0];
+      data[4 * at] = table[place];
+      data[4 * at + 1] = table[place + 1];
+      data[4 * at + 2] = table[place + 2];
+      data[4 * at + 3] = 255;
+    }
+  }
+  const context = fitted(canvas, width, height);
+  const small = make("canvas", { width: columns, height: rows });
+  small.getContext("2d").putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, 0, 0, width, height);
+  context.lineWidth = 1;
+  context.strokeStyle = ink(context, "--line-strong");
+  context.strokeRect(0.5, 0.5, width - 1, height - 1);
+  return context;
+}
+
+// The 99.5th percentile (of a sample, if there are many), so that one strong entry does not hide the rest.
+function strong(numbers) {
+  const every = Math.ceil(numbers.length / 2500);
+  const sizes = numbers.filter((x, at) => x > 0 && at % every === 0).sort();
+  return sizes.length ? sizes[Math.floor(0.995 * (sizes.length - 1))] : 1;
+}
+
+const answered = new Set();
+let posed = 0;
+
+// Questions of a chapter: {words, options, right, why, hint} for a choice, {words, answer, near, why, hint}
+// for a number, {words, check, why, hint} for something to do in the picture. `answer` and `check` are
+// computed when they are asked for.
+function ask(chapter, questions) {
+  questions.forEach((question, at) => {
+    posed += 1;
+    const id = `${chapter}-${at + 1}`;
+    const told = make("p", { class: "verdict", role: "status" });
+    const form = make("form", { class: "question", id: `question-${id}` });
+    const head = make("legend", {}, `${at + 1}. ${question.words}`);
+    const field = make("fieldset", {}, head);
+    if (question.options) {
+      const options = question.options.map((text, i) => make("label", { class: "option" }, make("input", { type: "radio", name: id, value: i, required: "" }), text));
+      field.append(...options);
+    } else if (question.answer) {
+      field.append(make("input", { class: "number", name: id, inputmode: "decimal", autocomplete: "off", required: "", "aria-label": "Your answer" }), question.unit ? ` ${question.unit} ` : " ");
+    }
+    field.append(make("button", { class: "push" }, question.check ? "Check my picture" : "Check"));
+    form.append(field, told);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const given = new FormData(form).get(id);
+      const right = isRight(question, given);
+      form.dataset.right = right;
+      told.textContent = right ? `Right. ${question.why}` : `Not yet. ${question.hint}`;
+      if (right) answered.add(id);
+      drawProgress();
+    });
+    byId(`${chapter}-questions`).append(form);
+  });
+}
+
+function isRight({ options, right, answer, near = 0.005, check }, given) {
+  if (check) return check();
+  if (options) return Number(given) === right;
+  const number = Number(String(given).replace(",", ".").replace(/[\s\u202f]/g, "") || NaN);
+  return Math.abs(number - answer()) <= near * Math.max(1, Math.abs(answer()));
+}
