@@ -80,6 +80,14 @@ PICTURES = {
     ),
     "brackets.png": Product("figures", ("tools/make_figures.py:brackets",)),
     "chunks.png": Product("figures", ("tools/make_figures.py:chunks",)),
+    "roots.png": Product("figures", ("tools/drawings.py:roots",)),
+    "caches.png": Product(
+        "figures", ("tools/drawings.py:caches", f"{PACKAGE}/costs/_decoding.py")
+    ),
+    "ridge.png": Product(
+        "figures", tuple(f"tools/drawings.py:{name}" for name in ("bumps", "mesa", "ridge"))
+    ),
+    "family.png": Product("figures", ("tools/drawings.py:family",)),
     "quadratic.png": Product("figures", ("tools/make_figures.py:quadratic",)),
     "decoding.png": Product(
         "figures", ("tools/make_figures.py:decoding", f"{PACKAGE}/costs/_decoding.py")

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import drawings
 import numpy as np
 from generated import ROOT, save_picture, save_png
 from matplotlib.figure import Figure
@@ -158,7 +159,11 @@ def pages() -> None:
         "communication": costs.communication_figure("elu", n=100_000_000, d=64, heads=16),
         "brackets": brackets(),
         "chunks": chunks(),
+        "roots": drawings.roots(),
         "quadratic": quadratic(),
+        "caches": drawings.caches(),
+        "ridge": drawings.ridge(),
+        "family": drawings.family(),
         "decoding": decoding(),
         "dial": dial(),
     }
