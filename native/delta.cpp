@@ -1,8 +1,7 @@
 // The delta rule, of one instruction set. This file is compiled twice for each: for arithmetic in
 // float32 and, with KT_WIDE, in float64.
 
-#include "delta_plain.h"
-#include "delta_row.h"
+#include "delta_grad.h"
 #include "delta_step.h"
 #include "operators.h"
 #include "pool.h"
@@ -26,10 +25,14 @@ template <class T> void run(const DeltaRule& p, Control& control) {
 }
 
 template <class T> void run_backward(const DeltaRule& p, const DeltaRuleGradient& g, Control& control) {
+    const DeltaSizes<T> s(p);
+    Spares<DeltaGradient<T>> workers;
     parallel(
         p.rows, control.threads,
         [&](int64_t r) {
-            if (!control.stopped()) DeltaPlain<T>(p).backward(g, r);
+            if (control.stopped()) return;
+            workers.with([&] { return std::make_unique<DeltaGradient<T>>(s, g); },
+                         [&](DeltaGradient<T>& row) { row.run(r, control); });
         },
         [&] { control.stopped(); });
 }

@@ -42,7 +42,7 @@ template <class T> class DeltaChunk {
         near_e = arena.take<T>(s.rows * s.ds);
         far_e = arena.take<T>(s.rows * s.ds);
         scaled = arena.take<T>(s.rows * s.ds);
-        total = arena.take<T>(s.ds);
+        totals = arena.take<T>(CHUNK * s.ds);
         keep_feature = arena.take<T>(s.ds);
         add_feature = arena.take<T>(s.ds);
     }
@@ -57,10 +57,11 @@ template <class T> class DeltaChunk {
     T *read_k, *look_k, *read_x, *look_x;  // e·k, q·k, e·(−x) and q·(−x) with their decays, below the diagonal
     T *lanes_k, *lanes_x;  // tokens in lanes; after `form`, k_s e^{b − b_s} but for add_feature
     T *far_q, *far_e;      // q_t and e_t, where decays are those of features times e^{b_t}
-    // Decays of features. Of a token: e^{b_t − b_a} and its inverse; of a span: e^{b_a} over that of the
-    // span before; e^b, and e^{b − b_a} of the last span.
+    // Decays of features. Of a token: e^{b_t − b_a} and its inverse; of a span: e^{b_a}, also over
+    // that of the span before; of the chunk: e^b, and e^{b − b_a} of the last span.
     std::vector<Span> spans;
-    T *up = nullptr, *down = nullptr, *ratio = nullptr, *near_q = nullptr, *near_e = nullptr;
+    T *up = nullptr, *down = nullptr, *ratio = nullptr, *totals = nullptr;
+    T *near_q = nullptr, *near_e = nullptr;
     T *keep_feature = nullptr, *add_feature = nullptr;
 
     int64_t count() const { return tokens.count; }
@@ -70,14 +71,41 @@ template <class T> class DeltaChunk {
     void form(int64_t row, int64_t t, int64_t n, bool looks) {
         tokens.load(row, t, n);
         if (!tokens.any) return;
-        if (s.by_feature) return by_feature(looks);
-        by_token();
-        put_lanes(tokens.k, 0, n, lanes_k);
-        if (s.erases) put_lanes(tokens.x, 0, n, lanes_x);
-        triangles(tokens.e, tokens.q, 0, n, looks);
-        if (!s.by_token) return;
-        scale_lanes(lanes_k);
-        if (s.erases) scale_lanes(lanes_x);
+        if (s.by_feature) {
+            by_feature(looks);
+        } else {
+            by_token();
+            put_lanes(tokens.k, 0, n, lanes_k);
+            if (s.erases) put_lanes(tokens.x, 0, n, lanes_x);
+            triangles(tokens.e, tokens.q, 0, n, looks);
+            if (s.by_token) scale_lanes(lanes_k);
+            if (s.by_token && s.erases) scale_lanes(lanes_x);
+        }
+        for (T* lanes : {lanes_k, lanes_x})
+            for (int64_t f = 0; f < s.d && n < rows(); ++f)
+                std::fill(lanes + f * s.Cp + n, lanes + f * s.Cp + rows(), T(0));
+    }
+
+    // out(i, j) = x_i · lanes_j, for rows from … to and j ≤ i (strict: j < i), times the decay of tokens
+    // between them. x are rows of so many numbers.
+    void triangle(const T* x, int64_t numbers, int64_t stride, const T* lanes, T* out, int64_t from, int64_t to,
+                  bool strict) const {
+        even_rows(even(to - from), [&](auto r, int64_t at) {
+            constexpr int R = decltype(r)::value;
+            const int64_t i = from + at;
+            // Rows are used in other tiles than these, which may look further right.
+            for (int64_t j = 0; j < std::min(i + R + TILE_ROWS, s.Cp); j += s.W) {
+                Tile<T, R, TILE_VECS> tile;
+                tile.clear();
+                if (j < i + R) tile.add(x + i * stride, stride, 1, lanes + j, s.Cp, numbers);
+                if (s.by_token && j < i + R)
+                    tile.change([&](Vec<T> y, int a, int c) __attribute__((always_inline)) {
+                        return y * KT_ISA::load(between + (i + a) * s.Cp + j + c);
+                    });
+                tile.keep_lower(strict ? i - 1 : i, j);
+                tile.store(out + i * s.Cp + j, s.Cp);
+            }
+        });
     }
 
   private:
@@ -116,47 +144,28 @@ template <class T> class DeltaChunk {
 
     // Rows from … to of the triangles, by tokens e and q as they are factored there.
     void triangles(const T* e, const T* q, int64_t from, int64_t to, bool looks) {
-        triangle(e, lanes_k, read_k, from, to, true);
-        if (s.erases) triangle(e, lanes_x, read_x, from, to, true);
-        if (looks) triangle(q, lanes_k, look_k, from, to, false);
-        if (looks && s.erases) triangle(q, lanes_x, look_x, from, to, false);
-    }
-
-    void triangle(const T* x, const T* lanes, T* out, int64_t from, int64_t to, bool strict) {
-        even_rows(even(to - from), [&](auto r, int64_t at) {
-            constexpr int R = decltype(r)::value;
-            const int64_t i = from + at;
-            // Rows are used in other tiles than these, which may look further right.
-            for (int64_t j = 0; j < std::min(i + R + TILE_ROWS, s.Cp); j += s.W) {
-                Tile<T, R, TILE_VECS> tile;
-                tile.clear();
-                if (j < i + R) tile.add(x + i * s.ds, s.ds, 1, lanes + j, s.Cp, s.d);
-                if (s.by_token && j < i + R)
-                    tile.change([&](Vec<T> y, int a, int c) __attribute__((always_inline)) {
-                        return y * KT_ISA::load(between + (i + a) * s.Cp + j + c);
-                    });
-                tile.keep_lower(strict ? i - 1 : i, j);
-                tile.store(out + i * s.Cp + j, s.Cp);
-            }
-        });
+        triangle(e, s.d, s.ds, lanes_k, read_k, from, to, true);
+        if (s.erases) triangle(e, s.d, s.ds, lanes_x, read_x, from, to, true);
+        if (looks) triangle(q, s.d, s.ds, lanes_k, look_k, from, to, false);
+        if (looks && s.erases) triangle(q, s.d, s.ds, lanes_x, look_x, from, to, false);
     }
 
     void by_feature(bool looks) {
         const int64_t n = count(), ds = s.ds;
         find_spans();
-        std::fill(total, total + ds, T(1));
         for (std::size_t i = 0; i < spans.size(); ++i) {
             const auto [a, z] = spans[i];
             const T* rate = ratio + int64_t(i) * ds;
+            T* total = totals + int64_t(i) * ds;
             for (int64_t f = 0; f < ds; f += LANES<T>)
-                store(total + f, KT_ISA::load(total + f) * KT_ISA::load(rate + f));
+                store(total + f, i ? KT_ISA::load(total - ds + f) * KT_ISA::load(rate + f) : KT_ISA::load(rate + f));
             for (int64_t f = 0; f < s.d && a > 0; ++f) {
                 for (int64_t j = 0; j < a; j += LANES<T>) {  // those from a on are written next
                     store(lanes_k + f * s.Cp + j, KT_ISA::load(lanes_k + f * s.Cp + j) * rate[f]);
                     if (s.erases) store(lanes_x + f * s.Cp + j, KT_ISA::load(lanes_x + f * s.Cp + j) * rate[f]);
                 }
             }
-            factor_span(a, z);
+            factor_span(a, z, total);
             product(tokens.k, down, a, z, scaled);
             put_lanes(scaled, a, z, lanes_k);
             if (s.erases) {
@@ -168,7 +177,7 @@ template <class T> class DeltaChunk {
         for (int64_t f = 0; f < ds; f += LANES<T>) {
             const Vec<T> last = KT_ISA::load(up + (n - 1) * ds + f);
             store(add_feature + f, last);
-            store(keep_feature + f, last * KT_ISA::load(total + f));
+            store(keep_feature + f, last * KT_ISA::load(totals + int64_t(spans.size() - 1) * ds + f));
         }
         for (T* y : {far_e, far_q}) std::fill(y + n * ds, y + std::min(n + MARGIN, s.rows) * ds, T(0));
     }
@@ -204,7 +213,7 @@ template <class T> class DeltaChunk {
     }
 
     // up, down, and the tokens of a span.
-    void factor_span(int64_t a, int64_t z) {
+    void factor_span(int64_t a, int64_t z, const T* total) {
         const int64_t ds = s.ds;
         for (int64_t i = a; i < z; ++i)
             for (int64_t f = 0; f < ds; f += LANES<T>) {
@@ -227,7 +236,7 @@ template <class T> class DeltaChunk {
             store(out + i, KT_ISA::load(x + i) * KT_ISA::load(y + i));
     }
 
-    T *total = nullptr, *scaled = nullptr;
+    T* scaled = nullptr;
 };
 
 }  // namespace KT_ISA

@@ -22,14 +22,26 @@ template <class T> class DeltaState {
         std::fill(bad.begin(), bad.end(), 0);
     }
 
-    // From and to (d, M). A column that is not finite there is bad, and 0 here.
-    void read(const T* from) {
-        clear();
-        if (!from) return;
+    // From and to (d, M).
+    void take(const T* from) {
         for (int64_t c = 0; c < s.M; c += s.W) {
             const int64_t w = std::min<int64_t>(s.W, s.M - c);
             for (int64_t i = 0; i < s.d; ++i) std::copy(from + i * s.M + c, from + i * s.M + c + w, panel(c) + i * s.W);
         }
+    }
+
+    void give(T* to) const {
+        for (int64_t c = 0; c < s.M; c += s.W) {
+            const int64_t w = std::min<int64_t>(s.W, s.M - c);
+            for (int64_t i = 0; i < s.d; ++i) std::copy(panel(c) + i * s.W, panel(c) + i * s.W + w, to + i * s.M + c);
+        }
+    }
+
+    // The same for a state of the caller, null for 0. A column that is not finite there is bad, and 0 here.
+    void read(const T* from) {
+        clear();
+        if (!from) return;
+        take(from);
         if (all_finite(data, s.dr * s.Mp)) return;
         for (int64_t c = 0; c < s.M; ++c) {
             T* column = panel(c / s.W * s.W) + c % s.W;
@@ -39,10 +51,7 @@ template <class T> class DeltaState {
     }
 
     void write(T* to) const {
-        for (int64_t c = 0; c < s.M; c += s.W) {
-            const int64_t w = std::min<int64_t>(s.W, s.M - c);
-            for (int64_t i = 0; i < s.d; ++i) std::copy(panel(c) + i * s.W, panel(c) + i * s.W + w, to + i * s.M + c);
-        }
+        give(to);
         for (int64_t c = 0; c < s.M; ++c)
             for (int64_t i = 0; i < s.d && bad[std::size_t(c)]; ++i)
                 to[i * s.M + c] = std::numeric_limits<T>::quiet_NaN();
@@ -74,7 +83,7 @@ template <class T> class DeltaPanel {
 #pragma GCC unroll 4
                 for (int j = 0; j < TILE_VECS; ++j) {
                     Vec<T> y = z.acc[a][j];
-                    if (!s.erases) y = load(tokens.v + (i + a) * s.Mp + c + j * LANES<T>) - y;
+                    if (!s.erases) y = load(tokens.v + (i + a) * s.Ms + c + j * LANES<T>) - y;
                     if (plain) store(plain + (i + a) * stride + j * LANES<T>, y);
                     y *= beta;
                     check += y * T(0);
@@ -112,8 +121,7 @@ template <class T> class DeltaPanel {
             if (s.by_feature)
                 sum.each([&](int a, int j) __attribute__((always_inline)) {
                     T* to = at + a * W + j * LANES<T>;
-                    const int64_t feature = std::min(f + a, s.ds - 1);
-                    store(to, load(to) * chunk.keep_feature[feature] + sum.acc[a][j] * chunk.add_feature[feature]);
+                    store(to, load(to) * chunk.keep_feature[f + a] + sum.acc[a][j] * chunk.add_feature[f + a]);
                 });
             else
                 sum.each([&](int a, int j) __attribute__((always_inline)) {
@@ -140,7 +148,7 @@ template <class T> class DeltaRow {
   public:
     explicit DeltaRow(const DeltaSizes<T>& s)
         : s(s), p(s.p), chunk(s, arena), state(s, arena), panel(chunk), u(arena.take<T>(s.rows * s.W)),
-          w(arena.take<T>(s.rows * s.W)), out(arena.take<T>(s.rows * s.Mp)) {}
+          w(arena.take<T>(s.rows * s.W)), out(arena.take<T>(s.rows * s.Ms)) {}
 
     void run(int64_t r, Control& control) {
         T* given = p.state ? static_cast<T*>(p.state) + r * s.d * s.M : nullptr;
@@ -170,14 +178,14 @@ template <class T> class DeltaRow {
         T* S = state.panel(c);
         if (s.erases) written(c);
         if (!panel.solve(S, c, w, u, s.W, nullptr)) spoil(c);
-        panel.look(S, w, u, s.W, out + c, s.Mp);
+        panel.look(S, w, u, s.W, out + c, s.Ms);
         if (!last) panel.advance(S, w, u, s.W);
     }
 
     void written(int64_t c) {
         for (int64_t i = 0; i < chunk.rows(); ++i)
             for (int64_t j = 0; j < s.W; j += LANES<T>)
-                store(w + i * s.W + j, load(chunk.tokens.v + i * s.Mp + c + j) * chunk.tokens.beta[i]);
+                store(w + i * s.W + j, load(chunk.tokens.v + i * s.Ms + c + j) * chunk.tokens.beta[i]);
     }
 
     // Numbers that were too large: their columns are NaN from there on.
@@ -202,7 +210,7 @@ template <class T> class DeltaRow {
             state.bad[std::size_t(c)] |= from < n;
         }
         for (int64_t i = 0; i < n; ++i) {
-            T* o = out + i * s.Mp;
+            T* o = out + i * s.Ms;
             if (tokens.hidden[std::size_t(i)]) std::fill(o, o + s.M, T(0));
             else if (tokens.bad_q[std::size_t(i)]) std::fill(o, o + s.M, std::numeric_limits<T>::quiet_NaN());
             else

@@ -19,24 +19,34 @@ template <class F> KT_INLINE void even_rows(int64_t rows, F&& f) {
     for (int64_t i = 0; i < sixes; ++i) f(std::integral_constant<int, 6>{}, 6 * i);
     for (int64_t i = 0; i < fours; ++i) f(std::integral_constant<int, 4>{}, 6 * sixes + 4 * i);
 }
+// The same, from the last tile to the first.
+template <class F> KT_INLINE void even_rows_back(int64_t rows, F&& f) {
+    const int64_t fours = rows % 6 == 0 ? 0 : rows % 6 == 4 ? 1 : 2, sixes = (rows - 4 * fours) / 6;
+    for (int64_t i = fours; i-- > 0;) f(std::integral_constant<int, 4>{}, 6 * sixes + 4 * i);
+    for (int64_t i = sixes; i-- > 0;) f(std::integral_constant<int, 6>{}, 6 * i);
+}
 inline int64_t even(int64_t rows) { return rows < 4 ? 4 : rows + rows % 2; }
 
 template <class T> struct DeltaSizes {
     static constexpr int64_t W = TILE_COLUMNS<T>;  // columns of a panel
     const DeltaRule& p;
     const int64_t d, M;
-    const int64_t ds;  // d in whole tiles: numbers from one token to the next
-    const int64_t dr;  // d in even rows
-    const int64_t Mp;  // M in whole tiles
+    const int64_t dp, Mp;  // d and M in whole tiles
+    const int64_t ds, Ms;  // numbers from one token to the next
+    const int64_t dr;      // d in even rows
     const int64_t Cp = round_up(CHUNK, W);
     const int64_t rows = CHUNK + MARGIN;
     const bool by_token, by_feature;
     const bool erases, reads;  // x and e are given
 
     explicit DeltaSizes(const DeltaRule& p)
-        : p(p), d(p.inputs), M(p.width), ds(round_up(d, W)), dr(even(d)), Mp(round_up(M, W)),
+        : p(p), d(p.inputs), M(p.width), dp(round_up(d, W)), Mp(round_up(M, W)), ds(apart(dp)),
+          Ms(apart(Mp)), dr(even(d)),
           by_token(p.log_decay.data && p.decay_width == 1 && d > 0),
           by_feature(p.log_decay.data && p.decay_width > 1), erases(p.erase.data), reads(p.read.data) {}
+
+    // Tokens whose distance is a power of 2 would push each other out of the cache.
+    static int64_t apart(int64_t width) { return width % 64 ? width : width + W; }
 
     bool hidden(int64_t row, int64_t t) const { return p.mask.data && !*p.mask.at(row, t); }
     bool restarts(int64_t row, int64_t t) const { return p.restart.data && *p.restart.at(row, t); }
@@ -115,14 +125,14 @@ template <class T> KT_INLINE void multiply(T* x, T factor, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES<T>) store(x + i, load(x + i) * factor);
 }
 
-// The tokens of a chunk, in rows of `ds` numbers (v: Mp), 0 where they are hidden, where a number is not
+// The tokens of a chunk, in rows of `ds` numbers (v: Ms), 0 where they are hidden, where a number is not
 // finite, and after the last.
 template <class T> class DeltaTokens {
   public:
     DeltaTokens(const DeltaSizes<T>& s, Arena& arena)
         : q(arena.take<T>(s.rows * s.ds)), k(arena.take<T>(s.rows * s.ds)),
           e(s.reads ? arena.take<T>(s.rows * s.ds) : k), x(s.erases ? arena.take<T>(s.rows * s.ds) : k),
-          v(arena.take<T>(s.rows * s.Mp)), g(s.by_feature ? arena.take<T>(s.rows * s.ds) : nullptr),
+          v(arena.take<T>(s.rows * s.Ms)), g(s.by_feature ? arena.take<T>(s.rows * s.ds) : nullptr),
           beta(arena.take<T>(s.rows)), decay(arena.take<double>(s.rows)), root_q(arena.take<T>(s.rows)),
           root_k(arena.take<T>(s.rows)), s(s), p(s.p), hidden(std::size_t(s.rows)), bad_q(std::size_t(s.rows)),
           from(std::size_t(s.Mp)) {}
@@ -160,7 +170,7 @@ template <class T> class DeltaTokens {
     void clear(int64_t i) {
         for (T* y : {q, k, e, x, g})
             if (y) std::fill(y + i * s.ds, y + (i + 1) * s.ds, T(0));
-        std::fill(v + i * s.Mp, v + (i + 1) * s.Mp, T(0));
+        std::fill(v + i * s.Ms, v + (i + 1) * s.Ms, T(0));
         beta[i] = root_q[i] = root_k[i] = 0;
         decay[i] = 0;
     }
@@ -195,7 +205,7 @@ template <class T> class DeltaTokens {
             std::fill(g + i * ds + s.d, g + (i + 1) * ds, T(0));
             fine &= look(g + i * ds, ds).finite;
         }
-        if (!fetch(p.v, row, t + i, s.M, s.Mp, v + i * s.Mp).finite) spoil_values(i);
+        if (!fetch(p.v, row, t + i, s.M, s.Ms, v + i * s.Ms).finite) spoil_values(i);
         if (!q_fine) {
             bad_q[std::size_t(i)] = 1;
             std::fill(q + i * ds, q + (i + 1) * ds, T(0));
@@ -210,8 +220,8 @@ template <class T> class DeltaTokens {
 
     void spoil_values(int64_t i) {
         for (int64_t c = 0; c < s.M; ++c)
-            if (!std::isfinite(v[i * s.Mp + c])) {
-                v[i * s.Mp + c] = 0;
+            if (!std::isfinite(v[i * s.Ms + c])) {
+                v[i * s.Ms + c] = 0;
                 from[std::size_t(c)] = std::min(from[std::size_t(c)], i);
             }
     }

@@ -1,0 +1,308 @@
+// The gradient of a chunk (delta_chunk.h), given those of its outputs, o', and of the state after it, G.
+// From the last token to the first,
+//
+//     u'_s = Σ_{t≥s} (q_t·k_s e^{b_t − b_s}) o'_t + k_s e^{b − b_s} G + Σ_{t>s} (e_t·k_s e^{b_t − b_s}) z'_t,
+//     z'_t = −β_t u'_t,    G ← e^b G + Σ_t q_t e^{b_t} o'_tᵀ + Σ_t e_t e^{b_t} z'_tᵀ.
+//
+// The triangles have gradients z'_t·u_s and o'_t·u_s, from which those of e, q and k follow. b_t is in
+// the factor of e_t and q_t, and −b_s in that of k_s, so that b'_t = e e' + q q' − k k', and the b of the
+// chunk's end adds Σ S G of the state there.
+#pragma once
+
+#include "delta_row.h"
+
+namespace kt {
+namespace KT_ISA {
+
+template <class T> class DeltaAdjoint {
+  public:
+    static constexpr int64_t W = TILE_COLUMNS<T>;
+    template <int R> using Rows = Tile<T, R, TILE_VECS>;
+
+    DeltaAdjoint(const DeltaSizes<T>& s, const DeltaChunk<T>& chunk, Arena& arena)
+        : w(nullptr), u(arena.take<T>(s.rows * s.Ms)), plain(arena.take<T>(s.rows * s.Ms)), d_out(arena.take<T>(s.rows * s.Ms)),
+          d_z(arena.take<T>(s.rows * s.Ms)), d_w(s.erases ? arena.take<T>(s.rows * s.Ms) : nullptr),
+          d_q(arena.take<T>(s.rows * s.ds)), d_e(arena.take<T>(s.rows * s.ds)), d_x(arena.take<T>(s.rows * s.ds)),
+          d_k(s.erases ? arena.take<T>(s.rows * s.ds) : d_x), d_beta(arena.take<T>(s.rows)),
+          tail(arena.take<T>(s.ds)), s(s), chunk(chunk), tokens(chunk.tokens),
+          far_out(s.by_token ? arena.take<T>(s.rows * s.Ms) : d_out),
+          far_z(s.by_token ? arena.take<T>(s.rows * s.Ms) : d_z), by_beta(arena.take<T>(s.rows * LANES<T>)),
+          scaled_G(arena.take<T>(s.dr * W)), turned_G(arena.take<T>(s.dp * s.Mp)), lanes(arena.take<T>(s.Mp * s.Cp + W)),
+          read_x(arena.take<T>(s.rows * s.Cp)), look_x(arena.take<T>(s.rows * s.Cp)),
+          read_k(s.erases ? arena.take<T>(s.rows * s.Cp) : read_x),
+          look_k(s.erases ? arena.take<T>(s.rows * s.Cp) : look_x) {
+        w = s.erases ? arena.take<T>(s.rows * s.Ms) : u;
+        if (!s.by_feature) return;
+        scaled_x = arena.take<T>(s.rows * s.ds);
+        scaled_k = s.erases ? arena.take<T>(s.rows * s.ds) : scaled_x;
+    }
+
+    T* w;                  // rows β v, or U where there are no erase vectors
+    T *u, *plain;          // given: U, and U without β
+    T* d_out;              // given: o', 0 where hidden
+    T *d_z, *d_w;          // z', and w' where there are erase vectors
+    T *d_q, *d_e, *d_x, *d_k;  // of q times `scale`, and of −x
+    T* d_beta;
+    T* tail;               // what the b of the chunk's end adds, of every feature
+
+    // G goes from after the chunk to before it. `turned` is the state before the chunk, transposed, in
+    // panels; null if it is 0.
+    void run(DeltaState<T>& G, const T* turned) {
+        const int64_t rows = chunk.rows();
+        turn(G.data, turned_G);
+        std::fill(by_beta, by_beta + rows * LANES<T>, T(0));
+        form_written();
+        if (s.by_token) by_rows_of(d_out, chunk.enter, far_out);
+        for (int64_t c = 0; c < s.Mp; c += W) values(G.panel(c), c);
+        for (int64_t i = 0; i < rows; ++i) d_beta[i] = sum<T>(load(by_beta + i * LANES<T>));
+        triangles();
+        std::fill(tail, tail + s.ds, T(0));
+        s.by_feature ? features_by_span(turned) : features(turned);
+        end_of_chunk(turned);
+    }
+
+    // w = β v, where there are erase vectors.
+    void form_written() {
+        if (s.erases) by_rows_of(tokens.v, tokens.beta, w);
+    }
+
+    // A state in panels, (Mp / W, dr, W), to its transpose in panels, (dp / W, Mp, W).
+    void turn(const T* from, T* to) const {
+        for (int64_t c = 0; c < s.Mp; c += LANES<T>)
+            for (int64_t f = 0; f < s.dp; f += LANES<T>) {
+                Vec<T> row[LANES<T>];
+#pragma GCC unroll 16
+                for (int a = 0; a < LANES<T>; ++a)
+                    row[a] = f + a < s.dr ? load(from + c / W * W * s.dr + (f + a) * W + c % W) : Vec<T>{};
+                transpose<T>(row);
+#pragma GCC unroll 16
+                for (int a = 0; a < LANES<T>; ++a) store(to + f / W * W * s.Mp + (c + a) * W + f % W, row[a]);
+            }
+    }
+
+  private:
+    // out_i = factor_i x_i, of values.
+    void by_rows_of(const T* x, const T* factor, T* out) const {
+        for (int64_t i = 0; i < chunk.rows(); ++i)
+            for (int64_t c = 0; c < s.Mp; c += LANES<T>)
+                store(out + i * s.Ms + c, load(x + i * s.Ms + c) * factor[i]);
+    }
+
+    void values(T* G, int64_t c) {
+        const int64_t n = chunk.count(), Cp = s.Cp, Ms = s.Ms;
+        const T* after = G;
+        if (s.by_feature) {
+            for (int64_t f = 0; f < s.dr; ++f)
+                for (int64_t j = 0; j < W; j += LANES<T>)
+                    store(scaled_G + f * W + j, load(G + f * W + j) * chunk.add_feature[f]);
+            after = scaled_G;
+        }
+        const T sign = s.erases ? T(1) : T(-1);
+        even_rows_back(chunk.rows(), [&](auto r, int64_t i) {
+            constexpr int R = decltype(r)::value;
+            Rows<R> y;
+            y.clear();
+            y.add(chunk.lanes_x + i, 1, Cp, after, W, s.d);
+            y.add(chunk.look_x + i * Cp + i, 1, Cp, d_out + i * Ms + c, Ms, n - i);
+            y.add(chunk.read_x + (i + R) * Cp + i, 1, Cp, d_z + (i + R) * Ms + c, Ms, n - i - R);
+            const T* own = chunk.read_x + i * Cp + i;
+#pragma GCC unroll 6
+            for (int a = R - 1; a >= 0; --a) {
+                const T beta = sign * tokens.beta[i + a];
+                Vec<T> total = load(by_beta + (i + a) * LANES<T>);
+#pragma GCC unroll 4
+                for (int j = 0; j < TILE_VECS; ++j) {
+                    total += y.acc[a][j] * load(plain + (i + a) * Ms + c + j * LANES<T>);
+                    y.acc[a][j] *= beta;
+#pragma GCC unroll 6
+                    for (int e = 0; e < a; ++e) y.acc[e][j] += own[a * Cp + e] * y.acc[a][j];
+                }
+                store(by_beta + (i + a) * LANES<T>, total);
+            }
+            y.store(d_z + i * Ms + c, Ms);
+            if (!s.by_token) return;
+            y.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) { return x * chunk.enter[i + a]; });
+            y.store(far_z + i * Ms + c, Ms);
+        });
+        if (s.erases) writes(after, c);
+        even_rows(s.dr, [&](auto r, int64_t f) {
+            constexpr int R = decltype(r)::value;
+            Rows<R> sum;
+            sum.clear();
+            sum.add(chunk.far_q + f, 1, s.ds, far_out + c, Ms, n);
+            sum.add(chunk.far_e + f, 1, s.ds, far_z + c, Ms, n);
+            sum.each([&](int a, int j) __attribute__((always_inline)) {
+                T* to = G + (f + a) * W + j * LANES<T>;
+                store(to, load(to) * (s.by_feature ? chunk.keep_feature[f + a] : chunk.keep) + sum.acc[a][j]);
+            });
+        });
+    }
+
+    // w', where there are erase vectors.
+    void writes(const T* after, int64_t c) {
+        const int64_t n = chunk.count(), Cp = s.Cp, Ms = s.Ms;
+        even_rows(chunk.rows(), [&](auto r, int64_t i) {
+            constexpr int R = decltype(r)::value;
+            Rows<R> y;
+            y.clear();
+            y.add(chunk.lanes_k + i, 1, Cp, after, W, s.d);
+            y.add(chunk.look_k + i * Cp + i, 1, Cp, d_out + i * Ms + c, Ms, n - i);
+            y.add(chunk.read_k + i * Cp + i, 1, Cp, d_z + i * Ms + c, Ms, n - i);
+            y.each([&](int a, int j) __attribute__((always_inline)) {
+                T* total = by_beta + (i + a) * LANES<T>;
+                store(total, load(total) + y.acc[a][j] * load(tokens.v + (i + a) * Ms + c + j * LANES<T>));
+            });
+            y.store(d_w + i * Ms + c, Ms);
+        });
+    }
+
+    // z'_t·u_s and o'_t·u_s, with the decays of tokens.
+    void triangles() {
+        const int64_t n = chunk.count();
+        to_lanes(u, s.Ms, n, n, s.M, lanes, s.Cp);
+        chunk.triangle(d_z, s.M, s.Ms, lanes, read_x, 0, n, true);
+        chunk.triangle(d_out, s.M, s.Ms, lanes, look_x, 0, n, false);
+        if (!s.erases) return;
+        to_lanes(w, s.Ms, n, n, s.M, lanes, s.Cp);
+        chunk.triangle(d_z, s.M, s.Ms, lanes, read_k, 0, n, true);
+        chunk.triangle(d_out, s.M, s.Ms, lanes, look_k, 0, n, false);
+    }
+
+    // f(tile rows, first token, first feature) for all tiles of the tokens from … to.
+    template <class F> KT_INLINE void tiles(int64_t from, int64_t to, F&& f) const {
+        for (int64_t j = 0; j < s.dp; j += W)
+            even_rows(even(to - from), [&](auto r, int64_t i) { f(r, from + i, j); });
+    }
+
+    template <int R> KT_INLINE void by_state(Rows<R>& y, const T* x, const T* turned, int64_t i, int64_t j) const {
+        y.clear();
+        if (turned) y.add(x + i * s.Ms, s.Ms, 1, turned + j * s.Mp, W, s.M);
+    }
+
+    void features(const T* turned) {
+        const int64_t n = chunk.count(), ds = s.ds, Cp = s.Cp;
+        tiles(0, n, [&](auto r, int64_t i, int64_t j) {
+            constexpr int R = decltype(r)::value;
+            Rows<R> y;
+            auto query = [&](const T* far, const T* by_x, const T* by_k, T* out) __attribute__((always_inline)) {
+                by_state(y, far, turned, i, j);
+                y.add(by_x + i * Cp, Cp, 1, tokens.x + j, ds, std::min(i + R, n));
+                if (s.erases) y.add(by_k + i * Cp, Cp, 1, tokens.k + j, ds, std::min(i + R, n));
+                y.store(out + i * ds + j, ds);
+            };
+            query(far_z, read_x, read_k, d_e);
+            query(far_out, look_x, look_k, d_q);
+            auto key = [&](const T* written, const T* x, const T* by_e, const T* by_q, T* out) __attribute__((always_inline)) {
+                by_state(y, written, turned_G, i, j);
+                y.each([&](int a, int v) __attribute__((always_inline)) {
+                    if (s.by_token) y.acc[a][v] *= chunk.leave[std::min(i + a, Cp - 1)];
+                    T* to = tail + j + v * LANES<T>;
+                    if (s.by_token) store(to, load(to) + y.acc[a][v] * load(x + (i + a) * ds + j + v * LANES<T>));
+                });
+                y.add(by_e + i * Cp + i, 1, Cp, tokens.e + i * ds + j, ds, n - i);
+                y.add(by_q + i * Cp + i, 1, Cp, tokens.q + i * ds + j, ds, n - i);
+                y.store(out + i * ds + j, ds);
+            };
+            key(u, tokens.x, read_x, look_x, d_x);
+            if (s.erases) key(w, tokens.k, read_k, look_k, d_k);
+        });
+    }
+
+    // The same with decays of features. In a span, e'_t = e^{b_t − b_a} (e^{b_a} z'_t Sᵀ + Σ_s … x_s e^{b_a − b_s}),
+    // with the second factor in scaled_x; and x'_s adds up, from the last span to the first, in units of
+    // e^{b_a − b_s}.
+    void features_by_span(const T* turned) {
+        const int64_t ds = s.ds, Cp = s.Cp;
+        const int64_t count = int64_t(chunk.spans.size());
+        for (int64_t k = 0; k < count; ++k) {
+            const auto [a, z] = chunk.spans[std::size_t(k)];
+            const T *rate = chunk.ratio + k * ds, *total = chunk.totals + k * ds;
+            scale_span(tokens.x, rate, a, z, scaled_x);
+            if (s.erases) scale_span(tokens.k, rate, a, z, scaled_k);
+            const int64_t end = z;
+            tiles(a, z, [&](auto r, int64_t i, int64_t j) {
+                constexpr int R = decltype(r)::value;
+                Rows<R> y;
+                auto query = [&](const T* far, const T* by_x, const T* by_k, T* out) __attribute__((always_inline)) {
+                    by_state(y, far, turned, i, j);
+                    y.change([&](Vec<T> x, int, int v) __attribute__((always_inline)) { return x * load(total + j + v); });
+                    y.add(by_x + i * Cp, Cp, 1, scaled_x + j, ds, std::min(i + R, end));
+                    if (s.erases) y.add(by_k + i * Cp, Cp, 1, scaled_k + j, ds, std::min(i + R, end));
+                    y.change([&](Vec<T> x, int b, int v) __attribute__((always_inline)) {
+                        return i + b < end ? x * load(chunk.up + (i + b) * ds + j + v) : Vec<T>{};
+                    });
+                    y.store(out + i * ds + j, ds);
+                };
+                query(d_z, read_x, read_k, d_e);
+                query(d_out, look_x, look_k, d_q);
+            });
+        }
+        keys_by_span(u, scaled_x, read_x, look_x, d_x);
+        if (s.erases) keys_by_span(w, scaled_k, read_k, look_k, d_k);
+    }
+
+    void scale_span(const T* x, const T* rate, int64_t a, int64_t z, T* out) const {
+        for (int64_t i = 0; i < z; ++i)
+            for (int64_t f = 0; f < s.dp; f += LANES<T>) {
+                const int64_t at = i * s.ds + f;
+                store(out + at, i < a ? load(out + at) * load(rate + f) : load(x + at) * load(chunk.down + at));
+            }
+    }
+
+    void keys_by_span(const T* written, const T* scaled, const T* by_e, const T* by_q, T* out) {
+        const int64_t n = chunk.count(), ds = s.ds, Cp = s.Cp;
+        tiles(0, n, [&](auto r, int64_t i, int64_t j) {
+            constexpr int R = decltype(r)::value;
+            Rows<R> y;
+            by_state(y, written, turned_G, i, j);
+            y.each([&](int a, int v) __attribute__((always_inline)) {
+                const int64_t f = j + v * LANES<T>;
+                y.acc[a][v] *= load(chunk.add_feature + f);
+                if (i + a < n) store(tail + f, load(tail + f) + y.acc[a][v] * load(scaled + (i + a) * ds + f));
+            });
+            y.store(out + i * ds + j, ds);
+        });
+        for (int64_t k = int64_t(chunk.spans.size()) - 1; k >= 0; --k) {
+            const auto [a, z] = chunk.spans[std::size_t(k)];
+            const int64_t begin = a, end = z;
+            const T* rate = chunk.ratio + k * ds;
+            tiles(0, z, [&](auto r, int64_t i, int64_t j) {
+                constexpr int R = decltype(r)::value;
+                Rows<R> y;
+                y.load(out + i * ds + j, ds);
+                const int64_t first = std::max(i, begin);
+                y.add(by_e + first * Cp + i, 1, Cp, chunk.near_e + first * ds + j, ds, end - first);
+                y.add(by_q + first * Cp + i, 1, Cp, chunk.near_q + first * ds + j, ds, end - first);
+                y.change([&](Vec<T> x, int b, int v) __attribute__((always_inline)) {
+                    const int64_t row = i + b;
+                    if (row >= end) return x;
+                    return x * (row < begin ? load(rate + j + v) : load(chunk.down + row * ds + j + v));
+                });
+                y.store(out + i * ds + j, ds);
+            });
+        }
+    }
+
+    // The state before the chunk is in the one after it, times e^b.
+    void end_of_chunk(const T* turned) {
+        if (!turned || !(s.by_token || s.by_feature)) return;
+        for (int64_t j = 0; j < s.dp; j += LANES<T>) {
+            Vec<T> total{};
+            const int64_t at = j / W * W * s.Mp + j % W;
+            for (int64_t c = 0; c < s.Mp; ++c) total += load(turned + at + c * W) * load(turned_G + at + c * W);
+            const Vec<T> keep = s.by_feature ? load(chunk.keep_feature + j) : splat(chunk.keep);
+            store(tail + j, load(tail + j) + keep * total);
+        }
+    }
+
+    const DeltaSizes<T>& s;
+    const DeltaChunk<T>& chunk;
+    const DeltaTokens<T>& tokens;
+    T *far_out, *far_z;     // o' and z' times e^{b_t}, where decays are those of tokens
+    T *by_beta, *scaled_G, *turned_G, *lanes;
+    T *read_x, *look_x, *read_k, *look_k;  // gradients of the chunk's triangles
+    T *scaled_x = nullptr, *scaled_k = nullptr;
+};
+
+}  // namespace KT_ISA
+}  // namespace kt
