@@ -508,7 +508,7 @@ def test_training_that_was_stopped_goes_on_to_the_same_weights(
         monkeypatch.setattr(_finetune, name, 0.0)  # kept after every step
     windows, resume = cut(folders("Bert"))[:6], tmp_path / "unfinished"
     whole = kt.hf.linearize(folders("Bert"), windows, SETTING, finetune=trained)
-    take_step, taken = _finetune._Run._take_step, []
+    take_step, taken = _finetune._TuningRun._take_step, []
 
     def stop(run, ids):
         if run.step == 3:
@@ -523,10 +523,10 @@ def test_training_that_was_stopped_goes_on_to_the_same_weights(
         return kt.hf.linearize(folders("Bert"), windows, SETTING, finetune=trained, resume=resume)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_finetune._Run, "_take_step", stop)
+        patch.setattr(_finetune._TuningRun, "_take_step", stop)
         with pytest.raises(KeyboardInterrupt):
             start()
-    monkeypatch.setattr(_finetune._Run, "_take_step", count)
+    monkeypatch.setattr(_finetune._TuningRun, "_take_step", count)
     again = start()
     assert taken == [3, 4]
     assert again.tuned == whole.tuned

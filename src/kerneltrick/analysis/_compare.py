@@ -95,10 +95,12 @@ def compare(
     (['elu', 'taylor:order=2'], 128)
     """
     chosen = [read_setting(text) for text in feature_maps]
-    return _Run(data, chosen, causal, scale, seed, measure, progress, resume, executor).result()
+    return _CompareRun(
+        data, chosen, causal, scale, seed, measure, progress, resume, executor
+    ).result()
 
 
-class _Run:
+class _CompareRun:
     """One comparison: pieces of work that are done once and saved in the store."""
 
     def __init__(

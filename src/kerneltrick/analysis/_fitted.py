@@ -122,13 +122,15 @@ class FittedMaps:
         ('fitted.safetensors@window=8,sinks=2', 'fitted.safetensors')
         """
 
-        def turn(dial: Dial) -> Dial:
+        def with_tail(dial: Dial) -> Dial:
             made = {"window": dial.window, "sinks": dial.sinks, "far": dial.far, **tail}
             if not (made["window"] or made["sinks"]) and "far" not in tail:
                 made["far"] = None
             return Dial(dial.feature_map, **made)
 
-        return dataclasses.replace(self, dials={i: turn(dial) for i, dial in self.dials.items()})
+        return dataclasses.replace(
+            self, dials={i: with_tail(dial) for i, dial in self.dials.items()}
+        )
 
     def check_serves(self, data: AttentionData) -> None:
         """Raise ValueError unless there is a map for every head of `data`, of the same width.

@@ -15,7 +15,7 @@ MOST = 4  # findings
 FEW = 8  # number of heads that are listed by name
 
 
-class Verdict(NamedTuple):
+class CompareVerdict(NamedTuple):
     """A headline, and at most four findings of one or two sentences each."""
 
     headline: str
@@ -31,7 +31,7 @@ def verdict(
     names: Sequence[Sequence[str]],
     windows: Sequence[WindowCurve],
     timing: Timing | None,
-) -> Verdict:
+) -> CompareVerdict:
     """Say which map comes closest, what a cheap one loses, where to keep softmax, and the speed.
 
     `names` are the names of the heads of each layer.
@@ -47,18 +47,18 @@ def verdict(
     findings = [quality, features, lost, needed, "" if timing is None else _gain(timing)]
     if len(list(filter(None, findings))) > MOST:
         findings[2:4] = [_sentences(lost, needed)]
-    return Verdict(_closest(best), tuple(filter(None, findings)))
+    return CompareVerdict(_closest(best), tuple(filter(None, findings)))
 
 
 def _sentences(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _nothing_to_judge(reports: Sequence[MapReport]) -> Verdict:
+def _nothing_to_judge(reports: Sequence[MapReport]) -> CompareVerdict:
     if all(math.isnan(r.summary.mse) for r in reports):
         finding = "In every row of every map the weights sum to 0."
-        return Verdict("No map has an output on this data.", (finding,))
-    return Verdict(
+        return CompareVerdict("No map has an output on this data.", (finding,))
+    return CompareVerdict(
         "The output of softmax is 0 in every head, so relative errors are undefined.",
         ("This happens if all values are 0. The weights are still compared.",),
     )

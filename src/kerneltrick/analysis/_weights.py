@@ -74,7 +74,7 @@ class WeightTotals:
     """Sums over blocks that make up a `WeightComparison`."""
 
     def __init__(self) -> None:
-        self.moments = _Moments()
+        self.moments = _WeightMoments()
         self.squares = self.largest = self.variation = 0.0
         self.divergence = self.entropy = self.softmax_entropy = self.shared = 0.0
         self.hits = self.rows = self.undefined = self.long_rows = 0
@@ -152,7 +152,7 @@ class WeightTotals:
         )
 
 
-class _Moments:
+class _WeightMoments:
     """Count, means and centred second moments of pairs, merged block by block.
 
     Chan, Golub & LeVeque 1983, Eq. 2.1: no difference of large sums, so nothing cancels.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,12 @@ class VanishingNormalizerError(ZeroDivisionError):
 
 
 class Inputs(NamedTuple):
-    """q (..., H·g, n_q, d), k (..., H, n, d), v (..., H, n, M), always with a head axis."""
+    """q, k and v, always with a head axis."""
 
     xp: Namespace
-    q: Array
-    k: Array
-    v: Array
+    q: Annotated[Array, "(..., H·g, n_q, d)"]
+    k: Annotated[Array, "(..., H, n, d)"]
+    v: Annotated[Array, "(..., H, n, M)"]
     headless: bool  # the caller gave (n, d) arrays
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 
@@ -138,7 +138,13 @@ class Decoder:
             call.rule, call.data, self._given.name, self._sums, self._scales, self._total, bad
         )
 
-    def step(self, q: Array, k: Array, v: Array, log_decay: Any = None) -> Array:
+    def step(
+        self,
+        q: Annotated[Array, "(..., H_q, d)"],
+        k: Annotated[Array, "(..., H, d)"],
+        v: Annotated[Array, "(..., H, M)"],
+        log_decay: Annotated[Any, "(), (..., H) or (..., H, m)"] = None,
+    ) -> Annotated[Array, "(..., H_q, M)"]:
         """The next token: q (..., H_q, d), k (..., H, d), v (..., H, M) → output (..., H_q, M)."""
         arrays = [x if type(x) is np.ndarray else _values(x) for x in (q, k, v)]
         for x, shape in zip(arrays, self._shapes, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -21,16 +21,16 @@ Weigh = Callable[[DenseRows], Array]
 
 
 def softmax_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
     *,
     causal: bool = False,
     scale: float | None = None,
     temperature: float = 1.0,
-    mask: Array | None = None,
-    query_mask: Array | None = None,
-    segment_ids: Array | None = None,
+    mask: Annotated[Array | None, "bool (..., H, n), (..., n) or (n,)"] = None,
+    query_mask: Annotated[Array | None, "bool (..., H_q, n_q), (..., n_q) or (n_q,)"] = None,
+    segment_ids: Annotated[Array | None, "integer (..., H, n), (..., n) or (n,)"] = None,
     window: int | None = None,
     sinks: int = 0,
     return_weights: bool = False,
@@ -76,16 +76,16 @@ def softmax_attention(
 
 
 def kernel_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
     kernel: Callable[[Array, Array], Array] | maps.FeatureMap | str,
     *,
     causal: bool = False,
     scale: float | None = None,
     normalize: bool = True,
-    mask: Array | None = None,
-    query_mask: Array | None = None,
+    mask: Annotated[Array | None, "bool (..., H, n), (..., n) or (n,)"] = None,
+    query_mask: Annotated[Array | None, "bool (..., H_q, n_q), (..., n_q) or (n_q,)"] = None,
     return_weights: bool = False,
     on_zero: OnZero | None = None,
 ) -> Any:
@@ -142,21 +142,21 @@ def kernel_attention(
         query_mask=query_mask,
         on_zero=on_zero,
     )
-    return _attend("kernel_attention", q, k, v, weigh, options, return_weights)
+    return _weighted_attention("kernel_attention", q, k, v, weigh, options, return_weights)
 
 
 def hard_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: Annotated[Array, "(..., H_q, n_q, d) or (n_q, d)"],
+    k: Annotated[Array, "(..., H, n, d) or (n, d)"],
+    v: Annotated[Array, "(..., H, n, M) or (n, M)"],
     *,
     causal: bool = False,
     scale: float | None = None,
     substitute: Substitute | None = None,
     temperature: float = 1.0,
     seed: int = 0,
-    mask: Array | None = None,
-    query_mask: Array | None = None,
+    mask: Annotated[Array | None, "bool (..., H, n), (..., n) or (n,)"] = None,
+    query_mask: Annotated[Array | None, "bool (..., H_q, n_q), (..., n_q) or (n_q,)"] = None,
     return_weights: bool = False,
     on_zero: OnZero | None = None,
 ) -> Any:
@@ -199,7 +199,7 @@ def hard_attention(
         return hard + (soft - stop_gradient(soft))
 
     options = Options(causal=causal, scale=scale, mask=mask, query_mask=query_mask, on_zero=on_zero)
-    return _attend("hard_attention", q, k, v, weigh, options, return_weights)
+    return _weighted_attention("hard_attention", q, k, v, weigh, options, return_weights)
 
 
 def _scale(who: str, q: Array, scale: float | None, temperature: float) -> float:
@@ -216,7 +216,7 @@ def _exponentials(scores: Array, allowed: Array) -> Array:
     return xp.exp(scores - xp.where(top == -math.inf, xp.zeros_like(top), top))
 
 
-def _attend(
+def _weighted_attention(
     who: str,
     q: Array,
     k: Array,

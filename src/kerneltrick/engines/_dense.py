@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -40,12 +40,14 @@ from kerneltrick.engines._problem import (
 class DenseRows(NamedTuple):
     """Chosen rows of the weights before normalising, and what they are to be summed with."""
 
-    weights: Array  # (..., H, g, r, n), relative to exp(reference), 0 where not allowed
-    allowed: Array  # (..., H, 1, r, n) bool: the keys that a row may see
-    reference: Array | None  # (..., H, 1 or g, r, 1)
-    state: Array  # (..., H, g, r, M + 1): what the initial state adds, relative likewise
-    values: Array  # (..., H, 1, n, M + 1)
-    bad: Array | None  # (..., H, 1, r, M + 1): sums that are NaN
+    # relative to exp(reference), 0 where not allowed
+    weights: Annotated[Array, "(..., H, g, r, n)"]
+    allowed: Annotated[Array, "bool (..., H, 1, r, n)"]  # the keys that a row may see
+    reference: Annotated[Array | None, "(..., H, 1 or g, r, 1)"]
+    # what the initial state adds, relative likewise
+    state: Annotated[Array, "(..., H, g, r, M + 1)"]
+    values: Annotated[Array, "(..., H, 1, n, M + 1)"]
+    bad: Annotated[Array | None, "(..., H, 1, r, M + 1)"]  # sums that are NaN
     queries: Queries
     keys: Keys
 
@@ -53,13 +55,16 @@ class DenseRows(NamedTuple):
 class NearFarRows(NamedTuple):
     """Rows of near and far weights apart, over the n′ tokens that the state still holds and n."""
 
-    far: Array  # (..., H, g, r, n′ + n), relative to exp(far_scale), 0 where not far
-    far_scale: Array | None  # (..., H, 1, r, 1)
-    state: Array  # (..., H, g, r, M + 1): what the sums of the initial state add, relative likewise
-    near: Array | None  # (..., H, g, r, n′ + n), relative to exp(top); None if all are far
-    top: Array | None  # (..., H, g, r, 1): the largest near score, −inf where nothing is near
-    allowed: Array  # (..., H, 1, r, n′ + n) bool
-    bad: Array | None  # (..., H, 1, r, M + 1)
+    far: Annotated[Array, "(..., H, g, r, n′ + n)"]  # relative to exp(far_scale), 0 where not far
+    far_scale: Annotated[Array | None, "(..., H, 1, r, 1)"]
+    # what the sums of the initial state add, relative likewise
+    state: Annotated[Array, "(..., H, g, r, M + 1)"]
+    # relative to exp(top); None if all are far
+    near: Annotated[Array | None, "(..., H, g, r, n′ + n)"]
+    # the largest near score, −inf where nothing is near
+    top: Annotated[Array | None, "(..., H, g, r, 1)"]
+    allowed: Annotated[Array, "bool (..., H, 1, r, n′ + n)"]
+    bad: Annotated[Array | None, "(..., H, 1, r, M + 1)"]
     queries: Queries
     keys: Keys  # n′ + n of them
 
@@ -67,13 +72,14 @@ class NearFarRows(NamedTuple):
 class _Sight(NamedTuple):
     """What row i sees of key j, in logarithms; e = 1, or m where the decay is per feature."""
 
-    allowed: Array  # (..., H, r, n) bool
-    near: Array | None  # (..., H, r, n) bool: its weight is exact
-    far: Array  # (..., H, r, n) bool: its weight is the map's
-    exponent: Array  # (..., H, r, n, e), −inf where not far
-    sees_state: Array  # (..., H, r, 1) bool
-    entry: Array  # (..., H, r, e): the exponent of the initial state, −inf where not seen
-    reference: Array | None  # (..., H, r, 1): the largest exponent
+    allowed: Annotated[Array, "bool (..., H, r, n)"]
+    near: Annotated[Array | None, "bool (..., H, r, n)"]  # its weight is exact
+    far: Annotated[Array, "bool (..., H, r, n)"]  # its weight is the map's
+    exponent: Annotated[Array, "(..., H, r, n, e)"]  # −inf where not far
+    sees_state: Annotated[Array, "bool (..., H, r, 1)"]
+    # the exponent of the initial state, −inf where not seen
+    entry: Annotated[Array, "(..., H, r, e)"]
+    reference: Annotated[Array | None, "(..., H, r, 1)"]  # the largest exponent
 
 
 def dense(rule: Rule, data: Data) -> Result:

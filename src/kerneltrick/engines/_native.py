@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class Arguments(NamedTuple):
     restart: Array | None
     q_positions: Array | None
     k_positions: Array | None
-    q_scale: Array | None  # (..., n, 1): log-scales of queries and keys that are given as features
+    # log-scales of queries and keys that are given as features
+    q_scale: Annotated[Array | None, "(..., n, 1)"]
     k_scale: Array | None
     sums: Array | None  # None: nobody sees a state
     log_scale: Array | None
@@ -88,10 +89,10 @@ class CoreResult(NamedTuple):
     sums: Array | None
     log_scale: Array | None
     bad: Array | None
-    saved: Array | None  # (1, ...): what rows are divided by; beside a window (3, ...), see core.h
-    near_after: (
-        Array | None
-    )  # which tokens are near afterwards, and how many were seen: for `near_tokens_at`
+    # what rows are divided by; beside a window (3, ...), see core.h
+    saved: Annotated[Array | None, "(1, ...)"]
+    # which tokens are near afterwards, and how many were seen: for `near_tokens_at`
+    near_after: Array | None
     seen_after: Array | None  # how many tokens were seen
 
 

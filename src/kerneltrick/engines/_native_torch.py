@@ -66,7 +66,7 @@ def torch_attention(rule: Rule, data: Data, how: Fused, scales: _native.Scales) 
         given = given._replace(gradient=True)
     elif rule.stateless and not traced(data.q):
         given = given._replace(sums=None, log_scale=None, bad=None)
-    made = CoreResult._make(_apply(_Attend, given, recorded))
+    made = CoreResult._make(_apply(_AttentionFunction, given, recorded))
     after = data.carry
     if given.sums is not None:
         log_scale = None if after.log_scale is None else made.log_scale
@@ -143,7 +143,7 @@ def _plain(given: tuple[Any, ...]) -> Arguments:
     return Arguments._make((*arrays, *given[TENSORS:]))
 
 
-def _attend(*arguments: Any) -> tuple[Tensor, ...]:
+def _attention_forward(*arguments: Any) -> tuple[Tensor, ...]:
     given, q = _plain(arguments), arguments[0]
     made = _native.compute(given, _native.assemble(given, _native.type_number(dtype_name(q))))
     rest = zip(
@@ -166,18 +166,18 @@ def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     if given.near_k is not None and rule.wants_state:
         index, count = (*lead, _native.slots_after(given, torch.sym_min), 1), (*lead, 1, 1)
 
-    def made(shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    def empty(shape: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
         return q.new_empty(shape, dtype=dtype)
 
     return CoreResult(
-        made((*rows, v.shape[-1]), _compute(q) if given.gradient else q.dtype),
-        made((*rows, 1) if rule.normalize else (0,), torch.bool),
-        made((0,) if given.sums is None else given.sums.shape, torch.float64),
-        made((0,) if given.log_scale is None else given.log_scale.shape, torch.float64),
-        made((0,) if given.sums is None else (*lead, 1, v.shape[-1] + 1), torch.bool),
-        made(saved, torch.float64),
-        made(index, torch.int64),
-        made(count, torch.int64),
+        empty((*rows, v.shape[-1]), _compute(q) if given.gradient else q.dtype),
+        empty((*rows, 1) if rule.normalize else (0,), torch.bool),
+        empty((0,) if given.sums is None else given.sums.shape, torch.float64),
+        empty((0,) if given.log_scale is None else given.log_scale.shape, torch.float64),
+        empty((0,) if given.sums is None else (*lead, 1, v.shape[-1] + 1), torch.bool),
+        empty(saved, torch.float64),
+        empty(index, torch.int64),
+        empty(count, torch.int64),
     )
 
 
@@ -259,13 +259,13 @@ def _attend_backward_shapes(
     return Gradients._make(like(getattr(given, name)) for name in Gradients._fields)
 
 
-class _Attend(Function):  # type: ignore[misc] # PyTorch's
+class _AttentionFunction(Function):  # type: ignore[misc] # PyTorch's
     """The operator with its gradient, for autograd and for torch.func."""
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return OPERATORS[_Attend](*arguments)
+            return OPERATORS[_AttentionFunction](*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -293,8 +293,8 @@ class _Attend(Function):  # type: ignore[misc] # PyTorch's
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
         by_one = [arguments[at] for at in SHARED if dims[at] is not None]
         if by_one:
-            return _one_by_one(_Attend, info, dims, arguments)
-        made = CoreResult._make(_apply(_Attend, _batched(info, dims, arguments)))
+            return _one_by_one(_AttentionFunction, info, dims, arguments)
+        made = CoreResult._make(_apply(_AttentionFunction, _batched(info, dims, arguments)))
         return made, _batch_axes(made, CoreResult(0, 0, 0, 0, 0, 1, 0, 0))
 
 
@@ -463,8 +463,13 @@ _INPUTS = ", ".join(
     for name in Arguments._fields
 )
 OPERATORS: dict[Any, Callable[..., Any]] = {
-    _Attend: _register(
-        "attend", _Attend, _INPUTS, len(CoreResult._fields), _attend, _attend_shapes
+    _AttentionFunction: _register(
+        "attend",
+        _AttentionFunction,
+        _INPUTS,
+        len(CoreResult._fields),
+        _attention_forward,
+        _attend_shapes,
     ),
     _AttendBackward: _register(
         "attend_backward",

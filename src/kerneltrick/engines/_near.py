@@ -9,7 +9,7 @@ ones as sums. Going through a sequence backwards (`ahead`), ranks count down.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ LARGEST = 70.0  # > −log SMALLEST: no exponent of a row is larger, and its exp
 
 
 class KeyValues(NamedTuple):
-    """KeyValues as they were given, (..., H, n, ·)."""
+    """Tokens as they were given, (..., H, n, ·)."""
 
     k: Array
     v: Array
@@ -257,9 +257,9 @@ def add_to_sums(
 class Units(NamedTuple):
     """What near and far weights are multiplied by to be relative to one reference."""
 
-    near: Array  # (..., H, g, r, 1)
-    far: Array
-    reference: Array  # (..., H, g, r, 1): the logarithm of the unit
+    near: Annotated[Array, "(..., H, g, r, 1)"]
+    far: Annotated[Array, "(..., H, g, r, 1)"]
+    reference: Annotated[Array, "(..., H, g, r, 1)"]  # the logarithm of the unit
 
 
 def units(

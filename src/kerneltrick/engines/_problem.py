@@ -3,6 +3,8 @@
 Symbols: n tokens, d dimensions, m features, M value width, H key/value heads, g query heads per
 key/value head. Every array keeps its tokens on axis −2. Values carry one more column of ones, so
 that the sum U of φ(k)vᵀ and the normaliser's sum Z of φ(k) are the columns of one matrix, `sums`.
+Shapes stand in annotations: `Annotated[Array, "bool (..., H, n, 1)"]` is a boolean array with any
+leading axes. Nothing checks them; they are for readers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import functools
 import json
 import math
 from collections.abc import Container
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from kerneltrick._arrays import (
     Array,
@@ -117,63 +119,67 @@ class Near(NamedTuple):
     its segment has before it.
     """
 
-    k: Array  # (..., H, t + r, d)
-    v: Array  # (..., H, t + r, M)
-    positions: Array  # (..., H, t + r, 1)
-    keep: Array  # (..., H, t + r, 1) bool: whether the slot is used
-    count: Array  # (..., H, 1, 1): unmasked tokens of the segment so far
+    k: Annotated[Array, "(..., H, t + r, d)"]
+    v: Annotated[Array, "(..., H, t + r, M)"]
+    positions: Annotated[Array, "(..., H, t + r, 1)"]
+    keep: Annotated[Array, "bool (..., H, t + r, 1)"]  # whether the slot is used
+    count: Annotated[Array, "(..., H, 1, 1)"]  # unmasked tokens of the segment so far
 
 
 class Carry(NamedTuple):
     """The state of the recurrence after some tokens: U and Z are e^{log_scale} · sums."""
 
-    sums: Wide  # (..., H, m, M + 1)
-    log_scale: Array | None  # (..., H, 1, 1); None if the map has no log-scale
-    log_decay: Wide | None  # (..., H, 1, 1 or m), Σ log-decay since the start; None if no decay
-    bad: Array | None  # (..., H, 1, M + 1): columns that a non-finite k or v has made NaN
+    sums: Annotated[Wide, "(..., H, m, M + 1)"]
+    log_scale: Annotated[Array | None, "(..., H, 1, 1)"]  # None if the map has no log-scale
+    # Σ log-decay since the start; None if no decay
+    log_decay: Annotated[Wide | None, "(..., H, 1, 1 or m)"]
+    # columns that a non-finite k or v has made NaN
+    bad: Annotated[Array | None, "(..., H, 1, M + 1)"]
     near: Near | None = None  # what the sums do not hold yet; None if every weight is the map's
 
 
 class Data(NamedTuple):
     """The arrays of a call."""
 
-    q: Array  # (..., H·g, n_q, d)
-    k: Array  # (..., H, n, d)
-    v: Array  # (..., H, n, M)
-    mask: Array | None  # (..., H or 1, n, 1) bool, True = keep
-    query_mask: Array | None  # the same for queries; full attention only
-    log_decay: Array | None  # (..., H, n, 1 or m)
-    restart: Array | None  # (..., H or 1, n, 1) bool: the state is emptied before this token
-    q_positions: Array | None  # (..., H·g or 1, n_q, 1)
-    k_positions: Array | None
+    q: Annotated[Array, "(..., H·g, n_q, d)"]
+    k: Annotated[Array, "(..., H, n, d)"]
+    v: Annotated[Array, "(..., H, n, M)"]
+    mask: Annotated[Array | None, "bool (..., H or 1, n, 1)"]  # True = keep
+    query_mask: Annotated[Array | None, "bool (..., H·g or 1, n_q, 1)"]  # full attention only
+    log_decay: Annotated[Array | None, "(..., H, n, 1 or m)"]
+    # the state is emptied before this token
+    restart: Annotated[Array | None, "bool (..., H or 1, n, 1)"]
+    q_positions: Annotated[Array | None, "(..., H·g or 1, n_q, 1)"]
+    k_positions: Annotated[Array | None, "(..., H or 1, n, 1)"]
     start: Any  # absolute position of the first token
     carry: Carry
-    gain: Array | None = None  # (H·g, 1, 1): far weights are multiplied by e^gain
+    gain: Annotated[Array | None, "(H·g, 1, 1)"] = None  # far weights are multiplied by e^gain
 
 
 class Result(NamedTuple):
-    output: Array  # (..., H·g, n_q, M)
-    zero: Array | None  # (..., H·g, n_q, 1) bool: rows whose normaliser is exactly 0
+    output: Annotated[Array, "(..., H·g, n_q, M)"]
+    zero: Annotated[Array | None, "bool (..., H·g, n_q, 1)"]  # rows whose normaliser is exactly 0
     carry: Carry
 
 
 class Keys(NamedTuple):
-    """KeyValues ready to be summed; masked ones are zeros."""
+    """Tokens ready to be summed; masked ones are zeros."""
 
-    features: Array  # (..., H, n, m)
-    values: Array  # (..., H, n, M + 1), last column 1
-    log_scale: Array | None  # (..., H, n, 1) in the dtype of sums, −inf where masked
-    log_decay: Array | None  # (..., H, n, 1 or m), 0 where masked, −inf at a restart
-    bad: Array | None  # (..., H, n, M + 1)
-    exact: Array | None  # (..., H, n, d): k · √near_scale; None if every weight is the map's
+    features: Annotated[Array, "(..., H, n, m)"]
+    values: Annotated[Array, "(..., H, n, M + 1)"]  # last column 1
+    log_scale: Annotated[Array | None, "(..., H, n, 1)"]  # in the dtype of sums, −inf where masked
+    log_decay: Annotated[Array | None, "(..., H, n, 1 or m)"]  # 0 where masked, −inf at a restart
+    bad: Annotated[Array | None, "(..., H, n, M + 1)"]
+    # k · √near_scale; None if every weight is the map's
+    exact: Annotated[Array | None, "(..., H, n, d)"]
 
 
 class Queries(NamedTuple):
-    features: Array  # (..., H, g, n, m)
-    log_scale: Array | None  # (..., H, g, n, 1)
-    keep: Array | None  # (..., H, 1 or g, n, 1) bool
-    bad: Array | None  # (..., H, g, n, 1)
-    exact: Array | None  # (..., H, g, n, d), as of keys
+    features: Annotated[Array, "(..., H, g, n, m)"]
+    log_scale: Annotated[Array | None, "(..., H, g, n, 1)"]
+    keep: Annotated[Array | None, "bool (..., H, 1 or g, n, 1)"]
+    bad: Annotated[Array | None, "(..., H, g, n, 1)"]
+    exact: Annotated[Array | None, "(..., H, g, n, d)"]  # as of keys
 
 
 def prepare_keys(

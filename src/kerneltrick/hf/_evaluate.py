@@ -96,9 +96,9 @@ def evaluate(
             "original as teacher (--teacher MODEL)"
         )
     ways = _ways(model, teacher)
-    run = (_Decoder if model.config.language else _Encoder)(len(windows[0]))
+    run = (_LanguageHead if model.config.language else _Encoder)(len(windows[0]))
     tasks = [(ids, run.see) for ids in windows]
-    if isinstance(run, _Decoder):
+    if isinstance(run, _LanguageHead):
         tasks += [(x.ids, functools.partial(run.recall, x)) for x in passkeys]
     meter = Progress("evaluating", len(tasks) * len(ways), progress)
     training = model.training
@@ -199,7 +199,7 @@ def _states(
     return held
 
 
-class _Decoder:
+class _LanguageHead:
     """Collects losses and most likely tokens of language models."""
 
     how: dict[str, Any] = {"use_cache": False}  # noqa: RUF012 (never changed)

@@ -85,7 +85,7 @@ def finetune(
     model.eval()
     try:
         with _trainable(model, trained, seed) as weights:
-            run = _Run(model, weights, windows, held_out, trained, learning_rate)
+            run = _TuningRun(model, weights, windows, held_out, trained, learning_rate)
             key = ""
             if resume is not None:
                 start = (x.detach().cpu().numpy() for x in run.parameters.values())
@@ -149,7 +149,7 @@ def peft_package() -> Any:
     return peft
 
 
-class _Run:
+class _TuningRun:
     """The steps of a training, its validations, and the file that keeps them."""
 
     def __init__(

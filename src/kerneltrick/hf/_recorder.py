@@ -55,7 +55,7 @@ _current: contextvars.ContextVar[Recording] = contextvars.ContextVar("recording"
 
 def register() -> None:
     """Make `attn_implementation=NAME` known to transformers."""
-    AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(NAME, _recording_attention)
     # Without a mask function of its own, a name gets no mask at all, not even a causal one.
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
@@ -70,7 +70,7 @@ def recording(target: Recording) -> Iterator[None]:
         _current.reset(token)
 
 
-def _attend(
+def _recording_attention(
     module: Any,
     query: Any,
     key: Any,

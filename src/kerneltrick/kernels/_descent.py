@@ -98,8 +98,10 @@ def rkhs_descent(
     n = len(where)
     labels = LOSSES[loss].labels
     wanted = signs(_WHO, y, n) if labels else targets(_WHO, y, n, columns=False)
-    space = _Space.of(chosen, where, solver)
-    run = _Run(space, wanted, LOSSES[loss], penalty, whole(_WHO, "record_every", record_every))
+    space = _FunctionSpace.of(chosen, where, solver)
+    run = _DescentRun(
+        space, wanted, LOSSES[loss], penalty, whole(_WHO, "record_every", record_every)
+    )
     size = _step_size(space, LOSSES[loss], penalty, step_size)
     total = whole(_WHO, "steps", steps)
     meter = Progress(f"descent of the {loss} loss", total, progress)
@@ -121,7 +123,7 @@ def rkhs_descent(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Space:
+class _FunctionSpace:
     """Products with K, computed from K itself or from ΦΦᵀ."""
 
     kernel: Kernel
@@ -130,11 +132,11 @@ class _Space:
     features: Floats | None
 
     @staticmethod
-    def of(kernel: Kernel, x: Floats, solver: Solver) -> _Space:
+    def of(kernel: Kernel, x: Floats, solver: Solver) -> _FunctionSpace:
         feature_map = choose(_WHO, kernel, x, solver)
         if feature_map is None:
-            return _Space(kernel, x, gram(kernel, x), None)
-        return _Space(kernel, x, None, explicit(feature_map, x))
+            return _FunctionSpace(kernel, x, gram(kernel, x), None)
+        return _FunctionSpace(kernel, x, None, explicit(feature_map, x))
 
     def image(self, alpha: Floats) -> tuple[Floats, float]:
         """Kα, the values of f = Σαᵢk(xᵢ, ·) at the points, and ‖f‖² = αᵀKα."""
@@ -158,7 +160,9 @@ class _Space:
         return found
 
 
-def _step_size(space: _Space, loss: Loss, penalty: float, given: float | None) -> float | None:
+def _step_size(
+    space: _FunctionSpace, loss: Loss, penalty: float, given: float | None
+) -> float | None:
     if loss.curvature is None:
         if given is not None:
             raise ValueError(
@@ -175,11 +179,11 @@ def _step_size(space: _Space, loss: Loss, penalty: float, given: float | None) -
     return size
 
 
-class _Run:
+class _DescentRun:
     """The current iterate and the records of earlier ones."""
 
     def __init__(
-        self, space: _Space, y: Floats, loss: Loss, penalty: float, record_every: int
+        self, space: _FunctionSpace, y: Floats, loss: Loss, penalty: float, record_every: int
     ) -> None:
         self.space, self.y, self.loss, self.penalty = space, y, loss, penalty
         self.record_every = record_every

@@ -11,7 +11,7 @@ from kerneltrick._arrays import Array, constant, space
 from kerneltrick.maps import FeatureMap, draw_projection
 
 
-class _Made(FeatureMap):
+class _BuiltMap(FeatureMap):
     """A map built from other maps, written like a function call."""
 
     def __str__(self) -> str:
@@ -20,7 +20,7 @@ class _Made(FeatureMap):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Stretched(_Made):
+class Stretched(_BuiltMap):
     """φ(c·x), the map of k(c·x, c·y). c defaults to d^{−1/4}, which multiplies x·y by 1/√d."""
 
     base: FeatureMap
@@ -41,7 +41,7 @@ class Stretched(_Made):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Weighted(_Made):
+class Weighted(_BuiltMap):
     """c·φ(x), the map of c²·k(x, y)."""
 
     base: FeatureMap
@@ -56,7 +56,7 @@ class Weighted(_Made):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Joined(_Made):
+class Joined(_BuiltMap):
     """[φ₁(x), φ₂(x)], the map of k₁ + k₂, with m = m₁ + m₂ features."""
 
     left: FeatureMap
@@ -72,7 +72,7 @@ class Joined(_Made):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Crossed(_Made):
+class Crossed(_BuiltMap):
     """φ₁(x)⊗φ₂(x), the map of k₁·k₂, with m = m₁·m₂ features."""
 
     left: FeatureMap
@@ -89,7 +89,7 @@ class Crossed(_Made):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Unit(_Made):
+class Unit(_BuiltMap):
     """φ(x)/‖φ(x)‖, the map of the normalised kernel. The log-scale of φ cancels.
 
     Trigonometric FAVOR features have the exact length e^{‖x‖²/2}; normalised, they are the random

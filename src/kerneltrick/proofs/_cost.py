@@ -80,7 +80,7 @@ def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Ver
     growth, claimed = (x.subs(**dict.fromkeys(bounded, 1)) for x in (fitted.growth(field), claimed))
     said = {s.removeprefix("log ") for s in claimed.symbols} | {s for pair in related for s in pair}
     fixed = _unnamed(growth, said, relations)
-    return _order(label, _Growth(growth, claimed, relations, fixed), taken)
+    return _order(label, _CostGrowth(growth, claimed, relations, fixed), taken)
 
 
 def _unnamed(growth: Polynomial, named: set[str], relations: Sequence[Relation]) -> tuple[str, ...]:
@@ -362,7 +362,7 @@ def _ordered(values: Mapping[str, int], relations: Sequence[Relation]) -> bool:
     return all(values.get(a, 0) <= values.get(b, 10**9) for a, b in relations)
 
 
-class _Growth(NamedTuple):
+class _CostGrowth(NamedTuple):
     """A count and a claim about its order, with the sizes that are fixed."""
 
     total: Polynomial
@@ -394,7 +394,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _order(label: str, given: _Growth, taken: tuple[str, ...]) -> Verdict:
+def _order(label: str, given: _CostGrowth, taken: tuple[str, ...]) -> Verdict:
     count, claimed, relations = given.growing, given.claimed, given.relations
     if given.fixed:
         verb = "is" if len(given.fixed) == 1 else "are"

@@ -12,7 +12,7 @@ from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd_form import is_psd
-from kerneltrick.proofs._search import Found
+from kerneltrick.proofs._search import FoundValues
 from kerneltrick.proofs._statement import Statement, assumptions, breaks
 from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi, PhiLike
 from kerneltrick.proofs._sympy import Expr, sympy, write
@@ -53,7 +53,7 @@ def check_dimension(
     found = decide_equation(statement)
     shown = _shown(counter.count, d)
     least = "at least " if minimal else ""
-    if isinstance(found, Found):
+    if isinstance(found, FoundValues):
         if d is not None:
             shown += f" for d = {d}"
         values = {"d": found.d, **found.sides("features", "claimed")}

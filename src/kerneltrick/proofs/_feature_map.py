@@ -15,7 +15,7 @@ from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._number import Number
 from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._random import check_drawn_function, check_favor
-from kerneltrick.proofs._search import Found
+from kerneltrick.proofs._search import FoundValues
 from kerneltrick.proofs._some import check_some
 from kerneltrick.proofs._statement import Statement, assumptions, breaks
 from kerneltrick.proofs._symbolic import (
@@ -216,7 +216,7 @@ def _refuted(
     phi: Phi,
     kernel: Kernel,
     statement: Statement,
-    found: Found,
+    found: FoundValues,
     taken: tuple[str, ...],
 ) -> Verdict:
     reason, details, facts = explanation(phi, kernel, statement, found.d)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerneltrick.proofs._coefficients import shown, wrong_coefficients
-from kerneltrick.proofs._search import NOTHING, Found, search, speaks_of_something
+from kerneltrick.proofs._search import NOTHING, FoundValues, search, speaks_of_something
 from kerneltrick.proofs._statement import (
     Statement,
     assumptions,
@@ -71,14 +71,14 @@ def _read(text: str) -> Statement:
 def judge(claim: str, statement: Statement) -> Verdict:
     """The verdict on an equation."""
     found = decide_equation(statement)
-    if isinstance(found, Found):
+    if isinstance(found, FoundValues):
         return refuted(claim, statement, found)
     if isinstance(found, Derivation):
         return Verdict.true(claim, found)
     return Verdict.undecided(claim, found)
 
 
-def decide_equation(statement: Statement) -> Derivation | Found | str:
+def decide_equation(statement: Statement) -> Derivation | FoundValues | str:
     """A derivation of an equation, values that break it, or the reason for neither."""
     found = search(statement, 1)  # the first point refuses what cannot be read
     if found is not None:
@@ -91,7 +91,7 @@ def decide_equation(statement: Statement) -> Derivation | Found | str:
     )
 
 
-def refuted(claim: str, statement: Statement, found: Found) -> Verdict:
+def refuted(claim: str, statement: Statement, found: FoundValues) -> Verdict:
     """The verdict from values that break an equation, with the coefficients that differ."""
     lines = wrong_coefficients(statement, found.d) if found.d <= 4 else None
     reason = "the sides differ at a point" + (f" (d = {found.d})" if statement.vectors else "")

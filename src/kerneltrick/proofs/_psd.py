@@ -19,7 +19,7 @@ from kerneltrick.proofs._interval import same
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._psd_form import kernel_by_form
-from kerneltrick.proofs._search import NOTHING, Found, dimensions, speaks_of_something
+from kerneltrick.proofs._search import NOTHING, FoundValues, dimensions, speaks_of_something
 from kerneltrick.proofs._statement import Statement, assumptions, breaks, setting, span
 from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike
 from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
@@ -61,7 +61,7 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     swapped = renamed(renamed(renamed(wanted.node, "q", "_"), "k", "q"), "_", "k")
     symmetry = Statement(wanted.text, wanted.node, "=", swapped, (), d)
     found = decide_equation(symmetry)
-    if isinstance(found, Found):
+    if isinstance(found, FoundValues):
         return _asymmetric(claim, symmetry, found)
     if not speaks_of_something(symmetry):
         return Verdict.undecided(claim, NOTHING)
@@ -89,7 +89,7 @@ def _check_names(kernel: Kernel) -> None:
         raise ValueError(f"{name} has no value: write a number instead")
 
 
-def _asymmetric(claim: str, symmetry: Statement, found: Found) -> Verdict:
+def _asymmetric(claim: str, symmetry: Statement, found: FoundValues) -> Verdict:
     values = {**found.shown(symmetry), **found.sides("k(q, k)", "k(k, q)")}
     example = Counterexample(
         "it is not symmetric: k(q, k) ≠ k(k, q)",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kerneltrick import maps
-from kerneltrick.proofs._search import Found
+from kerneltrick.proofs._search import FoundValues
 from kerneltrick.proofs._statement import Statement, assumptions, breaks
 from kerneltrick.proofs._symbolic import Floats, Kernel, PhiLike
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
@@ -37,7 +37,7 @@ def check_favor(
     feature_map: maps.Favor,
     kernel: Kernel,
     statement: Statement,
-    found: Derivation | Found | str,
+    found: Derivation | FoundValues | str,
     why: str,
 ) -> Verdict:
     """Decide whether the mean of φ(q)·φ(k) over draws is the kernel, by a theorem.
@@ -47,7 +47,7 @@ def check_favor(
     """
     if isinstance(found, str):
         return Verdict.undecided(claim, found)
-    if isinstance(found, Found):
+    if isinstance(found, FoundValues):
         values = {**found.shown(statement), **found.sides("mean", "kernel")}
         example = Counterexample(
             f"the mean is not the kernel: {why}",

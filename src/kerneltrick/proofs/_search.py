@@ -45,7 +45,7 @@ _POOLS = (
 )
 
 
-class Found(NamedTuple):
+class FoundValues(NamedTuple):
     """Values that break a statement, with the dimension and both sides there."""
 
     d: int
@@ -87,13 +87,13 @@ def plain(x: Fraction | Number) -> int | str | float:
     return text if len(text) <= 20 else float(x)
 
 
-def search(statement: Statement, tries: int = TRIES) -> Found | None:
+def search(statement: Statement, tries: int = TRIES) -> FoundValues | None:
     """Find a point that breaks the statement."""
     for d in dimensions(statement):
         for point in points(statement, d, tries):
             sides = breaks(statement, d, point)
             if sides is not None:
-                return Found(d, point, *sides)
+                return FoundValues(d, point, *sides)
     return None
 
 

@@ -66,7 +66,7 @@ class Known(NamedTuple):
         return self.why if self.why == NOTHING else f"neither a proof of the sign nor {what}"
 
 
-class _Claim(NamedTuple):
+class _SignClaim(NamedTuple):
     """A claim `sim relation 0` under conditions. `node` is sim as an expression, if it has one."""
 
     subject: Subject
@@ -117,7 +117,7 @@ def check_sign(sim: KernelLike, relation: str | None = None) -> Verdict:
     return Verdict.false(claim.text, evidence, facts=facts)
 
 
-def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
+def _judge(claim: _SignClaim) -> tuple[Evidence | None, bool, Known]:
     """The evidence, whether the claim holds, and what is known about the sign."""
     tried = search(claim.statement, 1) if claim.node is not None else None  # refuses unknown names
     if claim.node is not None and _contradictory(claim.statement):
@@ -130,7 +130,7 @@ def _judge(claim: _Claim) -> tuple[Evidence | None, bool, Known]:
     return _witness(claim, known), False, known
 
 
-def _witness(claim: _Claim, known: Known) -> Counterexample | None:
+def _witness(claim: _SignClaim, known: Known) -> Counterexample | None:
     proven = f"it is {known.sign}, but " if known.sign != "any" else ""
     subject = claim.subject
     if claim.node is None:
@@ -183,7 +183,7 @@ def _root(statement: Statement) -> Counterexample | None:
     )
 
 
-def _read(sim: KernelLike, relation: str | None) -> _Claim:
+def _read(sim: KernelLike, relation: str | None) -> _SignClaim:
     body: Any = sim
     tail, conditions = "", tuple[Condition, ...]()
     if isinstance(sim, str):
@@ -212,7 +212,7 @@ def _read(sim: KernelLike, relation: str | None) -> _Claim:
     text = f"{subject.text} {relation} 0{tail}"
     if relation == "!=":
         text = f"Σ {subject.text} is never 0{tail}"
-    return _Claim(subject, _node(subject), relation, conditions, text)
+    return _SignClaim(subject, _node(subject), relation, conditions, text)
 
 
 def _conditions(text: str, at: int) -> tuple[Condition, ...]:
@@ -264,7 +264,7 @@ def _decides(sign: str, relation: str) -> bool:
     return sign in accepted[relation]
 
 
-def _prove(claim: _Claim) -> tuple[Known, tuple[str, ...]]:
+def _prove(claim: _SignClaim) -> tuple[Known, tuple[str, ...]]:
     """The strongest proven sign, and the assumptions of its proof."""
     subject = claim.subject
     if claim.node is None:
@@ -281,7 +281,7 @@ def _best(*found: Known) -> Known:
     return min(found, key=lambda x: order.index(x.sign))
 
 
-def _of_node(node: Node, claim: _Claim, space: Space) -> Known:
+def _of_node(node: Node, claim: _SignClaim, space: Space) -> Known:
     """The sign of an expression, from the whole or from the signs of its parts."""
     found = [_by_values(node, claim, space)]
     try:
@@ -338,7 +338,7 @@ def _by_features(subject: Subject) -> Known:
     return Known("any", "")
 
 
-def _by_values(node: Node, claim: _Claim, space: Space) -> Known:
+def _by_values(node: Node, claim: _SignClaim, space: Space) -> Known:
     limits = {name: _limits(name, space) for name in claim.statement.letters}
     values = interval(node, limits, _least(claim))
     return Known(_word(values), f"its values lie in {values}")
@@ -369,7 +369,7 @@ def _limits(name: str, space: Space) -> Interval:
     return found
 
 
-def _least(claim: _Claim) -> int:
+def _least(claim: _SignClaim) -> int:
     """The smallest d that conditions such as d >= 2 allow."""
     found = 1
     for left, relation, right in claim.conditions:

@@ -307,12 +307,12 @@ def _cut(data: AttentionData) -> tuple[AttentionData, AttentionData]:
         )
     at = n - n // 4
 
-    def part(where: slice) -> AttentionData:
+    def excerpt(where: slice) -> AttentionData:
         arrays: dict[str, Any] = {name: getattr(data, name)[:, :, where] for name in "qkv"}
         tokens = None if data.tokens is None else data.tokens[where]
         return dataclasses.replace(data, **arrays, tokens=tokens)
 
-    return part(slice(at)), part(slice(at, n))
+    return excerpt(slice(at)), excerpt(slice(at, n))
 
 
 def _shuffled(sequences: list[AttentionData], seed: int, start: int) -> Iterator[AttentionData]:

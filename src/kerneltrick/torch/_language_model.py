@@ -17,7 +17,7 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 Mixer: TypeAlias = Callable[[int], nn.Module]  # of the number of a layer
 
 
-class Block(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
+class MixerBlock(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     """Mix tokens, then transform each one: x + mixer(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, hidden_size: int, mixer: nn.Module) -> None:
@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
 
         own: Mixer = named if isinstance(mixer, (str, Dial)) else mixer
         self.embedding = nn.Embedding(vocabulary, hidden_size)
-        self.blocks = nn.ModuleList(Block(hidden_size, own(i)) for i in range(num_layers))
+        self.blocks = nn.ModuleList(MixerBlock(hidden_size, own(i)) for i in range(num_layers))
         self.norm = nn.LayerNorm(hidden_size, bias=False)
         for name, part in self.named_modules():
             if isinstance(part, (nn.Embedding, nn.Linear)):  # other modules keep their own start

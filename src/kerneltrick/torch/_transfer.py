@@ -229,7 +229,7 @@ class Transfer:
         whole, count = self.learned.export(), len(self.shape.layers)
         dials, seen = {}, {}
         for row, layer in enumerate(self.shape.layers):
-            dials[layer] = _part(whole, row, count)
+            dials[layer] = _rows_of(whole, row, count)
             each = self.seen[row * self.shape.kv_heads :][: self.shape.kv_heads]
             most = min(map(len, each))  # heads with equal tokens may have fewer hashes
             seen[layer] = np.stack([x[:most] for x in each])
@@ -280,7 +280,7 @@ def _hashes(sequences: Any, shape: Shape) -> list[Any]:
     ]
 
 
-def _part(whole: Dial, row: int, count: int) -> Dial:
+def _rows_of(whole: Dial, row: int, count: int) -> Dial:
     """The dial of one of `count` layers."""
 
     def share(x: Any) -> Any:

@@ -50,7 +50,7 @@ _NUMBERS = {  # name: the number on x86-64, and on AArch64 (None: there is no su
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _FilterRule:
     """A call that is refused, or allowed only if one of `tests` holds of an argument."""
 
     call: str
@@ -60,23 +60,24 @@ class _Rule:
     allowed: bool = True  # what holds of a call for which a test does
 
 
-def _rules(own: int) -> tuple[_Rule, ...]:
+def _rules(own: int) -> tuple[_FilterRule, ...]:
     itself = ((_EQUAL, own),)
     return (
         # The network, and sockets of other programs; io_uring opens them past any filter.
-        *map(_Rule, ("socket", "socketpair", "io_uring_setup")),
+        *map(_FilterRule, ("socket", "socketpair", "io_uring_setup")),
         # Processes; threads go on. The flags of clone3 cannot be seen: without it, libc uses clone.
-        *map(_Rule, ("fork", "vfork", "unshare", "setns")),
-        _Rule("clone3", errno.ENOSYS),
-        _Rule("clone", tests=((_HAS_BIT, _CLONE_THREAD),)),
+        *map(_FilterRule, ("fork", "vfork", "unshare", "setns")),
+        _FilterRule("clone3", errno.ENOSYS),
+        _FilterRule("clone", tests=((_HAS_BIT, _CLONE_THREAD),)),
         # Memory that no process need have mapped.
-        *map(_Rule, ("memfd_create", "memfd_secret", "shmget")),
+        *map(_FilterRule, ("memfd_create", "memfd_secret", "shmget")),
         # Other processes: signals, also by way of fcntl and of limits, and their memory.
-        *map(_Rule, ("tkill", "pidfd_open", "ptrace", "process_vm_readv", "process_vm_writev")),
-        *(_Rule(x, tests=itself) for x in ("kill", "tgkill", "rt_sigqueueinfo")),
-        _Rule("rt_tgsigqueueinfo", tests=itself),
-        _Rule("prlimit64", tests=(*itself, (_EQUAL, 0))),
-        _Rule("fcntl", argument=1, tests=((_EQUAL, _F_SETOWN), (_EQUAL, _F_SETOWN_EX)),
+        *map(_FilterRule, ("tkill", "pidfd_open", "ptrace")),
+        *map(_FilterRule, ("process_vm_readv", "process_vm_writev")),
+        *(_FilterRule(x, tests=itself) for x in ("kill", "tgkill", "rt_sigqueueinfo")),
+        _FilterRule("rt_tgsigqueueinfo", tests=itself),
+        _FilterRule("prlimit64", tests=(*itself, (_EQUAL, 0))),
+        _FilterRule("fcntl", argument=1, tests=((_EQUAL, _F_SETOWN), (_EQUAL, _F_SETOWN_EX)),
               allowed=False),
     )  # fmt: skip
 

@@ -170,7 +170,7 @@ STEP_COUNT = Exercise(
 )
 
 
-def _kept(
+def _kept_bytes(
     cache: Callable[..., int] = lambda b, n, g, k, v: b * n * g * (k + v),
     state: Callable[..., int] = lambda b, n, g, k, v, m: b * g * m * (v + 1),
     size: Callable[[str], int] = lambda dtype: np.dtype(dtype).itemsize,
@@ -198,44 +198,46 @@ KEPT = Exercise(
     mistakes=(
         Mistake(
             "your cache holds only the keys: the values are stored too",
-            _kept(cache=lambda b, n, g, k, v: b * n * g * k),
+            _kept_bytes(cache=lambda b, n, g, k, v: b * n * g * k),
         ),
         Mistake(
             "your cache has values as wide as the keys: values have width v",
-            _kept(cache=lambda b, n, g, k, v: 2 * b * n * g * k),
+            _kept_bytes(cache=lambda b, n, g, k, v: 2 * b * n * g * k),
         ),
         Mistake(
             "your cache covers only one key/value head: each of the g heads has its own",
-            _kept(cache=lambda b, n, g, k, v: b * n * (k + v)),
+            _kept_bytes(cache=lambda b, n, g, k, v: b * n * (k + v)),
         ),
         Mistake(
             "your state holds only U: it also holds Z, m numbers per head",
-            _kept(state=lambda b, n, g, k, v, m: b * g * m * v),
+            _kept_bytes(state=lambda b, n, g, k, v, m: b * g * m * v),
         ),
         Mistake(
             "your state grows with n: U and Z are sums over the tokens, so their size does not "
             "depend on n",
-            _kept(state=lambda b, n, g, k, v, m: b * n * g * m * (v + 1)),
+            _kept_bytes(state=lambda b, n, g, k, v, m: b * n * g * m * (v + 1)),
         ),
         Mistake(
             "you store a state and a cache: linear attention stores no tokens",
-            _kept(state=lambda b, n, g, k, v, m: b * g * m * (v + 1) + b * n * g * (k + v)),
+            _kept_bytes(state=lambda b, n, g, k, v, m: b * g * m * (v + 1) + b * n * g * (k + v)),
         ),
         Mistake(
             "your U is m×k: it is Σφ(k)vᵀ, m×v",
-            _kept(state=lambda b, n, g, k, v, m: b * g * m * (k + 1)),
+            _kept_bytes(state=lambda b, n, g, k, v, m: b * g * m * (k + 1)),
         ),
         Mistake(
             "your answer covers only one sequence: each of the b sequences has its own",
-            _kept(lambda b, n, g, k, v: n * g * (k + v), lambda b, n, g, k, v, m: g * m * (v + 1)),
+            _kept_bytes(
+                lambda b, n, g, k, v: n * g * (k + v), lambda b, n, g, k, v, m: g * m * (v + 1)
+            ),
         ),
         Mistake(
             "your answer ignores the dtype: it uses 4 bytes per number",
-            _kept(size=lambda dtype: 4),
+            _kept_bytes(size=lambda dtype: 4),
         ),
         Mistake(
             "your answer is the number of numbers: each takes itemsize bytes",
-            _kept(size=lambda dtype: 1),
+            _kept_bytes(size=lambda dtype: 1),
         ),
     ),
     tolerance=EXACT,

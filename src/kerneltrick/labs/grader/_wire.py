@@ -83,7 +83,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         length = HEAD.unpack(message[: HEAD.size])[0]
         found = json.loads(message[HEAD.size : HEAD.size + length])
-        reader = _Reader(message[HEAD.size + length :])
+        reader = _WireReader(message[HEAD.size + length :])
         values = {str(name): reader.read(tree, 0) for name, tree in found["values"].items()}
         return dict(found["fields"]), values
     except Exception as error:  # a forged message may break the reading anywhere
@@ -126,7 +126,7 @@ def _encode_array(kind: str, x: Array, body: bytearray) -> Any:
     return [kind, x.dtype.str, list(x.shape), start]
 
 
-class _Reader:
+class _WireReader:
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.left = len(body)  # arrays that share bytes would be larger than the message

@@ -221,7 +221,7 @@ def _map_mistakes(attend: Callable[[Array, Array, Array], Array]) -> tuple[Mista
     )
 
 
-def _attend(phi_Q: Array, phi_K: Array, V: Array) -> Array:
+def _linear_heads(phi_Q: Array, phi_K: Array, V: Array) -> Array:
     return np.asarray(phi_Q @ (phi_K.T @ V) / (phi_Q @ phi_K.sum(axis=0))[:, None])
 
 
@@ -272,13 +272,13 @@ BY_FEATURES = Exercise(
         ),
         Mistake(
             "your output matches attention with φ(x) = x: use quadratic_map on Q and on K",
-            lambda Q, K, V: _attend(Q, K, V),
+            lambda Q, K, V: _linear_heads(Q, K, V),
         ),
         Mistake(
             "your output matches softmax attention: the similarity here is (q·k + 1)²",
             lambda Q, K, V: softmax(Q @ K.T / np.sqrt(Q.shape[1])) @ V,
         ),
-        *_map_mistakes(_attend),
+        *_map_mistakes(_linear_heads),
     ),
     memory=Growth(
         _growing,

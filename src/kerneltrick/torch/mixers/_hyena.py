@@ -102,7 +102,9 @@ class Hyena(Mixer):
         where = (row * (before + longest) + place).flatten()
         line = line.flatten(0, 1).index_add(0, where, z.flatten(0, 1)).view_as(line)
         o = self._convolved(line, n == 1).flatten(0, 1)[where].view_as(z)
-        return o.to(heads.v.dtype), Held(self._kept(tokens, line, row, place), tokens.start + n)
+        return o.to(heads.v.dtype), Held(
+            self._tokens_to_hold(tokens, line, row, place), tokens.start + n
+        )
 
     def _convolved(self, line: Tensor, last: bool) -> Tensor:
         """Σ_j h_{i−j} z_j at every place i of each line; with `last`, only at the end."""
@@ -117,7 +119,7 @@ class Hyena(Mixer):
         product = torch.fft.rfft(line, size, dim=1) * torch.fft.rfft(h, size, dim=0)
         return torch.fft.irfft(product, size, dim=1)[:, :n]
 
-    def _kept(self, tokens: Tokens, line: Tensor, row: Tensor, place: Tensor) -> Tensor:
+    def _tokens_to_hold(self, tokens: Tokens, line: Tensor, row: Tensor, place: Tensor) -> Tensor:
         """The tokens that the next token in each row needs, the latest at the end."""
         n = line.shape[1]
         if not tokens.x.shape[1]:  # no texts but the one that is held

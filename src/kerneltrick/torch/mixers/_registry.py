@@ -67,7 +67,7 @@ def make(
         if name in MIXERS:
             if "@" in mixer:
                 raise ValueError(f"{mixer!r}: only maps take a window, and {name} is not a map")
-            return _made(name, given, hidden_size, num_heads, layer_idx, group)
+            return _build(name, given, hidden_size, num_heads, layer_idx, group)
         if name not in maps.names():
             told = _text.nearest(name, [*MIXERS, *maps.names()], PAPERS)
             raise ValueError(f"unknown mixer {name!r}; {told}")
@@ -85,7 +85,7 @@ def make(
     )
 
 
-def _made(
+def _build(
     name: str,
     given: dict[str, str],
     hidden_size: int,
