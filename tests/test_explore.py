@@ -152,12 +152,11 @@ def test_both_orders_are_counted_as_by_the_library(tab):
 
 
 def deltas(k: np.ndarray, v: np.ndarray, a: float, beta: float, start: float = 0) -> np.ndarray:
-    """S ← aS + βk(v − aSᵀk)ᵀ, token by token."""
-    state = np.full((k.shape[1], v.shape[1]), float(start))
-    for key, value in zip(k, v, strict=True):
-        state = a * state
-        state = state + beta * np.outer(key, value - state.T @ key)
-    return state
+    """The state S of the delta rule after all tokens."""
+    first = kt.DeltaState(np.full((k.shape[1], v.shape[1]), float(start)))
+    options = {"log_decay": math.log(a), "state": first, "return_state": True}
+    _, state = kt.delta_rule(k, k, v, beta, **options)
+    return np.asarray(state.S)
 
 
 @pytest.mark.parametrize("kind", ["apart", "alike"])

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from answers import LABS, ROOT, right_answers, skeleton
 from grading import LAB, QUICK, RIGHT
 from pages import run_blocks
 
-from kerneltrick.labs import grader
+from kerneltrick.labs import COURSE, grader, how_long
 from kerneltrick.labs.grader import _start
 
 
@@ -225,6 +226,31 @@ class TestCheck:
             assert lab.exercises[-1].name in out
         found = json.loads(run("lab", "list", "--json")[1])
         assert [lab["lab"] for lab in found] == list(LABS)
+        assert found[0]["page"] == "01_complexity.md"
+        assert found[6]["chapters"] == ["The dial", "Recall"]
+        assert found[0]["minutes"] == 30 + 15 * len(found[0]["functions"])
+
+    def test_the_course_names_every_page_and_chapter_and_stands_on_the_first_page(self, run):
+        body = resources.files("kerneltrick.report") / "page" / "explore" / "body.html"
+        chapters = re.findall(r'<h2 id="\w+-title">(.*)</h2>', body.read_text(encoding="utf-8"))
+        assert {name for step in COURSE for name in step.chapters} == set(chapters)
+        index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+        explained = (ROOT / "docs" / "explore.md").read_text(encoding="utf-8")
+        shown = run("lab", "list")[1]
+        for step in COURSE:
+            (page,) = (ROOT / "docs").glob(f"{step.page}_*.md")
+            lab = LABS.get(step.page)
+            (row,) = re.findall(rf"^\| \[{step.page} {step.title}\]\({page.name}\).*$", index, re.M)
+            about = how_long(step.minutes(len(lab.exercises) if lab else 0))
+            assert row.endswith(f"| {about} |")
+            assert about in shown
+            assert (f"../labs/{lab.folder}/README.md" if lab else "| – |") in row
+            for name in step.chapters:
+                number = chapters.index(name) + 1
+                slug = f"{number} {name}".lower().replace(" ", "-")
+                assert f"[{name}](explore.md#{slug})" in row
+                assert f"## {number} {name}\n" in explained
+                assert page.name in explained.split(f"## {number} {name}\n")[1].split("\n## ")[0]
 
     def test_a_started_lab_then_a_right_one(self, tmp_path, monkeypatch, run):
         monkeypatch.chdir(tmp_path)

@@ -202,14 +202,16 @@ def family() -> Figure:
     values = 0.5 * rng.standard_normal(tokens)
     values[0], values[8] = 1.0, 3.0
 
+    asked = np.repeat(keys[:1], tokens, axis=0)
+
     def read(decay: float, beta: float | None) -> np.ndarray:
-        state, found = np.zeros(d), []
-        for key, value in zip(keys, values, strict=True):
-            state = decay * state
-            erased, written = (0.0, value) if beta is None else (beta * (key @ state), beta * value)
-            state = state - key * erased + key * written
-            found.append(keys[0] @ state)
-        return np.array(found)
+        given = (asked, keys, values[:, None])
+        if beta is None:
+            options = {"causal": True, "normalize": False, "log_decay": np.log(decay)}
+            found = kt.linear_attention(*given, "identity", **options)
+        else:
+            found = kt.delta_rule(*given, beta, log_decay=np.log(decay), scale=1)
+        return np.asarray(found[:, 0])
 
     members = {
         "linear attention: adds": (read(1.0, None), RUST, "-"),

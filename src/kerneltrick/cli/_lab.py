@@ -38,11 +38,13 @@ def _lab(context: typer.Context) -> None:
 def _list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the labs and the functions to write in each."""
+    """Show the course, about how long it takes, and the functions to write in each lab."""
     from kerneltrick.cli._grades import print_table
-    from kerneltrick.labs import grader  # the labs only when asked for
+    from kerneltrick.labs import COURSE, grader, how_long  # the labs only when asked for
 
     labs = grader.labs()
+    steps = {step.page: step for step in COURSE}
+    functions = {lab.number: [each.name for each in lab.exercises] for lab in labs.values()}
     if as_json:
         found = [
             {
@@ -50,17 +52,38 @@ def _list(
                 "title": lab.title,
                 "folder": lab.folder,
                 "file": lab.file,
-                "functions": [exercise.name for exercise in lab.exercises],
+                "functions": functions[lab.number],
+                "page": grader.page(lab).name,
+                "chapters": list(steps[lab.number].chapters),
+                "minutes": steps[lab.number].minutes(len(functions[lab.number])),
             }
             for lab in labs.values()
         ]
         typer.echo(to_json(found, indent=1))
         return
-    rows = [
-        (lab.number, lab.title, lab.file, "\n".join(exercise.name for exercise in lab.exercises))
-        for lab in labs.values()
+    path = [
+        (
+            f"{step.page} {step.title}",
+            ", ".join(step.chapters) or "–",
+            f"{step.page} {labs[step.page].title}" if step.page in labs else "–",
+            how_long(step.minutes(len(functions.get(step.page, ())))),
+        )
+        for step in COURSE
     ]
-    typer.echo(f"{len(labs)} labs")
+    typer.echo("The course: read a page, explore its chapter, do its lab")
+    print_table(("page", "explore", "lab", "about"), path)
+    typer.echo(
+        "Alone: `kerneltrick lab read 01` prints a page, `kerneltrick explore` writes the page to "
+        "explore, `kerneltrick lab start 01` copies a lab, and `kerneltrick lab check` grades it."
+    )
+    typer.echo(
+        "With a class: take a row a week, let everybody hand in a folder, and grade all of them "
+        "with `kerneltrick lab check class --csv`."
+    )
+    rows = [
+        (lab.number, lab.title, lab.file, "\n".join(functions[lab.number])) for lab in labs.values()
+    ]
+    typer.echo(f"\n{len(labs)} labs")
     print_table(("lab", "title", "file", "functions to write"), rows, end_section=True)
     typer.echo(
         "`kerneltrick lab start 02` copies a lab into a folder of your own; add --notebook to "

@@ -15,7 +15,10 @@ from kerneltrick.labs import (
     kernel_trick,
     quadratic_kernel,
 )
+from kerneltrick.labs._course import COURSE as COURSE
+from kerneltrick.labs._course import how_long as how_long
 
+# The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "based",
     "complexity",
