@@ -258,6 +258,8 @@ def answer(tab: Opened, question: str, given: str | int | None = None) -> str:
 
 def test_the_page_checks_the_answers_to_its_questions(open_explorable):
     tab = open_explorable()
+    assert answer(tab, "orders-1", "1").startswith("Not yet.")
+    assert tab.text("#progress") == "0 of 15 questions answered"
     right = {
         "orders-1": "64",
         "orders-2": 1,
