@@ -275,6 +275,7 @@ def test_shapes_that_no_array_has_are_refused(kind, claim):
         ("favor:features=2 trains q", "true"),
         ("relu trains every query", "undecided"),  # not those with negative coordinates only
         ("relu2 trains every q", "undecided"),
+        ("focused:power=3 trains every q", "undecided"),
         ("t2r trains every query", "undecided"),
         ("relu trains no query", "false"),
         ("elu trains every query", "true"),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kerneltrick import maps
 from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import Floats, blocks, check_problem, repeated
 from kerneltrick.analysis._fitted import Setting
@@ -33,7 +32,7 @@ def setting_at(setting: Setting, window: int) -> Setting:
 
 
 def is_window_alone(setting: Setting) -> bool:
-    return isinstance(setting, Dial) and isinstance(setting.feature_map, maps.Softmax)
+    return isinstance(setting, Dial) and not setting.feature_map.has_features
 
 
 def best_settings(errors: Sequence[tuple[float, Setting]]) -> list[int]:

@@ -194,7 +194,7 @@ def check_window(
     """Window and sinks as given; the map without features is exact for all tokens by itself."""
     window = min(check_count(who, "window", window), UNBOUNDED)
     sinks = check_count(who, "sinks", sinks)
-    if isinstance(feature_map, maps.Softmax) and not (window or sinks):
+    if not (feature_map.has_features or window or sinks):
         return UNBOUNDED, 0
     return window, sinks
 

@@ -130,7 +130,7 @@ def summary(
 
 def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
     near = dial.window + dial.sinks
-    if not near and isinstance(dial.feature_map, maps.Softmax):
+    if not (near or dial.feature_map.has_features):
         raise ValueError(
             "softmax is always counted; as a map it needs a window, such as softmax@window=64"
         )

@@ -109,7 +109,7 @@ def keep_layers(losses: Mapping[int, float], most: int) -> dict[int, str]:
 
 def is_softmax(dial: Dial) -> bool:
     """Return whether a dial has no feature map."""
-    return isinstance(dial.feature_map, maps.Softmax)
+    return not dial.feature_map.has_features
 
 
 def with_features(dial: Dial, features: int | None, data: AttentionData) -> Dial:

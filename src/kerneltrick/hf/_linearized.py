@@ -318,7 +318,7 @@ def _description(dial: Dial, heads: dict[str, int], width: int) -> dict[str, Any
     relative = dial.far is not None and dial.far.relative
     far = Far(relative=True) if relative else None
     found: dict[str, Any] = {"dial": str(dataclasses.replace(dial, feature_map=bare, far=far))}
-    if isinstance(feature_map, maps.Softmax) or not (arrays or dial.window or dial.sinks):
+    if not (feature_map.has_features and (arrays or dial.window or dial.sinks)):
         return found
     found["sizes"] = {**heads, "head_dim": width}
     if isinstance(feature_map, maps.Hedgehog) and "weight" in arrays:

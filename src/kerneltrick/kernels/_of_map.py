@@ -32,7 +32,7 @@ class MapKernel(Kernel):
 
     def __post_init__(self) -> None:
         found = maps.get(self.map)
-        if isinstance(found, maps.Cosformer):
+        if found.uses_positions:
             raise ValueError(
                 f"{found} depends on positions, so it is not a kernel of points alone; use relu, "
                 f"which it reweights"

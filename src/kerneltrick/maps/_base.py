@@ -75,6 +75,10 @@ class FeatureMap:
     shown: ClassVar[tuple[str, ...]] = ()  # parameters written in the text even at their default
     script: ClassVar[str] = ""  # φ in JavaScript, for pages; see report/page/features.js
     kernel_script: ClassVar[str] = ""  # or its kernel, a function of t = q·k, where it is exact
+    has_features: ClassVar[bool] = True  # False: every weight is exact, as softmax has none
+    uses_positions: ClassVar[bool] = False  # φ(x) depends on where a token is
+    learnable: ClassVar[bool] = False  # it has weights that a fit or a layer learns
+    flat_below_zero: ClassVar[bool] = False  # its slope is 0 for all x < 0
     forms_features: ClassVar[bool] = True  # the core forms φ(x); a decay per feature needs that
 
     def __post_init__(self) -> None:

@@ -30,6 +30,8 @@ class Cosformer(FeatureMap):
 
     horizon: int
     name: ClassVar[str] = "cosformer"
+    uses_positions: ClassVar[bool] = True
+    flat_below_zero: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("horizon",)
     script: ClassVar[str] = """(x, { horizon }, n, d) => {
       const angle = (i) => (i * Math.PI) / (2 * horizon);

@@ -98,6 +98,7 @@ class Relu(Elementwise):
     """φ(x) = max(0, x). Non-negative, not positive: a normaliser of 0 happens and is reported."""
 
     name: ClassVar[str] = "relu"
+    flat_below_zero: ClassVar[bool] = True
     script: ClassVar[str] = "elementwise(relu)"
     coordinate: ClassVar[str] = "relu(x[i])"
     others: ClassVar[int] = 1
@@ -116,6 +117,7 @@ class Relu2(Relu):
     """φ(x) = max(0, x)². Non-negative, smoother than ReLU at 0."""
 
     name: ClassVar[str] = "relu2"
+    flat_below_zero: ClassVar[bool] = True
     script: ClassVar[str] = "elementwise((x) => relu(x) ** 2)"
     coordinate: ClassVar[str] = "relu(x[i])**2"
     products: ClassVar[int] = 1

@@ -26,6 +26,7 @@ class Focused(FeatureMap):
 
     power: float = 3.0
     name: ClassVar[str] = "focused"
+    flat_below_zero: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("power",)
     script: ClassVar[str] = """(x, { power }, n, d) => {
       const values = x.map(relu);

@@ -38,6 +38,7 @@ class Hedgehog(FeatureMap):
     key_weight: Array | None = None
     separate: bool = False
     name: ClassVar[str] = "hedgehog"
+    learnable: ClassVar[bool] = True
     approximates_softmax: ClassVar[bool] = True
     script: ClassVar[str] = """(x, { activation, separate }, n, d) => {
       const made = exponentials(mirrored(x, n, d), n, 2 * d);
@@ -158,6 +159,8 @@ class T2R(FeatureMap):
     weight: Array | None = None
     bias: Array | None = None
     name: ClassVar[str] = "t2r"
+    learnable: ClassVar[bool] = True
+    flat_below_zero: ClassVar[bool] = True
     shown: ClassVar[tuple[str, ...]] = ("features",)
     script: ClassVar[str] = """(x, parameters, n, d, projection) => {
       if (!projection) return null;

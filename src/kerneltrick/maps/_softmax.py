@@ -22,6 +22,7 @@ class Softmax(FeatureMap):
     name: ClassVar[str] = "softmax"
     approximates_softmax: ClassVar[bool] = True
     exact: ClassVar[bool] = False
+    has_features: ClassVar[bool] = False
     script: ClassVar[str] = "() => plainFeatures(new Float64Array(0), 0)"
 
     @property

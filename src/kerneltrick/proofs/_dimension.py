@@ -6,7 +6,7 @@ import functools
 from fractions import Fraction
 from typing import Any
 
-from kerneltrick import costs, maps
+from kerneltrick import costs
 from kerneltrick.proofs._coefficients import table
 from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import decide_equation
@@ -83,7 +83,7 @@ def _count(subject: Any, d: int | None) -> _Counter:
     phi = Phi(subject)
     if phi.node is not None:
         return _Counter(phi.text, _of_list(phi.node))
-    if isinstance(phi.map, maps.Softmax):
+    if phi.map is not None and not phi.map.has_features:
         return _Counter(
             phi.text, "softmax is computed without features; e^{q·k} has infinitely many"
         )

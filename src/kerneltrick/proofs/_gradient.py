@@ -152,8 +152,7 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
         facts = {"gradient": {"q": False, "k": True, "v": True}}
         reason = "with one feature φ(q) cancels from the fraction, so o does not depend on q"
         return _decided(claim, said, False, reason, facts)
-    flat = isinstance(feature_map, maps.Relu | maps.Relu2 | maps.T2R | maps.Cosformer)
-    if said.what == "q" and said.how_many == "every" and flat:
+    if said.what == "q" and said.how_many == "every" and feature_map.flat_below_zero:
         missing = f"{feature_map} is flat below 0, so the data decides which queries get a gradient"
         return Verdict.undecided(claim, missing)
     all_alike = feature_map.sign == "positive" or said.what == "q"

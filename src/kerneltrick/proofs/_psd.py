@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kerneltrick import maps
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
 from kerneltrick.proofs._evaluate import Scope, evaluate
 from kerneltrick.proofs._form import NotNormalError
@@ -49,10 +48,10 @@ def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     wanted = Kernel(kernel)
     claim = f"{wanted.text} is positive semi-definite" + ("" if d is None else f" for d = {d}")
     if wanted.map is not None:
-        if isinstance(wanted.map, maps.Hedgehog) and wanted.map.key_weight is not None:
+        if wanted.map.for_keys is not wanted.map:
             return Verdict.undecided(claim, "its keys have other features than its queries")
         reason = "its Gram matrix is ΦΦᵀ, where Φ holds the features"
-        if isinstance(wanted.map, maps.Softmax):
+        if not wanted.map.has_features:
             reason = "it is e^{q·k}, and exp has a power series with coefficients ≥ 0"
         return Verdict.true(claim, Derivation(reason))
     if wanted.node is None:

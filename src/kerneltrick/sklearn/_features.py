@@ -67,7 +67,7 @@ class KernelFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc] # u
         """Read the width of X (n, d). The map itself learns nothing."""
         X = validate_data(self, X, dtype=[np.float64, np.float32])
         found = maps.get(self.feature_map)
-        if isinstance(found, maps.Cosformer):
+        if found.uses_positions:
             raise ValueError(f"{found} depends on positions, which samples do not have; use relu")
         self.feature_map_ = found
         self.scale_ = self._scale(found, X.shape[1])

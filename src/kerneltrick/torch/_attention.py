@@ -305,7 +305,7 @@ class Attention(ProjectedMixer):
             return state
         if not self.causal or self.group is not None:
             return state
-        if state.count is not None and isinstance(dial.feature_map, maps.Cosformer):
+        if state.count is not None and dial.feature_map.uses_positions:
             return state
         decoder = Decoder(
             dial,

@@ -74,7 +74,7 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
             features = check_count("LearnedMap", "features", features, 1)
         start = self._start(dial.feature_map, features, key_weight, seed)
         # With softmax no key is far, so a gain would have no effect.
-        if (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax):
+        if (dial.window or dial.sinks) and dial.feature_map.has_features:
             start["gain"] = self._gain(dial)
         if not start:
             raise ValueError(

@@ -15,6 +15,7 @@ from kerneltrick.labs.grader._semidefinite import (
     elu_gram,
     spectrum,
     symmetric,
+    symmetry_mistakes,
     without_tolerance,
 )
 
@@ -85,10 +86,6 @@ def _samples() -> tuple[Case, ...]:
     )
 
 
-def _share(share: float) -> Callable[[Array], Array]:
-    return lambda S: share * np.abs(S.T)
-
-
 def _sums_above(bound: float) -> Callable[[Array], Any]:
     return lambda S: np.all(np.abs(S.sum(axis=1)) > bound)
 
@@ -146,27 +143,7 @@ CONDITIONS = Exercise(
             "symmetric compares bit by bit: allow for rounding, 1e-9 of the largest entry",
             _symmetric_bit_by_bit,
         ),
-        *(
-            Mistake(
-                "symmetric has an absolute tolerance (np.allclose has atol=1e-8): small numbers "
-                "all count as equal. Compare with 1e-9 of the largest |Sᵢⱼ|",
-                _symmetric_by(tolerance),
-            )
-            for tolerance in (
-                lambda S: 1e-8 + 1e-5 * np.abs(S.T),
-                lambda S: 1e-9,
-                lambda S: 1e-9 + 1e-9 * np.abs(S.T),
-            )
-        ),
-        *(
-            Mistake(
-                "symmetric compares each entry with a share of itself: an entry that should be 0 "
-                "but has a rounding error then counts as different. Compare with 1e-9 of the "
-                "largest |Sᵢⱼ|",
-                _symmetric_by(_share(share)),
-            )
-            for share in (1e-5, 1e-6, 1e-9)
-        ),
+        *symmetry_mistakes("symmetric", "Sᵢⱼ", _symmetric_by),
         *(
             Mistake(
                 f"finite_output compares the sums with {bound} itself: compare with 1e-9 of "

@@ -15,6 +15,7 @@ from kerneltrick.labs.grader._semidefinite import (
     judge_direction,
     spectrum,
     symmetric,
+    symmetry_mistakes,
     without_tolerance,
 )
 
@@ -155,10 +156,6 @@ def _matrices() -> tuple[Case, ...]:
     )
 
 
-def _share(share: float) -> Callable[[Array], Array]:
-    return lambda K: share * np.abs(K.T)
-
-
 def _symmetric_by(tolerance: Callable[[Array], Any]) -> Callable[[Array], bool]:
     """The test with another tolerance for the symmetry."""
 
@@ -207,27 +204,7 @@ GRAM = Exercise(
             "the symmetry is compared bit by bit: allow for rounding, 1e-9 of the largest entry",
             lambda K: bool(np.array_equal(K, K.T)) and kernel_methods.is_gram_matrix(K),
         ),
-        *(
-            Mistake(
-                "the symmetry has an absolute tolerance (np.allclose has atol=1e-8): small numbers "
-                "all count as equal. Compare with 1e-9 of the largest |Kᵢⱼ|",
-                _symmetric_by(tolerance),
-            )
-            for tolerance in (
-                lambda K: 1e-8 + 1e-5 * np.abs(K.T),
-                lambda K: 1e-9,
-                lambda K: 1e-9 + 1e-9 * np.abs(K.T),
-            )
-        ),
-        *(
-            Mistake(
-                "the symmetry compares each entry with a share of itself: an entry that should be "
-                "0 but has a rounding error then counts as different. Compare with 1e-9 of the "
-                "largest |Kᵢⱼ|",
-                _symmetric_by(_share(share)),
-            )
-            for share in (1e-5, 1e-6, 1e-9)
-        ),
+        *symmetry_mistakes("the symmetry", "Kᵢⱼ", _symmetric_by),
         Mistake(
             "the tolerance is absolute, but rounding grows with the size of the numbers. Compare "
             "with 1e-9 of the largest |eigenvalue|",

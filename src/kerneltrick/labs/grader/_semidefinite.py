@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kerneltrick.labs.grader._lab import Case
+from kerneltrick.labs.grader._lab import Case, Mistake
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,30 @@ def definite(K: Array) -> bool:
     """Every eigenvalue above 0: refuses a singular matrix."""
     smallest, largest = spectrum(K)
     return symmetric(K) and smallest > 1e-9 * largest
+
+
+def symmetry_mistakes(
+    what: str, entry: str, judged_by: Callable[[Callable[[Array], Any]], Callable[..., Any]]
+) -> tuple[Mistake, ...]:
+    """Tests of symmetry with another tolerance; `judged_by` makes an answer of a tolerance."""
+    absolute = (
+        f"{what} has an absolute tolerance (np.allclose has atol=1e-8): small numbers all count as "
+        f"equal. Compare with 1e-9 of the largest |{entry}|"
+    )
+    share = (
+        f"{what} compares each entry with a share of itself: an entry that should be 0 but has a "
+        f"rounding error then counts as different. Compare with 1e-9 of the largest |{entry}|"
+    )
+    return (
+        Mistake(absolute, judged_by(lambda S: 1e-8 + 1e-5 * np.abs(S.T))),
+        Mistake(absolute, judged_by(lambda S: 1e-9)),
+        Mistake(absolute, judged_by(lambda S: 1e-9 + 1e-9 * np.abs(S.T))),
+        *(Mistake(share, judged_by(_share(part))) for part in (1e-5, 1e-6, 1e-9)),
+    )
+
+
+def _share(share: float) -> Callable[[Array], Array]:
+    return lambda S: share * np.abs(S.T)
 
 
 def elu_gram() -> Array:

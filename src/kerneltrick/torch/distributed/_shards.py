@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from kerneltrick import attention, maps
+from kerneltrick import attention
 from kerneltrick._arrays import Wide
 from kerneltrick.attention import Options, Positions, State
 from kerneltrick.engines import Carry, Near, Rule, merge
@@ -68,7 +68,7 @@ class ShardedCall(NamedTuple):
         """Whether the map may use positions."""
         feature_map = self.rule.feature_map
         ours = type(feature_map).__module__.startswith("kerneltrick.maps.")
-        return not ours or isinstance(feature_map, maps.Cosformer)
+        return not ours or feature_map.uses_positions
 
     def key_positions(self) -> Tensor:
         if self.options.positions is not None:

@@ -119,7 +119,7 @@ def _build(
 def _map(mixer: Any, head_dim: int, num_heads: int) -> Dial | LearnedMap:
     """The map, as a `LearnedMap` if it has matrices or the gain of a window to learn."""
     dial = Dial.get(mixer)
-    hybrid = (dial.window or dial.sinks) and not isinstance(dial.feature_map, maps.Softmax)
-    if hybrid or isinstance(dial.feature_map, (maps.Hedgehog, maps.T2R)):
+    hybrid = (dial.window or dial.sinks) and dial.feature_map.has_features
+    if hybrid or dial.feature_map.learnable:
         return LearnedMap(dial, num_heads=num_heads, head_dim=head_dim)
     return dial
