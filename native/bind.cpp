@@ -309,6 +309,10 @@ NB_MODULE(_core, m) {
     m.def("address", address_of);
     m.def("kept_bytes", [] { return kt::kept_bytes(); });
     bind<kt::Problem, kt::Gradient>(m, "attention", &kt::Kernels::forward, &kt::Kernels::backward);
+    bind<kt::ShortConvolution, kt::ShortConvolutionGradient>(
+        m, "short_convolution", &kt::Kernels::short_convolution, &kt::Kernels::short_convolution_backward);
+    bind<kt::SelectiveScan, kt::SelectiveScanGradient>(
+        m, "selective_scan", &kt::Kernels::selective_scan, &kt::Kernels::selective_scan_backward);
     nb::class_<Decoder>(m, "Decoder")
         .def(nb::init<const nb::bytes&>())
         .def("step", &Decoder::step, nb::arg("position"), nb::arg("q"), nb::arg("k"), nb::arg("v"),

@@ -51,4 +51,19 @@ inline double step_cost(const DeltaRule& p) {
     return 4 * double(p.rows) * double(p.inputs) * double(p.width) * (p.type == Type::f64 ? 2 : 1);
 }
 
+// The activation counts 16, as does the exponential of each state of a scan.
+inline double forward_cost(const ShortConvolution& p) {
+    const double numbers = double(p.rows) * double(p.tokens) * double(p.channels);
+    return numbers * (double(p.taps) + (p.silu ? 16 : 4)) * (p.type == Type::f64 ? 2 : 1);
+}
+
+inline double backward_cost(const ShortConvolution& p) { return 3 * forward_cost(p); }
+
+inline double forward_cost(const SelectiveScan& p) {
+    const double numbers = double(p.rows) * double(p.tokens) * double(p.channels);
+    return numbers * (20 * double(p.states) + 40) * (p.type == Type::f64 ? 2 : 1);
+}
+
+inline double backward_cost(const SelectiveScan& p) { return 2.5 * forward_cost(p); }
+
 }  // namespace kt

@@ -12,6 +12,16 @@ namespace kt {
 #define KT_LIST "delta_rule.def"
 #include "call.h"
 
+#define KT_CALL ShortConvolution
+#define KT_CALL_GRADIENT ShortConvolutionGradient
+#define KT_LIST "short_convolution.def"
+#include "call.h"
+
+#define KT_CALL SelectiveScan
+#define KT_CALL_GRADIENT SelectiveScanGradient
+#define KT_LIST "selective_scan.def"
+#include "call.h"
+
 // The CRC-32 of the lists. The Python side computes the same, and takes no core that has another.
 constexpr uint32_t checksum(const char* text) {
     uint32_t sum = 0xffffffff;
@@ -28,6 +38,12 @@ constexpr uint32_t INTERFACE = checksum(
     "operator delta_rule;"
 #define KT_LIST "delta_rule.def"
 #include "words.h"
+    "operator short_convolution;"
+#define KT_LIST "short_convolution.def"
+#include "words.h"
+    "operator selective_scan;"
+#define KT_LIST "selective_scan.def"
+#include "words.h"
 );
 
 // One instruction set's kernels.
@@ -39,6 +55,10 @@ struct Kernels {
     void (*delta_rule)(const DeltaRule&, Control&);
     void (*delta_rule_backward)(const DeltaRule&, const DeltaRuleGradient&, Control&);
     void (*delta_rule_step)(const DeltaRule&, int threads);  // one token for every row
+    void (*short_convolution)(const ShortConvolution&, Control&);
+    void (*short_convolution_backward)(const ShortConvolution&, const ShortConvolutionGradient&, Control&);
+    void (*selective_scan)(const SelectiveScan&, Control&);
+    void (*selective_scan_backward)(const SelectiveScan&, const SelectiveScanGradient&, Control&);
 };
 
 const Kernels& kernels();             // the best this machine has, or the one asked for

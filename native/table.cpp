@@ -10,6 +10,10 @@ void attention_step(const Problem& p, int threads);
 void delta_rule(const DeltaRule& p, Control& control);
 void delta_rule_backward(const DeltaRule& p, const DeltaRuleGradient& g, Control& control);
 void delta_rule_step(const DeltaRule& p, int threads);
+void short_convolution(const ShortConvolution& p, Control& control);
+void short_convolution_backward(const ShortConvolution& p, const ShortConvolutionGradient& g, Control& control);
+void selective_scan(const SelectiveScan& p, Control& control);
+void selective_scan_backward(const SelectiveScan& p, const SelectiveScanGradient& g, Control& control);
 
 #define KT_TEXT(x) #x
 #define KT_NAME(x) KT_TEXT(x)
@@ -22,6 +26,10 @@ const Kernels table = {
     delta_rule,
     delta_rule_backward,
     delta_rule_step,
+    short_convolution,
+    short_convolution_backward,
+    selective_scan,
+    selective_scan_backward,
 };
 
 }  // namespace KT_ISA

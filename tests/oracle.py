@@ -234,3 +234,56 @@ def near_far(
         mixed = sum((w * v[j] for j, w in weight.items()), np.zeros(v.shape[1], np.longdouble))
         out[i] = mixed / total if normalize else mixed
     return out
+
+
+def convolved(x, weight, bias=None, *, silu=False, mask=None, segment_ids=None, state=None):
+    """One row of the short convolution, tap by tap: x (n, channels) → output and state."""
+    (n, channels), taps = x.shape, weight.shape[1]
+    past = [np.zeros(channels)] * (taps - 1) if state is None else list(state)
+    out = np.zeros((n, channels))
+    for t in range(n):
+        if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
+            past = [np.zeros(channels)] * (taps - 1)
+        if mask is not None and not mask[t]:
+            continue
+        past = [*past, x[t]]
+        for c in range(channels):
+            total = 0.0 if bias is None else bias[c]
+            for tap in range(taps):
+                total += weight[c, tap] * past[tap][c]
+            out[t, c] = total / (1 + np.exp(-total)) if silu else total
+        past = past[1:]
+    return out, np.array(past).reshape(taps - 1, channels)
+
+
+def scanned(
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D=None,
+    *,
+    z=None,
+    dt_bias=None,
+    dt_softplus=False,
+    mask=None,
+    segment_ids=None,
+    state=None,
+):
+    """One row of the selective scan, channel by channel: x (n, channels) → output and state."""
+    n, channels = x.shape
+    h = np.zeros(A.shape) if state is None else state.copy()
+    out = np.zeros((n, channels))
+    for t in range(n):
+        if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
+            h = np.zeros(A.shape)
+        if mask is not None and not mask[t]:
+            continue
+        for c in range(channels):
+            step = dt[t, c] + (0.0 if dt_bias is None else dt_bias[c])
+            step = np.log1p(np.exp(step)) if dt_softplus else step
+            h[c] = np.exp(step * A[c]) * h[c] + step * x[t, c] * B[t]
+            y = h[c] @ C[t] + (0.0 if D is None else D[c] * x[t, c])
+            out[t, c] = y if z is None else y * z[t, c] / (1 + np.exp(-z[t, c]))
+    return out, h

@@ -267,6 +267,7 @@ ASKED = [
     ("gla:short_convolution=3", [["gate.weight"], ["x"], ["decay_up.weight"]]),
     ("rwkv", [["x"], None, ["bonus"]]),
     ("ssd:state_dim=4", [["D"], ["in_proj.weight"], ["x"]]),
+    ("mamba:state_dim=4", [["D"], ["A_log"], ["x"]]),
     ("deltanet", [["x"], ["o_proj.weight"], ["beta_proj.weight"]]),
     ("gated_deltanet", [["A_log"], ["x"], None]),
     ("hyena:length=5", [["o_proj.weight"], ["x"], ["own"]]),
@@ -463,6 +464,7 @@ LAYERS = {
 }
 MIXERS = [
     "based:short_convolution=3", "retention", "gla:short_convolution=4", "ssd:state_dim=4", "rwkv",
+    "mamba:state_dim=4",
     "deltanet", "deltanet:short_convolution=0", "gated_deltanet", "hyena:length=11",
     "hyena:length=40",
 ]  # fmt: skip

@@ -229,6 +229,7 @@ def test_language_models_take_mixers_by_name_and_in_turn():
         ("ellu", "did you mean 'elu'"),
         ("RetNet", "did you mean 'retention'"),
         ("mamba-2", "did you mean 'ssd'"),
+        ("s6", "did you mean 'mamba'"),
         ("elu@", "nothing follows '@'"),
         ("ssd:state=4", "did you mean 'state_dim'"),
         ("ssd:state_dim=four", "a whole number, not 'four'"),

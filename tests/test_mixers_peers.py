@@ -77,6 +77,30 @@ def test_ssd_is_the_mixer_of_mamba_2_in_transformers(x, groups):
         close(ours(x)[0], theirs(x))
 
 
+def test_mamba_is_the_mixer_of_mamba_in_transformers(x):
+    pytest.importorskip("transformers", reason="transformers is not installed: extra hf")
+    from transformers import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    torch.manual_seed(0)
+    config = MambaConfig(hidden_size=SIZE, state_size=8, expand=2, num_hidden_layers=1)
+    theirs = MambaMixer(config, 0).eval()
+    ours = mixers.Mamba(SIZE, state_dim=8)
+    with torch.no_grad():
+        for own, other in (
+            (ours.in_proj.weight, theirs.in_proj.weight),
+            (ours.x_proj.weight, theirs.x_proj.weight),
+            (ours.step_proj.weight, theirs.dt_proj.weight),
+            (ours.step_proj.bias, theirs.dt_proj.bias),
+            (ours.A_log, theirs.A_log.normal_()),
+            (ours.D, theirs.D.normal_()),
+            (ours.o_proj.weight, theirs.out_proj.weight),
+        ):
+            own.copy_(other)
+        convolution(ours.convolution, theirs.conv1d)
+        close(ours(x)[0], theirs(x))
+
+
 def test_gated_delta_net_is_the_mixer_of_qwen3_next_in_transformers(x):
     pytest.importorskip("transformers", reason="transformers is not installed: extra hf")
     from transformers import Qwen3NextConfig

@@ -82,6 +82,7 @@ def test_tasks_that_do_not_fit_are_refused(sizes, message):
         ("based:feature_dim=2", 6 * 9),
         ("deltanet:short_convolution=0", 8 * 8),
         ("ssd:state_dim=4", 4 * 17 + 3 * (16 + 8)),
+        ("mamba:state_dim=4", 4 * 16 + 3 * 16),
     ],
 )
 def test_the_numbers_of_a_state_are_counted_in_it(mixer, numbers):

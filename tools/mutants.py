@@ -892,18 +892,25 @@ MUTANTS = [
     ),
     Mutant(
         "taps of a convolution reach into the text before",
-        "torch/_short_convolution.py",
-        "same = line.runs[:, count - t : count - t + n] == line.runs[:, count:]",
-        "same = line.runs[:, count:] == line.runs[:, count:]",
-        "test_torch_attention.py::test_packed_texts_do_not_see_each_other[elu, all options]",
+        "engines/_convolution.py",
+        "same = runs[:, tap : tap + n, :] == runs[:, before:, :]",
+        "same = runs[:, before:, :] == runs[:, before:, :]",
+        "test_sequence.py::test_nan_reaches_what_depends_on_it_and_nothing_else"
+        "[short_convolution-direct]",
     ),
     Mutant(
         "a convolution keeps padding for the next call",
-        "torch/_short_convolution.py",
-        "if mask is None else kept + mask.sum(1, True)",
-        "if True else kept",
-        "test_torch_attention.py::test_padding_anywhere_is_as_though_it_were_not_there"
-        "[elu, all options]",
+        "engines/_convolution.py",
+        "kept = kept - n + xp.sum(astype(keep, xp.int64), axis=-2)",
+        "kept = kept",
+        "test_sequence.py::test_engines_agree_with_the_loop_over_tokens[short_convolution-direct]",
+    ),
+    Mutant(
+        "a text begins with the state of the one before in a selective scan",
+        "engines/_scan.py",
+        "return every if fresh is None else xp.where(fresh, added, every)",
+        "return every",
+        "test_sequence.py::test_engines_agree_with_the_loop_over_tokens[selective_scan-chunked]",
     ),
     Mutant(
         "padding counted in rotary positions",

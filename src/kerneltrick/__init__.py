@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         hard_attention,
         kernel_attention,
         linear_attention,
+        selective_scan,
+        short_convolution,
         softmax_attention,
     )
     from kerneltrick.engines import set_num_threads, show_config
@@ -45,7 +47,9 @@ __all__ = [
     "kernel_attention",
     "linear_attention",
     "maps",
+    "selective_scan",
     "set_num_threads",
+    "short_convolution",
     "show_config",
     "softmax_attention",
 ]

@@ -31,6 +31,8 @@ from kerneltrick.attention._multihead import (
     combine_heads,
     split_heads,
 )
+from kerneltrick.attention._selective_scan import selective_scan
+from kerneltrick.attention._short_convolution import short_convolution
 from kerneltrick.attention._state import State
 from kerneltrick.attention._state_file import encoded as encoded
 from kerneltrick.attention._state_file import fields as fields
@@ -52,6 +54,8 @@ __all__ = [
     "hard_attention",
     "kernel_attention",
     "linear_attention",
+    "selective_scan",
+    "short_convolution",
     "softmax_attention",
     "split_heads",
 ]

@@ -87,8 +87,8 @@ def train_command(
             "--mixer",
             metavar="MIXER",
             help="Feature map of the attention layers (elu, favor:features=64, elu@window=64 with "
-            "an exact window, softmax) or another mixer: based, retention, ssd, gla, rwkv, "
-            "deltanet, gated_deltanet, hyena. With a+b the layers alternate between a and b.",
+            "an exact window, softmax) or another mixer: based, retention, mamba, ssd, gla, "
+            "rwkv, deltanet, gated_deltanet, hyena. With a+b the layers alternate between a and b.",
         ),
     ] = "elu",
     as_bytes: Annotated[

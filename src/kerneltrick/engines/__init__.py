@@ -2,12 +2,19 @@
 
 `dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
 matrix products and runs everywhere, `native` is compiled, for arrays on the CPU. The delta rule has
-the last three, under the same names.
+the last three, under the same names, as has the selective scan of Mamba. `direct` is the short
+convolution on any array library.
 """
 
-from kerneltrick.engines import _native
+from kerneltrick.engines import _native, _native_sequence
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
+from kerneltrick.engines._convolution import (
+    ConvolutionData,
+    ConvolutionResult,
+    ConvolutionRule,
+    direct,
+)
 from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._delta_chunked import delta_chunked
 from kerneltrick.engines._delta_problem import (
@@ -36,6 +43,13 @@ from kerneltrick.engines._problem import (
     times,
 )
 from kerneltrick.engines._recurrent import recurrent
+from kerneltrick.engines._scan import (
+    ScanData,
+    ScanResult,
+    ScanRule,
+    scan_chunked,
+    scan_recurrent,
+)
 
 register(
     Engine("native", _native.native, _native.supports, _native.prepare, _native.reason),
@@ -46,12 +60,32 @@ register(Engine("recurrent", recurrent))
 register(Engine("dense", dense), orders=("exact",))
 register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
 register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
+for operator, compiled in (
+    ("short_convolution", _native_sequence.native_convolution),
+    ("selective_scan", _native_sequence.native_scan),
+):
+    register(
+        Engine(
+            "native",
+            compiled,
+            supports=_native_sequence.supports,
+            reason=_native_sequence.reason,
+            operator=operator,
+        ),
+        orders=("auto",),
+    )
+register(Engine("direct", direct, operator="short_convolution"), orders=("auto",))
+register(Engine("chunked", scan_chunked, operator="selective_scan"), orders=("auto",))
+register(Engine("recurrent", scan_recurrent, operator="selective_scan"))
 
 __all__ = [
     "ENGINES",
     "ORDERS",
     "UNBOUNDED",
     "Carry",
+    "ConvolutionData",
+    "ConvolutionResult",
+    "ConvolutionRule",
     "Data",
     "DeltaCarry",
     "DeltaData",
@@ -63,6 +97,9 @@ __all__ = [
     "Near",
     "Result",
     "Rule",
+    "ScanData",
+    "ScanResult",
+    "ScanRule",
     "Signature",
     "chunked",
     "core",
@@ -71,6 +108,7 @@ __all__ = [
     "delta_recurrent",
     "dense",
     "dense_rows",
+    "direct",
     "empty_carry",
     "empty_state",
     "finish",
@@ -80,6 +118,8 @@ __all__ = [
     "recurrent",
     "register",
     "run",
+    "scan_chunked",
+    "scan_recurrent",
     "set_num_threads",
     "show_config",
     "times",

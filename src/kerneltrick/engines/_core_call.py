@@ -21,7 +21,8 @@ import numpy as np
 
 NumpyArray = np.ndarray[Any, Any]
 
-OPERATORS = ("attention", "delta_rule")  # as in native/operators.h
+# As in native/operators.h.
+OPERATORS = ("attention", "delta_rule", "short_convolution", "selective_scan")
 LINE = 64  # bytes of a cache line
 NO_TOKEN = -(2**63)  # native/core.h
 VIEW = ("data", "offset", "token", "element")  # the parts of a View, in order

@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from kerneltrick._arrays import Array, dtype_name, is_concrete, jit, library
+from kerneltrick.engines._convolution import ConvolutionData, ConvolutionResult, ConvolutionRule
 from kerneltrick.engines._delta_problem import DeltaData, DeltaResult, DeltaRule
 from kerneltrick.engines._problem import Data, Result, Rule
+from kerneltrick.engines._scan import ScanData, ScanResult, ScanRule
 
 # How the host library treats the values of a call:
 #   eager     they are at hand, and nobody asks for gradients;
@@ -24,10 +26,15 @@ from kerneltrick.engines._problem import Data, Result, Rule
 Host = Literal["eager", "recorded", "foreign"]
 
 
+AnyRule: TypeAlias = Rule | DeltaRule | ConvolutionRule | ScanRule
+AnyData: TypeAlias = Data | DeltaData | ConvolutionData | ScanData
+AnyResult: TypeAlias = Result | DeltaResult | ConvolutionResult | ScanResult
+
+
 class Signature(NamedTuple):
     """All about a call but the values of its arrays."""
 
-    rule: Any  # Rule or DeltaRule
+    rule: Any  # an AnyRule
     library: str
     dtype: str
     decay_width: int
@@ -35,15 +42,15 @@ class Signature(NamedTuple):
     host: Host
 
 
-def signature_of(rule: Rule | DeltaRule, data: Data | DeltaData) -> Signature:
-    """The signature of a call."""
-    name, decay = library(data.q), data.log_decay
+def signature_of(rule: AnyRule, data: AnyData) -> Signature:
+    """The signature of a call, whose library and dtype are those of its first array."""
+    name, decay = library(data[0]), getattr(data, "log_decay", None)
     width = 0 if decay is None else int(decay.shape[-1])
     scaled = isinstance(data, Data) and data.carry.log_scale is not None
-    return Signature(rule, name, dtype_name(data.q), width, scaled, _host(name, rule, data))
+    return Signature(rule, name, dtype_name(data[0]), width, scaled, _host(name, rule, data))
 
 
-def _host(name: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Host:
+def _host(name: str, rule: AnyRule, data: AnyData) -> Host:
     if name == "numpy" and not rule.weighted:
         return "eager"
     weights = rule.fused[1:] if isinstance(rule, Rule) and rule.fused is not None else ()
@@ -51,7 +58,8 @@ def _host(name: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Host:
         return "eager" if all(x is None or is_concrete(x) for x in weights) else "foreign"
     from kerneltrick.engines import _torch_host
 
-    return _torch_host.host(rule, (*arrays_of(data), *weights), data.k)
+    tokens = data.k if isinstance(data, (Data, DeltaData)) else data.x
+    return _torch_host.host(rule, (*arrays_of(data), *weights), tokens)
 
 
 def arrays_of(parts: tuple[Any, ...]) -> list[Array]:
@@ -86,16 +94,23 @@ class Engine:
     supports: Callable[[Signature], bool] = _anything
     prepare: Callable[[Signature], Any] = _the_rule
     reason: Callable[[Signature], Exception] = _no_reason  # why a call is not supported
-    operator: str = "attention"  # or "delta_rule"
+    operator: str = "attention"  # or another key of ENGINES
 
 
 # By operator, then by name.
-ENGINES: dict[str, dict[str, Engine]] = {"attention": {}, "delta_rule": {}}
+ENGINES: dict[str, dict[str, Engine]] = {
+    "attention": {},
+    "delta_rule": {},
+    "short_convolution": {},
+    "selective_scan": {},
+}
 # What `engine=` may say beside a name: the engines to try, in order. "exact" is for attention whose
 # weights are all exact.
 ORDERS: dict[str, dict[str, list[str]]] = {
     "attention": {"auto": [], "exact": []},
     "delta_rule": {"auto": []},
+    "short_convolution": {"auto": []},
+    "selective_scan": {"auto": []},
 }
 
 
@@ -123,7 +138,15 @@ def run(engine: str, rule: Rule, data: Data) -> Result: ...
 def run(engine: str, rule: DeltaRule, data: DeltaData) -> DeltaResult: ...
 
 
-def run(engine: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Result | DeltaResult:
+@overload
+def run(engine: str, rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult: ...
+
+
+@overload
+def run(engine: str, rule: ScanRule, data: ScanData) -> ScanResult: ...
+
+
+def run(engine: str, rule: AnyRule, data: AnyData) -> AnyResult:
     """Run a checked call by an engine, or by the first engine of an order that supports it."""
     engines, orders = ENGINES[rule.operator], ORDERS[rule.operator]
     if engine not in engines and engine not in orders:
@@ -137,7 +160,7 @@ def run(engine: str, rule: Rule | DeltaRule, data: Data | DeltaData) -> Result |
         raise engines[names[0]].reason(signature)
     keep = not rule.weighted  # what can change behind our back is prepared each time
     prepared = _prepared(chosen, signature) if keep else chosen.prepare(signature)
-    result: Result | DeltaResult = jit(chosen.run, prepared, data, like=data.q, keep=keep)
+    result: AnyResult = jit(chosen.run, prepared, data, like=data[0], keep=keep)
     return result
 
 

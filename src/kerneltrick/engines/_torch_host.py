@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from kerneltrick._arrays import compute_dtype, is_concrete
-from kerneltrick.engines._delta_problem import DeltaRule
-from kerneltrick.engines._engine import Host
+from kerneltrick.engines._engine import AnyRule, Host
 from kerneltrick.engines._problem import Rule
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ else:
     Tensor = torch.Tensor
 
 
-def host(rule: Rule | DeltaRule, arrays: tuple[Any, ...], keys: Tensor) -> Host:
+def host(rule: AnyRule, arrays: tuple[Any, ...], keys: Tensor) -> Host:
     """How PyTorch treats a call with these arrays, the weights of its map among them."""
     tensors = [x for x in arrays if torch.is_tensor(x)]
     if tangents() or not all(map(_reaches_the_core, tensors)):
@@ -48,9 +47,9 @@ def _reaches_the_core(x: Tensor) -> bool:
     return ours and x.device.type == "cpu"
 
 
-def _learned(rule: Rule | DeltaRule, keys: Tensor) -> bool:
+def _learned(rule: AnyRule, keys: Tensor) -> bool:
     """Whether features have a gradient of their own, by weights that the map keeps out of sight."""
-    if isinstance(rule, DeltaRule) or rule.fused is not None:
+    if not isinstance(rule, Rule) or rule.fused is not None:
         return False
     token = torch.ones((*keys.shape[:-2], 1, keys.shape[-1]), dtype=compute_dtype(keys))
     return any(x is not None and x.requires_grad for x in rule.feature_map.phi_key(token))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+
+from kerneltrick.attention import short_convolution
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -49,79 +51,56 @@ class ShortConvolution(nn.Module):  # type: ignore[misc] # torch is not followed
         `mask` (batch, n) is True where a token takes part. `runs` (batch or 1, n) is the number of
         the text of each token, starting at 0.
         """
-        weight = self.weight.to(x.dtype)
-        seen, tail = before(x, tail, self.taps - 1, mask, runs)
-        y = weight[0] * x
-        for t in range(1, self.taps):
-            y = y + weight[t] * seen[t - 1]
-        if self.bias is not None:
-            y = y + self.bias.to(x.dtype)
-        return nn.functional.silu(y) if self.silu else y, tail
+        oldest_first = self.weight.flip(0).T
+        activation: Any = "silu" if self.silu else None
+        return convolved(x, oldest_first, self.bias, tail, mask, runs, activation)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, taps={self.taps}"
 
 
-def before(
-    x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
-) -> tuple[list[Tensor], Tensor]:
-    """x shifted back by 1, 2, …, `count` tokens that take part, and the tail after x.
+def previous(
+    x: Tensor, tail: Tensor | None, mask: Tensor | None, runs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x of the token before each token, 0 before the start of a text, and the tail after x."""
+    weight = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 2)
+    return convolved(x, weight, None, tail, mask, runs, None)
 
-    Before the start of a text, x is 0.
-    """
-    n, line = x.shape[1], _line(x, tail, count, mask, runs)
-    seen = []
-    for t in range(1, count + 1):
-        back = line.x[:, count - t : count - t + n]
-        if line.runs is not None:
-            same = line.runs[:, count - t : count - t + n] == line.runs[:, count:]
-            back = torch.where(same[..., None], back, torch.zeros_like(back))
-        if line.order is not None:
-            back = torch.empty_like(back).scatter(1, line.order[..., None].expand_as(back), back)
-        seen.append(back)
-    return seen, _last(line, count, mask)
+
+def convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tail: Tensor | None,
+    mask: Tensor | None,
+    runs: Tensor | None,
+    activation: Any,
+) -> tuple[Tensor, Tensor]:
+    """`kerneltrick.short_convolution`, for runs (batch or 1, n)."""
+    if runs is not None and runs.shape[0] != x.shape[0]:
+        runs = runs[0]
+    return short_convolution(
+        x, weight, bias, activation=activation, mask=mask, segment_ids=runs, state=tail,
+        return_state=True,
+    )  # fmt: skip
 
 
 def tail_after(
     x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
 ) -> Tensor:
     """The last `count` tokens of the last text that take part, after `tail` and x; 0 before it."""
-    return _last(_line(x, tail, count, mask, runs), count, mask)
-
-
-class _Line(NamedTuple):
-    """A tail and the tokens after it; those that take part come first, in order."""
-
-    x: Tensor
-    runs: Tensor | None
-    last: Tensor | None  # (batch, 1): the text of the last token, whether it takes part or not
-    order: Tensor | None  # (batch, n): the original places of the tokens after the tail
-
-
-def _line(
-    x: Tensor, tail: Tensor | None, count: int, mask: Tensor | None, runs: Tensor | None
-) -> _Line:
     batch, n, channels = x.shape
     if tail is None:
         tail = x.new_zeros(batch, count, channels)
-    order = last = None
-    if runs is not None:  # the tail belongs to the first text
-        runs = torch.cat([runs.new_zeros(batch, count), runs.expand(batch, n)], dim=1)
-        last = runs[:, -1:]
+    line = torch.cat([tail.to(x.dtype), x], dim=1)
+    kept = (torch.arange(count, device=x.device) + n).expand(batch, count)
     if mask is not None:
-        order = torch.argsort(~mask, dim=1, stable=True)
-        x = x.gather(1, order[..., None].expand_as(x))
-        if runs is not None:
-            runs = torch.cat([runs[:, :count], runs[:, count:].gather(1, order)], dim=1)
-    return _Line(torch.cat([tail.to(x.dtype), x], dim=1), runs, last, order)
-
-
-def _last(line: _Line, count: int, mask: Tensor | None) -> Tensor:
-    batch, n, channels = line.x.shape
-    kept = torch.arange(count, device=line.x.device)
-    kept = (kept + n - count).expand(batch, count) if mask is None else kept + mask.sum(1, True)
-    tail = line.x.gather(1, kept[..., None].expand(batch, count, channels))
-    if line.runs is not None:
-        same = line.runs.gather(1, kept) == line.last
+        part = torch.cat([mask.new_ones(batch, count), mask], dim=1)
+        order = torch.argsort(~part, dim=1, stable=True)  # those that take part come first
+        kept = order.gather(1, kept - n + mask.sum(1, True))
+    tail = line.gather(1, kept[..., None].expand(batch, count, channels))
+    if runs is not None:  # the tail before x belongs to the first text
+        runs = torch.cat([runs.new_zeros(batch, count), runs.expand(batch, n)], dim=1)
+        same = runs.gather(1, kept) == runs[:, -1:]
         tail = torch.where(same[..., None], tail, torch.zeros_like(tail))
     return tail

@@ -9,6 +9,7 @@ from kerneltrick.torch.mixers._delta_net import DeltaNet, GatedDeltaNet
 from kerneltrick.torch.mixers._delta_rule import delta_rule
 from kerneltrick.torch.mixers._gated_linear_attention import GatedLinearAttention
 from kerneltrick.torch.mixers._hyena import Hyena
+from kerneltrick.torch.mixers._mamba import Mamba
 from kerneltrick.torch.mixers._registry import MIXERS, make
 from kerneltrick.torch.mixers._retention import Retention
 from kerneltrick.torch.mixers._rwkv import RWKV
@@ -23,6 +24,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedLinearAttention",
     "Hyena",
+    "Mamba",
     "Retention",
     "delta_rule",
     "make",

@@ -14,6 +14,7 @@ from kerneltrick.torch.mixers._based import Based
 from kerneltrick.torch.mixers._delta_net import DeltaNet, GatedDeltaNet
 from kerneltrick.torch.mixers._gated_linear_attention import GatedLinearAttention
 from kerneltrick.torch.mixers._hyena import Hyena
+from kerneltrick.torch.mixers._mamba import Mamba
 from kerneltrick.torch.mixers._retention import Retention
 from kerneltrick.torch.mixers._rwkv import RWKV
 from kerneltrick.torch.mixers._ssd import SSD
@@ -21,6 +22,7 @@ from kerneltrick.torch.mixers._ssd import SSD
 MIXERS: dict[str, type[Mixer]] = {
     "based": Based,
     "retention": Retention,
+    "mamba": Mamba,
     "ssd": SSD,
     "gla": GatedLinearAttention,
     "rwkv": RWKV,
@@ -30,7 +32,8 @@ MIXERS: dict[str, type[Mixer]] = {
 }
 PAPERS = {  # names that papers use
     "retnet": "retention",
-    "mamba": "ssd",
+    "mamba1": "mamba",
+    "s6": "mamba",
     "mamba2": "ssd",
     "gatedlinearattention": "gla",
     "rwkv6": "rwkv",

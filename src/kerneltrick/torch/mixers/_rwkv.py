@@ -18,7 +18,7 @@ from kerneltrick.torch._mixer import (
     split,
 )
 from kerneltrick.torch._mixer_state import MixerState
-from kerneltrick.torch._short_convolution import before
+from kerneltrick.torch._short_convolution import previous
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -96,8 +96,7 @@ class RWKV(Mixer):
 
     def _previous(self, tokens: Tokens, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """x of the token before each token, and the tail after x."""
-        (found,), after = before(x, tokens.tail(x, tail, 1), 1, tokens.mask, tokens.runs)
-        return found, after
+        return previous(x, tokens.tail(x, tail, 1), tokens.mask, tokens.runs)
 
     def _shifted(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         """Eqs. 14 and 15: x + δ ⊙ (λ + tanh(zA)B), z = x + δ ⊙ μ, δ = x_{t−1} − x_t, five times."""
