@@ -1,7 +1,7 @@
 // Canvases: their size in pixels, and the colours of the style.
 
 function canvasOf(canvas, width, height) {
-  const ratio = Math.max(2, window.devicePixelRatio || 1); // 2: printed pictures stay sharp
+  const ratio = Math.max(printing ? 2 : 1, window.devicePixelRatio || 1); // 2: prints are sharp
   const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== w) canvas.width = w; // a new size means a new layout of the page
   if (canvas.height !== h) canvas.height = h;

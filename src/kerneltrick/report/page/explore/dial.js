@@ -28,12 +28,6 @@ function buildDial() {
   ask("dial", DIAL_QUESTIONS);
 }
 
-let timer = 0;
-function later(drawing) {
-  clearTimeout(timer);
-  timer = setTimeout(() => repaint(drawing), 80);
-}
-
 function dialHead(text = state.head) {
   const [s, at] = text.split(".").map(Number);
   const source = dial.sources[s];

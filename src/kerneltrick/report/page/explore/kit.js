@@ -21,6 +21,13 @@ function repaint(drawing) {
   waiting.add(drawing);
 }
 
+// Draws what would make a frame too long as soon as the control rests.
+const timers = new Map();
+function later(drawing) {
+  clearTimeout(timers.get(drawing));
+  timers.set(drawing, setTimeout(() => repaint(drawing), 80));
+}
+
 function keep(name, value, display) {
   usual[name] = value;
   state[name] = value;
@@ -105,31 +112,39 @@ function fitted(canvas, width, height) {
   return canvasOf(canvas, width, height);
 }
 
+const scratch = {}; // small canvases, one pixel per number
+
+// A table of colours as pixels: red, green, blue, opaque.
+const packedTables = new Map();
+function packed(table) {
+  if (!packedTables.has(table)) {
+    const raw = Uint8Array.from({ length: (4 * table.length) / 3 }, (_, at) => (at % 4 === 3 ? 255 : table[3 * Math.floor(at / 4) + (at % 4)]));
+    packedTables.set(table, new Uint32Array(raw.buffer));
+  }
+  return packedTables.get(table);
+}
+
 // A matrix as squares of colour. `kind` is weight (orange if negative), or signed (orange and blue).
 // A triangle hides what is above the diagonal.
 function paint(canvas, numbers, rows, columns, { top, kind = "weight", width = canvas.parentElement.clientWidth, height = (width * rows) / columns, triangle = false }) {
   const colours = palette();
-  const [more, less] = kind === "weight" ? [colours.weight, colours.more] : [colours.more, colours.less];
+  const [more, less] = (kind === "weight" ? [colours.weight, colours.more] : [colours.more, colours.less]).map(packed);
+  const [outside, unknown] = [colours.outside, colours.undefined].map((colour) => packed(colour)[0]);
   const image = new ImageData(columns, rows);
-  const data = image.data;
+  const pixels = new Uint32Array(image.data.buffer);
   for (let i = 0, at = 0; i < rows; i += 1) {
     for (let j = 0; j < columns; j += 1, at += 1) {
       const value = numbers[at];
-      let table = value >= 0 ? more : less;
-      let place = 3 * Math.round(255 * Math.min(1, Math.sqrt(Math.abs(value) / top)));
-      if (triangle && j > i) [table, place] = [colours.outside, 0];
-      else if (value !== value) [table, place] = [colours.undefined, 0];
-      data[4 * at] = table[place];
-      data[4 * at + 1] = table[place + 1];
-      data[4 * at + 2] = table[place + 2];
-      data[4 * at + 3] = 255;
+      if (triangle && j > i) pixels[at] = outside;
+      else if (value !== value) pixels[at] = unknown;
+      else pixels[at] = (value >= 0 ? more : less)[Math.round(255 * Math.min(1, Math.sqrt(Math.abs(value) / top)))];
     }
   }
   const context = fitted(canvas, width, height);
-  const small = make("canvas", { width: columns, height: rows });
-  small.getContext("2d").putImageData(image, 0, 0);
+  const small = (scratch[`${rows} ${columns}`] ||= make("canvas", { width: columns, height: rows }).getContext("2d"));
+  small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
-  context.drawImage(small, 0, 0, width, height);
+  context.drawImage(small.canvas, 0, 0, width, height);
   context.lineWidth = 1;
   context.strokeStyle = ink(context, "--line-strong");
   context.strokeRect(0.5, 0.5, width - 1, height - 1);
@@ -138,7 +153,7 @@ function paint(canvas, numbers, rows, columns, { top, kind = "weight", width = c
 
 // The 99.5th percentile (of a sample, if there are many), so that one strong entry does not hide the rest.
 function strong(numbers) {
-  const every = Math.ceil(numbers.length / 2500);
+  const every = Math.ceil(numbers.length / 1500);
   const sizes = numbers.filter((x, at) => x > 0 && at % every === 0).sort();
   return sizes.length ? sizes[Math.floor(0.995 * (sizes.length - 1))] : 1;
 }

@@ -26,6 +26,7 @@ view.parts = () => Object.fromEntries(Object.entries(usual).filter(([name, value
 
 view.draw = () => {
   inks = {};
+  plane.estimated = "";
   for (const display of Object.values(shownBy)) display();
   changeMap();
   for (const drawing of [drawOrders, drawPlane, drawDial, drawWindows, drawStream, drawParity, drawRecall]) drawing();

@@ -8,6 +8,7 @@ const plane = {
   learned: values.plane.learned.map(float64),
   chosen: { side: "q", at: 0 },
   shown: null,
+  estimated: "", // what the estimates of favor were drawn for
 };
 const REACH = 3; // the picture shows −3 … 3
 
@@ -42,6 +43,7 @@ function buildPlane() {
   });
   slider(byId("favor-dials"), "redraws", { label: "draws averaged", min: 1, max: plane.draws.length, value: 10, changed: () => repaint(drawFavor) });
   player(byId("favor-dials"), "redraws", { seconds: 4, changed: () => repaint(drawFavor) });
+  drawLegend("favor-legend", [{ name: "one draw", series: "soft" }, { name: "mean of the draws so far", series: 1 }]);
   ask("map", MAP_QUESTIONS);
 }
 
@@ -110,7 +112,9 @@ function drawPlane() {
   ]);
   byId("map-sign").textContent = SIGNS[planeSetting().sign];
   byId("favor").hidden = state.map !== "favor";
-  if (state.map === "favor") drawFavor();
+  const seen = JSON.stringify([planeSetting().parameters, ...plane.q.subarray(0, 2), ...plane.k.subarray(0, 2)]);
+  if (state.map === "favor" && plane.estimated !== seen) (head.n > 64 ? later : repaint)(drawFavor);
+  plane.estimated = seen;
 }
 
 const SIGNS = {
@@ -242,10 +246,13 @@ function drawFavor() {
   const low = Math.min(0, ...estimates);
   const high = 1.1 * Math.max(truth, ...estimates);
   const plot = frame(byId("favor-chart"), { height: 260, xs: [0, estimates.length + 1], ys: [low, high], xLabel: "draws of ω", yLabel: "φ(q)·φ(k)", xAxis: LINEAR, yAxis: { ...LINEAR, format: (x) => minus(String(x)) }, title: "estimates of the first query and key" });
-  drawLine(plot, 1, means);
+  const level = plot.y(truth);
+  plot.svg.append(
+    draw("line", { class: "reference", x1: plot.left, x2: plot.right, y1: level, y2: level }),
+    draw("text", { class: "note", x: plot.right, y: level - 6, "text-anchor": "end" }, "exp(s·q·k)"),
+    draw("path", { class: "line s1", d: path(means.map(({ x, y }) => [plot.x(x), plot.y(y)])) }),
+  );
   drawMarks(plot, "soft", seen.map((y, at) => ({ x: at + 1, y, words: `draw ${at + 1}: ${short(y)}` })));
-  drawLevel(plot, truth, `exp(s·q·k) = ${short(truth)}`);
-  drawLegend("favor-legend", [{ name: "one draw", series: "soft" }, { name: "mean of the draws so far", series: 1 }]);
   tell("favor-told", [
     ["mean", short(mean), "mean"],
     ["exp(s·q·k)", short(truth), "truth"],
