@@ -53,7 +53,7 @@ _SYNTHETIC = ("clustered", "needle", "gaussian")
 
 def explorable() -> dict[str, Any]:
     """Return what the page computes with: data, the draws of random maps, and the maps offered."""
-    made = [synthetic_attention(f"{kind}:n={TOKENS},d={WIDTH}") for kind in _SYNTHETIC]
+    synthetic = [synthetic_attention(f"{kind}:n={TOKENS},d={WIDTH}") for kind in _SYNTHETIC]
     return {
         "version": __version__,
         "plane": {
@@ -66,7 +66,7 @@ def explorable() -> dict[str, Any]:
             "width": WIDTH,
             "sources": [
                 _source(sample(), "all-MiniLM-L6-v2"),
-                *(_source(data, kind) for data, kind in zip(made, _SYNTHETIC, strict=True)),
+                *(_source(data, kind) for data, kind in zip(synthetic, _SYNTHETIC, strict=True)),
             ],
             "maps": [_on_dial(text) for text in _ON_DIAL],
         },
