@@ -11,7 +11,11 @@ import time
 
 import torch
 
-from kerneltrick.torch.mixers import delta_rule
+import kerneltrick as kt
+
+
+def by_chunks(q, k, v, beta, log_decay):
+    return kt.delta_rule(q, k, v, beta, log_decay=log_decay, scale=1, engine="chunked"), None
 
 
 def token_by_token(q, k, v, beta, log_decay):
@@ -49,7 +53,7 @@ def main() -> None:
     k = torch.nn.functional.normalize(k, dim=-1)
     beta, log_decay = torch.rand(shape[:-1]), -0.1 * torch.rand(shape[:-1])
     given_tensors = (q, k, v, beta, log_decay)
-    error = (delta_rule(*given_tensors)[0] - token_by_token(*given_tensors)[0]).abs().max()
+    error = (by_chunks(*given_tensors)[0] - token_by_token(*given_tensors)[0]).abs().max()
     print(f"n = {given.length}, {given.heads} heads of {given.width}")
     print(f"largest difference {float(error):.1e}")
 
@@ -59,7 +63,7 @@ def main() -> None:
 
     print("                      chunks     tokens    ratio")
     for name, run in (("forward", lambda f: f(*given_tensors)), ("forward + backward", trained)):
-        chunks = least(lambda run=run: run(delta_rule), given.repeats)
+        chunks = least(lambda run=run: run(by_chunks), given.repeats)
         tokens = least(lambda run=run: run(token_by_token), max(1, given.repeats // 2))
         print(f"{name:19} {1e3 * chunks:7.0f} ms {1e3 * tokens:7.0f} ms {tokens / chunks:7.1f}")
 

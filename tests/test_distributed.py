@@ -466,7 +466,8 @@ MIXERS = [
     "based:short_convolution=3", "retention", "gla:short_convolution=4", "ssd:state_dim=4", "rwkv",
     "mamba:state_dim=4",
     "deltanet", "deltanet:short_convolution=0", "gated_deltanet", "hyena:length=11",
-    "hyena:length=40",
+    "hyena:length=40", "power_retention:head_dim=3", "mesa:steps=4",
+    "gated_deltanet:num_key_heads=1", "kda", "gated_deltanet2", "comba", "rwkv7", "deltaproduct",
 ]  # fmt: skip
 
 

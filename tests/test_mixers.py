@@ -8,10 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kerneltrick.torch import LanguageModel, MixerState, mixers  # noqa: E402
-from kerneltrick.torch.mixers import delta_rule  # noqa: E402
+from kerneltrick.torch._mixer import ProjectedMixer  # noqa: E402
 
 SIZE, N = 16, 70  # a chunk of 64 and some more
-NAMES = {name: name for name in mixers.MIXERS} | {"hyena": "hyena:length=40"}
+NAMES = {name: name for name in mixers.MIXERS} | {
+    "hyena": "hyena:length=40",
+    "mesa": "mesa:steps=9",
+}
 
 
 def mixer(name, seed=0, dtype=torch.float64, **options):
@@ -152,39 +155,93 @@ def test_bytes_of_a_state_do_not_grow_but_those_of_hyena_up_to_its_filter(name):
     assert sizes[2] == sizes[1]
 
 
-@pytest.mark.parametrize("decay", [False, True])
-def test_the_delta_rule_by_chunks_is_the_recurrence_and_so_are_its_gradients(decay):
+def by_head(x):
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def unit(x, eps=0.0):
+    return x / (x.square().sum(-1, keepdim=True) + eps).sqrt()
+
+
+def recurrence(q, k, v, x, e, decay):
+    """S_t = D_t S_{t−1} − x_t (e_tᵀ D_t S_{t−1}) + k_t v_tᵀ, o_t = S_tᵀ q_t, token by token."""
+    S, rows = 0 * k[:, :, 0, :, None] * v[:, :, 0, None], []
+    for t in range(k.shape[2]):
+        S = decay[:, :, t, :, None] * S
+        S = S - x[:, :, t, :, None] * (e[:, :, t, :, None] * S).sum(2, keepdim=True)
+        S = S + k[:, :, t, :, None] * v[:, :, t, None]
+        rows.append((q[:, :, t, :, None] * S).sum(2))
+    return torch.stack(rows, dim=2)
+
+
+@pytest.mark.parametrize("name", ["deltanet", "gated_deltanet", "kda", "gated_deltanet2", "comba"])
+def test_delta_rules_are_the_equations_of_their_papers(name):
+    module, x = mixer(name), tokens(1, 9)
+    given = module._check(x, None, None, None, None, None)
+    heads, (q, k, v, *_) = module._heads(given, None), ProjectedMixer._heads(module, given, None)
+    k = k if name in ("gated_deltanet2", "comba") else unit(k, 1e-6)
+    decay = torch.ones_like(k)
+    if name in ("gated_deltanet", "comba"):
+        step = torch.nn.functional.softplus(module.decay_proj(x) + module.step_bias)
+        decay = (-module.A_log.exp() * step).exp().mT[..., None].expand_as(k)
+    elif name != "deltanet":
+        step = module.decay_up(module.decay_down(x)) + module.step_bias
+        step = by_head(torch.nn.functional.softplus(step))
+        decay = (-module.A_log.exp()[:, None, None] * step).exp()
+    if name == "gated_deltanet2":
+        b, c = (by_head(y(x).sigmoid()) for y in (module.erase_proj, module.write_proj))
+        q, k = unit(q), unit(k)
+        e, w = b * k, c * v
+    elif name == "comba":
+        beta = module.beta_proj(x).sigmoid().mT[..., None]
+        k = unit(k)
+        p = module.feedback.sigmoid()[:, None, None] * k
+        q, e, w = unit(q) - module.correction[:, None, None] * p, beta * p, beta * v
+    else:
+        beta = module.beta_proj(x).sigmoid().mT[..., None]
+        q, e, w = unit(q, 1e-6), beta * k, beta * v
+    o = recurrence(q, k, w, k, e, decay) / 8**0.5
+    close(module(x)[0], module._combine(heads, o))
+
+
+def test_rwkv7_is_the_equation_of_its_paper():
+    module, x = mixer("rwkv7"), tokens(1, 9)
+    heads = module._heads(module._check(x, None, None, None, None, None), None)
+    previous = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    r, w, k, v, a, g = (x + (previous - x) * mu for mu in module.shift)
+    w = module.w_up(module.w_down(w).tanh())
+    decay = by_head((-math.exp(-0.5) * w.sigmoid()).exp())
+    a = module.a_up(module.a_down(a)).sigmoid()
+    r, k, v = module.r_proj(r), module.k_proj(k), module.v_proj(v)
+    kappa = unit(by_head(k * module.removed))
+    k = by_head(k * (1 + (a - 1) * module.replaced))
+    r, v, a = by_head(r), by_head(v), by_head(a)
+    o = recurrence(r, k, v, a * kappa, kappa / decay, decay)  # it reads before the decay
+    o = module.norm(o.transpose(1, 2).flatten(0, 1).flatten(1)).view_as(x)
+    own = (r * module.bonus[:, None] * k).sum(-1, keepdim=True) * v
+    gate = module.g_up(module.g_down(g).sigmoid())
+    expected = module.o_proj((o + own.transpose(1, 2).flatten(2)) * gate)
+    close(module(x)[0], expected)
+    assert heads.read.isfinite().all()
+
+
+def test_delta_product_corrects_several_times_for_each_token():
     torch.manual_seed(0)
-    shape, d, M, n = (2, 3), 8, 5, 70
-    q, k = torch.randn(2, *shape, n, d, dtype=torch.float64)
-    k = torch.nn.functional.normalize(k, dim=-1)
-    v = torch.randn(*shape, n, M, dtype=torch.float64)
-    beta = 2 * torch.rand(*shape, n, dtype=torch.float64)  # up to a reflection
-    log_decay = -30 * torch.rand(*shape, n, dtype=torch.float64) ** 8 if decay else None
-    given = [x.requires_grad_() for x in (q, k, v, beta, log_decay) if x is not None]
-    S, rows = torch.zeros(*shape, d, M, dtype=torch.float64), []
-    for t in range(n):
-        S = S if log_decay is None else log_decay[..., t, None, None].exp() * S
-        read = torch.einsum("bhd,bhdm->bhm", k[:, :, t], S)
-        correction = beta[..., t, None] * (v[:, :, t] - read)
-        S = S + k[:, :, t, :, None] * correction[..., None, :]
-        rows.append(torch.einsum("bhd,bhdm->bhm", q[:, :, t], S))
-    expected = torch.stack(rows, dim=2)
-    want = torch.autograd.grad(expected.square().sum() + S.square().sum(), given)
-    for chunk_size in (1, 16, 64, 100):
-        o, after = delta_rule(q, k, v, beta, log_decay, chunk_size=chunk_size)
-        close(o, expected)
-        close(after, S)
-        got = torch.autograd.grad(o.square().sum() + after.square().sum(), given)
-        for a, b in zip(got, want, strict=True):
-            close(a, b, 1e-9)
-
-
-def test_a_key_written_again_gives_back_its_new_value_alone():
-    k = torch.eye(4, dtype=torch.float64)[None, None, [0, 1, 2, 0]]
-    v = torch.randn(1, 1, 4, 3, dtype=torch.float64)
-    _, S = delta_rule(k, k, v, torch.ones(1, 1, 4, dtype=torch.float64))
-    close(S[0, 0, :3], v[0, 0, [3, 1, 2]])
+    module, x = mixers.make("deltaproduct:steps=3", SIZE, 2).double(), tokens(1, 9)
+    given = module._check(x, None, None, None, None, None)
+    heads, (q, k, v, *_) = module._heads(given, None), ProjectedMixer._heads(module, given, None)
+    beta = 2 * module.beta_proj(x).sigmoid().unflatten(-1, (2, 3))  # head by head, then steps
+    step = torch.nn.functional.softplus(module.decay_proj(x) + module.step_bias)
+    decay = (-module.A_log.exp() * step).exp()
+    S, rows = torch.zeros(2, 8, 8, dtype=torch.float64), []
+    for t in range(9):
+        S = decay[0, t, :, None, None] * S
+        for j in range(3):
+            key, value = unit(k[0, :, t].chunk(3, -1)[j], 1e-6), v[0, :, t].chunk(3, -1)[j]
+            wrong = value - (key[..., None] * S).sum(1)
+            S = S + (beta[0, t, :, j, None] * key)[..., None] * wrong[:, None]
+        rows.append((unit(q[0, :, t], 1e-6)[..., None] * S).sum(1) / 8**0.5)
+    close(module(x)[0], module._combine(heads, torch.stack(rows, dim=1)[None]))
 
 
 def test_rwkv_reads_what_was_there_before_the_token_and_the_token_with_its_bonus():
@@ -201,6 +258,36 @@ def test_rwkv_reads_what_was_there_before_the_token_and_the_token_with_its_bonus
         rows.append(((S + module.bonus[..., None] * new) * r[t, :, :, None]).sum(1))
         S = decay[t, :, :, None] * S + new
     close(module(x)[0], module._combine(heads, torch.stack(rows, dim=1)[None]))
+
+
+def test_power_retention_weighs_by_powers_of_inner_products_that_decay():
+    module, x = mixer("power_retention"), tokens(1, 9)
+    heads = module._heads(module._check(x, None, None, None, None, None), None)
+    total = heads.log_decay.cumsum(-1)
+    weights = (heads.q @ heads.k.mT) ** 2 * (total[..., None] - total[..., None, :]).exp()
+    weights = weights.tril()
+    expected = weights @ heads.v / weights.sum(-1, keepdim=True)
+    close(module(x)[0], module._combine(heads, expected))
+    with pytest.raises(ValueError, match="needs an even degree"):
+        mixers.make("power_retention:degree=3", SIZE, 2)
+
+
+def test_mesa_predicts_by_ridge_regression_on_the_tokens_so_far():
+    """The system is solved densely here; with fewer steps than columns it is only approximated."""
+    module, x = mixer("mesa"), tokens(1, 9)
+    heads = module._heads(module._check(x, None, None, None, None, None), None)
+    ridge = torch.nn.functional.softplus(module.ridge) + 0.25
+    sums, rows = torch.zeros(1, 2, 8, 16, dtype=torch.float64), []
+    for t in range(9):
+        sums = heads.log_decay[..., t, None, None].exp() * sums
+        sums = sums + heads.k[:, :, t, :, None] * heads.v[:, :, t, None]
+        G, H = sums.split(8, dim=-1)
+        weights = torch.linalg.solve(H + torch.diag_embed(ridge), G)
+        rows.append((weights * heads.q[:, :, t, :, None]).sum(2))
+    expected = module._combine(heads, torch.stack(rows, dim=2))
+    close(module(x)[0], expected)
+    module.steps = 2
+    assert not torch.allclose(module(x)[0], expected)
 
 
 def test_decays_of_retention_are_those_of_the_paper():

@@ -187,7 +187,7 @@ def test_every_mixer_of_the_paper_preset_trains():
         SMALL, mixers=recall.preset("paper").mixers, widths=(8,), seeds=1
     )
     found = recall.recall(settings)
-    assert [t.steps for t in found.trainings] == [2] * 20
+    assert [t.steps for t in found.trainings] == [2] * 24
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ MAPS = [
     "hedgehog", "t2r:features=8", "softmax", "elu@window=6,sinks=2", "hedgehog@window=6",
     "t2r:features=8@window=6", "softmax@window=6",
 ]  # fmt: skip
-NAMES = ["hyena:length=40" if name == "hyena" else name for name in MIXERS]
+SHORT = {"hyena": "hyena:length=40", "mesa": "mesa:steps=9"}
+NAMES = [SHORT.get(name, name) for name in MIXERS]
 # What may be lost: the square root of the mean square error, of that of the exact numbers.
 LOST = {torch.float64: 1e-13, torch.float16: 2e-3, torch.bfloat16: 3e-2}
 SIGNED = ("identity", "favor:features=16,kind=trig")  # weights that cancel: errors grow
@@ -103,7 +104,11 @@ def test_a_stream_goes_on_in_every_type(text, dtype):
     assert lost(torch.cat(pieces, dim=1), exact) < most(text, dtype)
 
 
-def by_loop(layer, x):
+NORMALISED = ("deltanet", "gated_deltanet", "kda")
+DELTA = (*NORMALISED, "gated_deltanet2", "comba", "rwkv7")
+
+
+def by_loop(text, layer, x):
     """A mixer of float64, token by token, from its queries, keys, values, decays and gates."""
     given = layer._check(x, None, None, None, None, None)
     heads = layer._heads(given, None)
@@ -113,28 +118,34 @@ def by_loop(layer, x):
     if type(layer).__name__ == "Retention":  # Eq. 8 of Sun et al. 2023
         rates = torch.tensor([1 - 2.0 ** (-5 - h) for h in range(count)], dtype=torch.float64)
         decay = rates.log()[:, None].expand(batch, count, n)
+    if text in NORMALISED:  # inside the rule
+        q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in heads[:2])
+        heads = heads._replace(q=q / d**0.5, k=k)
+    elif text in ("gated_deltanet2", "comba"):
+        heads = heads._replace(q=heads.q / d**0.5)
+    read = heads.k if heads.read is None else heads.read
+    erase = heads.k if heads.erase is None else heads.erase
     outputs = []
     for t in range(n):
         k, v = heads.k[:, :, t], heads.v[:, :, t]
         if decay is not None:
             kept = decay[:, :, t].exp()
             memory = memory * (kept[..., None] if kept.ndim == 3 else kept[..., None, None])
-        if heads.beta is not None:
-            v = heads.beta[:, :, t, None] * (v - torch.einsum("bhdm,bhd->bhm", memory, k))
+        if text in DELTA:
+            beta = 1 if heads.beta is None else heads.beta[:, :, t, None]
+            found = beta * torch.einsum("bhdm,bhd->bhm", memory, read[:, :, t])
+            memory, v = memory - erase[:, :, t, :, None] * found[..., None, :], beta * v
         memory = memory + k[..., None] * v[..., None, :]
         outputs.append(torch.einsum("bhdm,bhd->bhm", memory, heads.q[:, :, t]))
     o = torch.stack(outputs, dim=2)
     return layer._combine(heads, o if heads.skip is None else o + heads.skip)
 
 
-LINEAR = ["retention", "ssd", "gla", "rwkv", "deltanet", "gated_deltanet"]
-
-
-@pytest.mark.parametrize("text", LINEAR)
+@pytest.mark.parametrize("text", ["retention", "ssd", "gla", "rwkv", *DELTA])
 def test_a_mixer_in_float64_is_the_loop_in_float64(text):
     layer, x = module(text, torch.float64), tokens(N, torch.float64, batch=2)
     with torch.no_grad():
-        assert lost(layer(x)[0], by_loop(layer, x)) < 1e-13
+        assert lost(layer(x)[0], by_loop(text, layer, x)) < 1e-13
 
 
 OTHERS = {

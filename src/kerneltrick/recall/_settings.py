@@ -15,7 +15,8 @@ MIXERS = (
     "softmax", "based:feature_dim=8", "based:feature_dim=16", "hedgehog", "elu", "relu", "square",
     "identity", "cosformer:horizon=1024", "favor:features=64", "elu@window=16",
     "hedgehog@window=16", "softmax@window=16", "softmax@window=64", "retention",
-    "ssd:state_dim=16", "gla", "rwkv", "deltanet", "gated_deltanet",
+    "ssd:state_dim=16", "gla", "rwkv", "deltanet", "gated_deltanet", "kda", "gated_deltanet2",
+    "rwkv7", "power_retention:head_dim=16",
 )  # fmt: skip
 
 

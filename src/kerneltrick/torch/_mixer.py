@@ -68,9 +68,11 @@ class Heads(NamedTuple):
     tail: Tensor | None = None  # the tail for the new state
     positions: Tensor | None = None
     counted: Tensor | None = None  # the count for the new state
-    gate: Tensor | None = None  # (batch, n, heads · width): its silu multiplies the output
+    gate: Tensor | None = None  # (batch, n, heads · width): multiplies the output, activated
     log_decay: Tensor | None = None
     beta: Tensor | None = None  # (batch, heads, n): the step size of the delta rule
+    erase: Tensor | None = None  # what the delta rule erases; None: k
+    read: Tensor | None = None  # what it reads to know how much; None: k
     skip: Tensor | None = None  # added to the output of the heads
 
 
@@ -83,6 +85,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     """
 
     spreads = True  # whether the tokens of a sequence may be split over several ranks
+    activation = staticmethod(functional.silu)  # of the gate
 
     def __init__(self, hidden_size: int, num_heads: int, layer_idx: int | None, group: Any) -> None:
         super().__init__()
@@ -239,7 +242,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             o = functional.rms_norm(o, o.shape[-1:], weight, self.norm.eps)
         o = joined(o)
         if heads.gate is not None:
-            o = o * functional.silu(heads.gate)
+            o = o * self.activation(heads.gate)
         return linear(self.o_proj, o)
 
     def extra_repr(self) -> str:
@@ -259,6 +262,7 @@ class ProjectedMixer(Mixer):
         num_heads: int,
         *,
         num_kv_heads: int | None = None,
+        num_key_heads: int | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
         rotary: bool | float = False,
@@ -277,6 +281,14 @@ class ProjectedMixer(Mixer):
             raise ValueError(
                 f"{num_heads} query heads cannot share {num_kv_heads} key/value heads evenly"
             )
+        # Queries, keys and values; with num_key_heads, values have more heads than both others.
+        self._counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        if num_key_heads is not None:
+            if num_heads % check_count(who, "num_key_heads", num_key_heads, least=1):
+                raise ValueError(
+                    f"{num_heads} value heads cannot share {num_key_heads} query/key heads evenly"
+                )
+            self._counts = (num_key_heads, num_key_heads, self.num_heads)
         width = head_width(hidden_size, num_heads) if head_dim is None else head_dim
         self.head_dim = check_count(who, "head_dim", width, least=1)
         width = self.head_dim if value_dim is None else value_dim
@@ -290,10 +302,10 @@ class ProjectedMixer(Mixer):
         # Not a buffer, because layers in float16 need the angles in float64 too.
         self._frequencies = frequencies(self.head_dim, self.rotary) if self.rotary else None
         wide = self.num_heads * self.value_dim
-        keys = self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden_size, self.num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, self.num_kv_heads * self.value_dim, bias=bias)
+        queries, keys, values = self._counts
+        self.q_proj = nn.Linear(hidden_size, queries * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, keys * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, values * self.value_dim, bias=bias)
         self.o_proj = nn.Linear(wide, hidden_size, bias=bias)
         self.convolution = self.gate = None
         taps = check_count(who, "short_convolution", short_convolution)
@@ -312,8 +324,7 @@ class ProjectedMixer(Mixer):
         if self.convolution is not None:
             whole, tail = tokens.convolved(self.convolution, torch.cat(parts, -1), state)
             parts = list(whole.split([part.shape[-1] for part in parts], dim=-1))
-        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q, k, v = (split(part, count) for part, count in zip(parts, counts, strict=True))
+        q, k, v = (split(part, count) for part, count in zip(parts, self._counts, strict=True))
         positions, after = tokens.counted()
         if self.rotary:
             cos, sin = rotary_angles(x, positions, self._frequencies)
@@ -325,6 +336,8 @@ class ProjectedMixer(Mixer):
         text = f"{self.hidden_size}, num_heads={self.num_heads}"
         if self.num_kv_heads != self.num_heads:
             text += f", num_kv_heads={self.num_kv_heads}"
+        if self._counts[0] != self.num_heads:
+            text += f", num_key_heads={self._counts[0]}"
         text += f", head_dim={self.head_dim}, value_dim={self.value_dim}" + self._kind()
         if self.rotary:
             text += f", rotary={self.rotary:g}"
@@ -354,6 +367,12 @@ def split(x: Tensor, heads: int) -> Tensor:
 def joined(o: Tensor) -> Tensor:
     """Reshape (batch, heads, n, width) to (batch, n, heads · width)."""
     return o.transpose(1, 2).flatten(-2)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/‖x‖, and 0 for x = 0, which has no direction."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(length == 0, torch.ones_like(length), length)
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:

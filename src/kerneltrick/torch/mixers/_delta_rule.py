@@ -1,89 +1,62 @@
-"""The delta rule: a state that is corrected instead of only added to."""
+"""The delta rule in a layer: it continues from a state, or from the tokens of other ranks."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import math
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+from kerneltrick.attention import DeltaState, delta_rule
+from kerneltrick.torch._mixer import Heads, Tensor, Tokens
+from kerneltrick.torch._mixer_state import Held, Memory
+
+STEPS = (1e-3, 1e-1)  # the range of the step Δ at the start of training
+RATES = (1.0, 16.0)  # the range of the decay rate A
 
 
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None = None,
-    *,
-    state: Tensor | None = None,
-    mask: Tensor | None = None,
-    runs: Tensor | None = None,
-    chunk_size: int = 64,
-) -> tuple[Tensor, Tensor]:
-    """S_t = a_t S_{t−1} + β_t k_t (v_t − a_t S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t, and S at the end.
+def correct(
+    tokens: Tokens, heads: Heads, past: Memory | None, **options: Any
+) -> tuple[Tensor, Memory]:
+    """`kerneltrick.delta_rule` of the heads, and the memory after it.
 
-    The shapes are q, k (batch, heads, n, d), v (batch, heads, n, M), β and log a ≤ 0 (batch, heads,
-    n) and S (batch, heads, d, M). S is float32 or wider. `mask` (batch, n) is True where a token
-    takes part. `runs` (batch or 1, n) is the number of the text of each token, starting at 0; S
-    restarts with each text.
-
-    The computation goes by chunks. Inside a chunk, the corrections u_t = β_t (v_t − a_t S_{t−1}ᵀ
-    k_t) solve a triangular system, the WY form (Yang et al. 2024, Section 3.2; with decays Yang et
-    al. 2025, Section 3.3). So a chunk is a few matrix products, and only n/chunk_size steps are
-    sequential.
-
-    >>> k = torch.eye(4)[None, None, [0, 1, 0]]  # the first key again: its value is replaced
-    >>> v, beta = torch.tensor([[[[1.0], [2.0], [5.0]]]]), torch.ones(1, 1, 3)
-    >>> o, state = delta_rule(k, k, v, beta)
-    >>> o.flatten().tolist(), state.flatten().tolist()
-    ([1.0, 2.0, 5.0], [5.0, 2.0, 0.0, 0.0])
+    The states are not sums over tokens, so they cannot be merged. Over ranks, the state after the
+    tokens of one rank is A S + B and the output is o₀ + P S, for each column of the values
+    separately. B and o₀ are the results for S = 0; A and P are the results for the identity with
+    values 0. All four are columns of one pass, and only A and B are sent.
     """
-    batch, heads, n, d = q.shape
-    width, dtype = v.shape[-1], v.dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    q, k, v, beta = (x.to(wide) for x in (q, k, v, beta))
-    log_decay = torch.zeros_like(beta) if log_decay is None else log_decay.to(wide)
-    if state is None:
-        state = q.new_zeros(batch, heads, d, width)
-    if n == 0:
-        return v.to(dtype), state
-    if mask is not None:  # a masked token neither corrects nor decays
-        kept = mask[:, None]
-        beta, log_decay = (torch.where(kept, x, torch.zeros_like(x)) for x in (beta, log_decay))
+    assert past is None or isinstance(past, Held)
+    given = {"erase": heads.erase, "read": heads.read, "log_decay": heads.log_decay, **options}
+    given |= {"mask": tokens.mask, "segment_ids": tokens.segment_ids, "return_state": True}
+    given["beta"] = 1.0 if heads.beta is None else heads.beta
+    state, stop = None if past is None else past.tensor, tokens.start + tokens.x.shape[1]
+    q, k, v = heads.q, heads.k, heads.v
+    if tokens.before is None:
+        held = None if state is None else DeltaState(state)
+        o, after = delta_rule(q, k, v, state=held, **given)
+        return o, Held(after.S, stop)
+    d, width, dtype = k.shape[-1], v.shape[-1], v.dtype
+    wide = torch.promote_types(dtype, torch.float32)  # nothing is rounded before S is known
+    q, k, v = (x.to(wide) for x in (q, k, v))
+    given |= {x: None if given[x] is None else given[x].to(wide) for x in ("erase", "read")}
+    identity = torch.eye(d, dtype=wide, device=v.device).expand(*v.shape[:2], d, d)
+    start = DeltaState(functional.pad(identity, (width, 0)))
+    o, after = delta_rule(q, k, functional.pad(v, (0, d)), state=start, **given)
+    (o, P), (B, A) = (x.split([width, d], dim=-1) for x in (o, after.S))
+    S = tokens.before.carried(A, B, state)
+    return (o + P @ S).to(dtype), Held(A @ S + B, stop)
 
-    size = min(chunk_size, n)
-    short = -n % size  # tokens that fill the last chunk, with β = 0
-    q, k, v = (functional.pad(x, (0, 0, 0, short)).unflatten(2, (-1, size)) for x in (q, k, v))
-    beta, log_decay = (
-        functional.pad(x, (0, short)).unflatten(2, (-1, size)) for x in (beta, log_decay)
-    )
-    total = log_decay.cumsum(-1)
-    entering = torch.exp(total)  # decay from the start of the chunk to token t
-    leaving = torch.exp(total[..., -1:] - total)  # decay from token j to the end of the chunk
-    seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    if runs is not None:
-        runs = runs.expand(batch, n)
-        runs = torch.cat([runs, runs[:, -1:].expand(batch, short)], 1).unflatten(1, (-1, size))
-        own = torch.cat([torch.zeros_like(runs[:, :1, -1]), runs[:, :-1, -1]], dim=1)
-        entering = entering * (runs == own[..., None])[:, None]
-        leaving = leaving * (runs == runs[..., -1:])[:, None]
-        seen = (seen & (runs[..., :, None] == runs[..., None, :]))[:, None]
-    # Differences of summed logs, never ratios of products. exp turns −∞ into 0.
-    since = torch.where(seen, total[..., :, None] - total[..., None, :], -torch.inf)
-    weight = torch.exp(since)
 
-    matrix = torch.eye(size, dtype=wide, device=q.device)
-    matrix = matrix + beta[..., None] * (k @ k.mT * weight).tril(-1)
-    right = beta[..., None] * torch.cat([v, entering[..., None] * k], dim=-1)
-    solved = torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
-    u, w = solved.split([width, d], dim=-1)  # corrections for an empty state; w @ S is subtracted
-    inside = q @ k.mT * weight
-    q, k = entering[..., None] * q, leaving[..., None] * k
-    outputs = []
-    for c in range(q.shape[2]):
-        corrected = u[:, :, c] - w[:, :, c] @ state
-        outputs.append(q[:, :, c] @ state + inside[:, :, c] @ corrected)
-        state = entering[:, :, c, -1, None, None] * state + k[:, :, c].mT @ corrected
-    return torch.cat(outputs, dim=2)[:, :, :n].to(dtype), state
+def decay_rates(count: int) -> nn.Parameter:
+    """log A for each head, with A spread over `RATES`."""
+    low, high = RATES
+    return nn.Parameter(torch.log(low + (high - low) * torch.rand(count)))
+
+
+def step_biases(count: int) -> nn.Parameter:
+    """softplus⁻¹ of steps Δ, which are spread over `STEPS` evenly in their logarithm."""
+    low, high = (math.log(step) for step in STEPS)
+    steps = torch.exp(low + (high - low) * torch.rand(count))
+    return nn.Parameter(steps + torch.log(-torch.expm1(-steps)))

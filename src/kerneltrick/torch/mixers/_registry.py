@@ -11,12 +11,19 @@ from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._mixer import Mixer
 from kerneltrick.torch.mixers._based import Based
+from kerneltrick.torch.mixers._comba import Comba
 from kerneltrick.torch.mixers._delta_net import DeltaNet, GatedDeltaNet
+from kerneltrick.torch.mixers._delta_product import DeltaProduct
+from kerneltrick.torch.mixers._gated_delta_net_2 import GatedDeltaNet2
 from kerneltrick.torch.mixers._gated_linear_attention import GatedLinearAttention
 from kerneltrick.torch.mixers._hyena import Hyena
+from kerneltrick.torch.mixers._kda import KDA
 from kerneltrick.torch.mixers._mamba import Mamba
+from kerneltrick.torch.mixers._mesa import Mesa
+from kerneltrick.torch.mixers._power_retention import PowerRetention
 from kerneltrick.torch.mixers._retention import Retention
 from kerneltrick.torch.mixers._rwkv import RWKV
+from kerneltrick.torch.mixers._rwkv7 import RWKV7
 from kerneltrick.torch.mixers._ssd import SSD
 
 MIXERS: dict[str, type[Mixer]] = {
@@ -26,8 +33,15 @@ MIXERS: dict[str, type[Mixer]] = {
     "ssd": SSD,
     "gla": GatedLinearAttention,
     "rwkv": RWKV,
+    "power_retention": PowerRetention,
+    "mesa": Mesa,
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
+    "gated_deltanet2": GatedDeltaNet2,
+    "comba": Comba,
+    "rwkv7": RWKV7,
+    "deltaproduct": DeltaProduct,
     "hyena": Hyena,
 }
 PAPERS = {  # names that papers use
@@ -38,6 +52,13 @@ PAPERS = {  # names that papers use
     "gatedlinearattention": "gla",
     "rwkv6": "rwkv",
     "gateddeltanet": "gated_deltanet",
+    "powerattention": "power_retention",
+    "powerretention": "power_retention",
+    "mesanet": "mesa",
+    "gdn": "gated_deltanet",
+    "gdn2": "gated_deltanet2",
+    "gateddeltanet2": "gated_deltanet2",
+    "kimideltaattention": "kda",
     "deltarule": "deltanet",
     "lineartransformer": "elu",
     "performer": "favor",
