@@ -64,7 +64,7 @@ def _plain(kind: Kind, arguments: tuple[Any, ...]) -> Any:
     return kind.arguments(*arrays, *arguments[kind.tensors :])
 
 
-def _made(arrays: tuple[Any, ...], shapes: tuple[tuple[Any, Any], ...]) -> tuple[Tensor, ...]:
+def _as_tensors(arrays: tuple[Any, ...], shapes: tuple[tuple[Any, Any], ...]) -> tuple[Tensor, ...]:
     """Arrays of the core as tensors of these dtypes; None as an empty one."""
     return tuple(
         torch.empty(0, dtype=dtype) if x is None else to_torch(x, dtype)
@@ -82,7 +82,7 @@ def _define(kind: Kind) -> Any:
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         made = kind.compute(_plain(kind, arguments), dtype_name(arguments[0]))
-        return _made(made, kind.shapes(kind.arguments(*arguments)))
+        return _as_tensors(made, kind.shapes(kind.arguments(*arguments)))
 
     def fake(*arguments: Any) -> tuple[Tensor, ...]:
         shapes = kind.shapes(kind.arguments(*arguments))
