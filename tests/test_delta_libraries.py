@@ -4,7 +4,7 @@ import array_api_strict
 import numpy as np
 import pytest
 from oracle import DECAYS, delta_heads, make_decay, same_bits
-from test_delta_rule import ENGINES, LENGTHS, agree, tokens, vectors, whole_decay
+from test_delta_rule import LENGTHS, agree, tokens, vectors, whole_decay
 
 import kerneltrick as kt
 from kerneltrick._arrays import as_numpy
@@ -12,6 +12,7 @@ from kerneltrick._arrays import as_numpy
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
+ENGINES = ["recurrent", "chunked"]
 LIBRARIES = {
     "torch": (torch.asarray, torch.Tensor),
     "jax": (jax.numpy.asarray, jax.Array),
@@ -137,25 +138,27 @@ def gradients(arrays, engine, n, convert=torch.asarray, **options):
 
 @pytest.mark.parametrize("general", [False, True], ids=["keys", "erase-read"])
 @pytest.mark.parametrize("kind", DECAYS)
-def test_gradients_of_chunks_are_those_of_the_recurrence(kind, general):
+def test_gradients_of_every_engine_are_those_of_the_recurrence(kind, general):
     for n in LENGTHS:
         arrays = problem(n, kind, general)
         expected = gradients(arrays, "recurrent", n)
-        for name, x in gradients(arrays, "chunked", n).items():
-            agree(x.numpy(), expected[name].numpy(), 1e-11)
+        for engine in ("chunked", "native"):
+            for name, x in gradients(arrays, engine, n).items():
+                agree(x.numpy(), expected[name].numpy(), 1e-11)
 
 
+@pytest.mark.parametrize("engine", ["chunked", "native"])
 @pytest.mark.parametrize("kind", ["token", "feature"])
-def test_gradients_of_strong_decays_are_finite_and_right(kind):
+def test_gradients_of_strong_decays_are_finite_and_right(kind, engine):
     arrays = problem(50, kind, general=True)
     arrays["log_decay"] = np.where(arrays["log_decay"] < -0.2, -50.0, arrays["log_decay"])
     ids = torch.arange(50) // 20
     expected = gradients(arrays, "recurrent", 50, segment_ids=ids)
-    for name, x in gradients(arrays, "chunked", 50, segment_ids=ids).items():
+    for name, x in gradients(arrays, engine, 50, segment_ids=ids).items():
         agree(x.numpy(), expected[name].numpy(), 1e-11)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "native"])
 def test_nan_in_a_pad_changes_no_gradient(engine):
     mask = torch.arange(40) % 7 > 0
     arrays = problem(40, "feature", general=True)
@@ -168,12 +171,13 @@ def test_nan_in_a_pad_changes_no_gradient(engine):
         assert torch.equal(x, expected[name])
 
 
-def test_second_derivatives():
-    arrays = problem(4, "token")
+@pytest.mark.parametrize("engine", ["chunked", "native"])
+def test_second_derivatives(engine):
+    arrays = problem(4, "token", general=engine == "native")
     leaves = [torch.asarray(x).requires_grad_() for x in arrays.values()]
 
     def call(*given):
-        return kt.delta_rule(**dict(zip(arrays, given, strict=True)), engine="chunked")
+        return kt.delta_rule(**dict(zip(arrays, given, strict=True)), engine=engine)
 
     assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
 

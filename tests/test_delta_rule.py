@@ -10,7 +10,7 @@ from oracle import DECAYS, delta_heads, make_decay, same_bits
 
 import kerneltrick as kt
 
-ENGINES = ["recurrent", "chunked"]
+ENGINES = ["recurrent", "chunked", "native"]
 LENGTHS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 101]
 
 

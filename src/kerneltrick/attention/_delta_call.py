@@ -78,7 +78,8 @@ def check_delta_call(
         carry = delta_carry_of(state, empty, headless)
     start = 0 if state is None else state.stop
     known = known_int(start)
-    if isinstance(known, int) and known + v.shape[-2] >= LONGEST:
+    stop = 0 if known is None else known + v.shape[-2]
+    if isinstance(stop, int) and stop >= LONGEST:
         raise ValueError(f"{who} counts tokens below 2**53, but the state ends at {known}")
     rule = DeltaRule(
         scale=1 / math.sqrt(d) if options.scale is None else check_scale(who, options.scale),

@@ -6,7 +6,7 @@ the last three, under the same names, as has the selective scan of Mamba. `direc
 convolution on any array library.
 """
 
-from kerneltrick.engines import _native, _native_sequence
+from kerneltrick.engines import _delta_native, _native, _native_sequence
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._convolution import (
@@ -17,6 +17,7 @@ from kerneltrick.engines._convolution import (
 )
 from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._delta_chunked import delta_chunked
+from kerneltrick.engines._delta_native import delta_decoder, delta_native
 from kerneltrick.engines._delta_problem import (
     DeltaCarry,
     DeltaData,
@@ -58,6 +59,16 @@ register(
 register(Engine("chunked", chunked), orders=("auto",))
 register(Engine("recurrent", recurrent))
 register(Engine("dense", dense), orders=("exact",))
+register(
+    Engine(
+        "native",
+        delta_native,
+        _delta_native.supports,
+        reason=_delta_native.reason,
+        operator="delta_rule",
+    ),
+    orders=("auto",),
+)
 register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
 register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
 for operator, compiled in (
@@ -105,6 +116,8 @@ __all__ = [
     "core",
     "decoder",
     "delta_chunked",
+    "delta_decoder",
+    "delta_native",
     "delta_recurrent",
     "dense",
     "dense_rows",

@@ -1,0 +1,226 @@
+"""The delta rule by the compiled core (`native/delta.cpp`): for arrays on the CPU.
+
+This file turns a call into addresses and strides. `_delta_native_torch` makes operators of
+PyTorch's of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kerneltrick._arrays import Array, dtype_name, library, space, whole
+from kerneltrick.engines._core_call import (
+    CoreCall,
+    NumpyArray,
+    aligned,
+    check_isa,
+    core,
+    missing_core,
+)
+from kerneltrick.engines._delta_problem import (
+    DeltaCarry,
+    DeltaData,
+    DeltaResult,
+    DeltaRule,
+    delta_rule_of,
+)
+from kerneltrick.engines._engine import Signature
+from kerneltrick.engines._native import CODES, type_number
+
+KEPT = 256  # tokens between two states that the forward pass keeps for the gradient
+
+
+class DeltaArguments(NamedTuple):
+    """All that a call of the core depends on, as NumPy's arrays or as tensors."""
+
+    q: Array
+    k: Array
+    v: Array
+    beta: Array | None
+    log_decay: Array | None
+    erase: Array | None
+    read: Array | None
+    mask: Array | None
+    restart: Array | None
+    state: Array | None  # NaN in spoiled columns; None: nobody sees a state
+    rule: str  # `DeltaRule.text`
+    start: Any  # absolute position of the first token
+    gradient: bool  # whether a gradient may be asked for
+
+
+class DeltaMade(NamedTuple):
+    """What the core has computed; PyTorch's operator has empty arrays in place of None."""
+
+    output: Array
+    state: Array | None
+    # The ⌈n/256⌉ states (d, M) that are kept for the gradient, (..., H, ⌈n/256⌉·d·M): as an axis of
+    # their own, of length 1 for a short text, PyTorch would compile one program for short texts.
+    states: Array | None
+
+
+class DeltaGradients(NamedTuple):
+    """Gradients of the arguments of those names."""
+
+    q: Array
+    k: Array
+    v: Array
+    beta: Array | None
+    log_decay: Array | None
+    erase: Array | None
+    read: Array | None
+    state: Array | None
+
+
+def kept_states(n: Any) -> Any:
+    """How many states the forward pass keeps: those before tokens 0, 256, 512, …"""
+    return (n + KEPT - 1) // KEPT
+
+
+def supports(signature: Signature) -> bool:
+    """Whether the core runs a call, with every gradient that may be asked for."""
+    if signature.library not in ("numpy", "torch") or signature.dtype not in CODES:
+        return False
+    return core() is not None and signature.host != "foreign"
+
+
+def reason(signature: Signature) -> Exception:
+    """Why the core cannot run a call."""
+    if core() is None:
+        return RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
+    return ValueError(
+        "the native engine takes NumPy arrays and CPU tensors of float16, bfloat16, float32 or "
+        f"float64, without tangents; here are {signature.library} {signature.dtype}. Use "
+        'engine="auto"'
+    )
+
+
+def delta_native(rule: DeltaRule, data: DeltaData) -> DeltaResult:
+    """All the work in one call of the core; the memory it takes does not grow with n."""
+    check_isa()
+    if library(data.q) == "torch":
+        from kerneltrick.engines import _delta_native_torch
+
+        return _delta_native_torch.run(rule, data)
+    given = delta_arguments(rule, data)
+    made = compute(given, assemble(given, type_number(dtype_name(data.q))))
+    carry = data.carry if made.state is None else DeltaCarry(made.state, None)
+    return DeltaResult(made.output, carry)
+
+
+def delta_arguments(rule: DeltaRule, data: DeltaData) -> DeltaArguments:
+    """The arguments of a call."""
+    state, bad = data.carry
+    if rule.starts_empty and not rule.wants_state:
+        state = None
+    elif bad is not None:
+        xp = space(state)
+        state = xp.where(bad, xp.full_like(state, math.nan), state)
+    numbers = (rule.text, whole(data.start), False)
+    return DeltaArguments._make((*data.streams, state, *numbers))
+
+
+def assemble(given: DeltaArguments, kind: int) -> CoreCall:
+    """What forward and backward are both given: sizes, and the arrays that are read."""
+    rule, q, v = delta_rule_of(given.rule), given.q, given.v
+    lead, shared = v.shape[:-2], q.shape[:-2]
+    call = CoreCall(
+        operator="delta_rule",
+        type=kind,
+        output_type=kind,
+        rows=math.prod(lead),
+        groups=v.shape[-3] // q.shape[-3],
+        tokens=v.shape[-2],
+        inputs=q.shape[-1],
+        width=v.shape[-1],
+        scale=rule.scale,
+        normalize=rule.normalize_qk,
+        start=given.start,
+        decay_width=0 if given.log_decay is None else given.log_decay.shape[-1],
+    )
+    for names, where in (
+        (("q", "k", "erase", "read"), shared),
+        (("v", "beta", "log_decay", "mask", "restart"), lead),
+    ):
+        for name in names:
+            x = getattr(given, name)
+            if x is not None:
+                call.view(name, x, where)
+    return call
+
+
+def compute(given: DeltaArguments, call: CoreCall) -> DeltaMade:
+    """The forward pass on NumPy arrays."""
+    v = given.v
+    output = aligned(v.shape, v.dtype)
+    call.view("output", output, v.shape[:-2])
+    state = states = None
+    if given.state is not None:
+        state = call.array("state", np.array(given.state, order="C"))
+    if given.gradient:
+        size = kept_states(v.shape[-2]) * given.q.shape[-1] * v.shape[-1]
+        states = call.array("states", aligned((*v.shape[:-2], size), _compute(call)))
+    call.forward()
+    return DeltaMade(output, state, states)
+
+
+def differentiate(
+    given: DeltaArguments,
+    call: CoreCall,
+    d_output: NumpyArray,
+    d_state: NumpyArray | None,
+    states: NumpyArray | None,
+) -> DeltaGradients:
+    """The backward pass on NumPy arrays; rows of d_q, d_k, d_erase and d_read are value heads."""
+    q, v, wide = given.q, given.v, _compute(call)
+    lead, n, d = v.shape[:-2], v.shape[-2], q.shape[-1]
+    call.view("d_output", d_output, lead)
+    call.array("state", given.state)
+    call.array("states", states)
+    made: dict[str, NumpyArray | None] = dict.fromkeys(DeltaGradients._fields)
+    sizes = {
+        "q": (d, q.dtype),
+        "k": (d, q.dtype),
+        "v": (v.shape[-1], q.dtype),
+        "beta": (1, wide),
+        "log_decay": (call["decay_width"], wide),
+        "erase": (d, q.dtype),
+        "read": (d, q.dtype),
+    }
+    for name, (width, dtype) in sizes.items():
+        if getattr(given, name) is not None:
+            made[name] = x = aligned((*lead, n, width), dtype)
+            call.view(f"d_{name}", x, lead)
+    if given.state is not None:
+        first = np.zeros(given.state.shape, wide) if d_state is None else np.array(d_state, wide)
+        made["state"] = call.array("d_state", first)
+    call.backward()
+    return DeltaGradients(**made)
+
+
+def _compute(call: CoreCall) -> Any:
+    return np.float64 if call["type"] == type_number("float64") else np.float32
+
+
+class DeltaSteps:
+    """The core's decoder of the delta rule, on a state (..., H, d, M) that it changes in place."""
+
+    def __init__(self, rule: DeltaRule, data: DeltaData, dtype: str, state: NumpyArray) -> None:
+        check_isa()
+        bare = data._replace(mask=None, restart=None)
+        call = assemble(delta_arguments(rule, bare)._replace(state=None), type_number(dtype))
+        call.array("state", state)
+        self.call, self.core = call, core().DeltaDecoder(call.packed())
+
+    def step(self, *arrays: NumpyArray | None) -> None:
+        """One token: q, k, v, beta, output, log_decay, erase and read, contiguous."""
+        self.core.step(*arrays)
+
+
+def delta_decoder(
+    rule: DeltaRule, data: DeltaData, dtype: str, state: NumpyArray
+) -> DeltaSteps | None:
+    """Steps by the core for tokens shaped like `data`; None where there is no core."""
+    return None if core() is None or state.size == 0 else DeltaSteps(rule, data, dtype, state)
