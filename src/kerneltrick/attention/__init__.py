@@ -9,6 +9,7 @@ from kerneltrick.attention._arguments import check_scale as check_scale
 from kerneltrick.attention._decode import Decoder
 from kerneltrick.attention._delta import delta_rule
 from kerneltrick.attention._delta_state import DeltaState
+from kerneltrick.attention._delta_weights import delta_weights
 from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._dial import Dial, Far
@@ -51,6 +52,7 @@ __all__ = [
     "attention_weights",
     "combine_heads",
     "delta_rule",
+    "delta_weights",
     "hard_attention",
     "kernel_attention",
     "linear_attention",

@@ -220,7 +220,7 @@ def weights_of(
         v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
     call = check_call(who, q, k, v, feature_map, options)
     n_q, n = q.shape[-2], k.shape[-2]
-    chosen = _check_rows(rows, n_q)
+    chosen = check_rows(rows, n_q)
     picked = dense_rows(call.rule, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))
     weights = normalized_weights(call, picked, picked.weights, chosen)
     weights = call.inputs.restore(astype(weights[..., :n], q.dtype))
@@ -258,7 +258,7 @@ def _bad_keys(bad: Array | None, xp: Any) -> Array | None:
     return None if bad is None else xp.expand_dims(bad[..., -1:].mT, axis=-3)
 
 
-def _check_rows(rows: Any, n_q: int) -> np.ndarray[Any, Any]:
+def check_rows(rows: Any, n_q: int) -> np.ndarray[Any, Any]:
     if rows is None:
         return np.arange(n_q)
     chosen = np.atleast_1d(np.asarray(rows))
