@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kerneltrick import maps
     from kerneltrick.attention import (
         Decoder,
+        DeltaDecoder,
         DeltaState,
         Dial,
         Far,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decoder",
+    "DeltaDecoder",
     "DeltaState",
     "Dial",
     "Far",

@@ -8,6 +8,7 @@ from kerneltrick.attention._arguments import check_on_zero as check_on_zero
 from kerneltrick.attention._arguments import check_scale as check_scale
 from kerneltrick.attention._decode import Decoder
 from kerneltrick.attention._delta import delta_rule
+from kerneltrick.attention._delta_decode import DeltaDecoder
 from kerneltrick.attention._delta_state import DeltaState
 from kerneltrick.attention._delta_weights import delta_weights
 from kerneltrick.attention._dense import Substitute as Substitute
@@ -42,6 +43,7 @@ from kerneltrick.attention._state_file import parts as parts
 # The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
     "Decoder",
+    "DeltaDecoder",
     "DeltaState",
     "Dial",
     "Far",

@@ -77,7 +77,7 @@ class Decoder:
         width = self.d if value_width is None else value_width
         self.value_width = check_count(who, "value_width", width)
         self.groups = check_count(who, "groups", groups, least=1)
-        self.dtype = _dtype_name(dtype)
+        self.dtype = dtype_name_of(dtype)
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
         self.feature_map, *near = combined(who, feature_map, window, sinks, far)
@@ -146,7 +146,7 @@ class Decoder:
         log_decay: Annotated[Any, "(), (..., H) or (..., H, m)"] = None,
     ) -> Annotated[Array, "(..., H_q, M)"]:
         """The next token: q (..., H_q, d), k (..., H, d), v (..., H, M) → output (..., H_q, M)."""
-        arrays = [x if type(x) is np.ndarray else _values(x) for x in (q, k, v)]
+        arrays = [x if type(x) is np.ndarray else values_of(x) for x in (q, k, v)]
         for x, shape in zip(arrays, self._shapes, strict=True):
             if x.shape != shape:
                 self._refuse(arrays)
@@ -161,7 +161,7 @@ class Decoder:
                 f"{'every step needs a' if self.decay else 'a step takes no'} log_decay"
             )
         if log_decay is not None:
-            log_decay = self._check_decay(log_decay)
+            log_decay = check_step_decay(log_decay, self._decay_shape, self._compute)
         with self._lock:
             position = self._stop
             self.feature_map.check_positions(self._start, position)
@@ -179,22 +179,6 @@ class Decoder:
                 f'on_zero="nan" or "zero"'
             )
         return out if type(q) is np.ndarray else constant(out, q)
-
-    def _check_decay(self, log_decay: Any) -> Any:
-        numbers = isinstance(log_decay, (int, float, np.number)) or is_array(log_decay)
-        values = np.asarray(_values(log_decay) if is_array(log_decay) else log_decay)
-        if not numbers or values.dtype.kind not in "fiu":
-            raise TypeError(f"log_decay must be a number or an array of numbers, not {log_decay!r}")
-        try:
-            values = np.array(np.broadcast_to(values, self._decay_shape), self._compute, order="C")
-        except ValueError:
-            raise ValueError(
-                f"this decoder takes log_decay of shape {self._decay_shape} for each token, not "
-                f"{values.shape}"
-            ) from None
-        if not (np.isfinite(values).all() and (values <= 0).all()):
-            raise ValueError("log_decay must be finite and ≤ 0")
-        return values
 
     def _step_by_engine(self, arrays: list[Any], log_decay: Any) -> tuple[Any, bool]:
         """For maps that are not compiled in, and where nothing is: the recurrent engine."""
@@ -315,18 +299,36 @@ class Decoder:
         )
 
 
-def _dtype_name(dtype: Any) -> str:
+def check_step_decay(log_decay: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The log-decays of one token, as an array of this shape."""
+    numbers = isinstance(log_decay, (int, float, np.number)) or is_array(log_decay)
+    values = np.asarray(values_of(log_decay) if is_array(log_decay) else log_decay)
+    if not numbers or values.dtype.kind not in "fiu":
+        raise TypeError(f"log_decay must be a number or an array of numbers, not {log_decay!r}")
+    try:
+        values = np.array(np.broadcast_to(values, shape), dtype, order="C")
+    except ValueError:
+        raise ValueError(
+            f"this decoder takes log_decay of shape {shape} for each token, not {values.shape}"
+        ) from None
+    if not (np.isfinite(values).all() and (values <= 0).all()):
+        raise ValueError("log_decay must be finite and ≤ 0")
+    return values
+
+
+def dtype_name_of(dtype: Any) -> str:
     """The name of a dtype of any library."""
     try:
         name = "" if dtype is None else np.dtype(dtype).name
     except TypeError:  # PyTorch's own, or no dtype
         name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(f"Decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
+        raise ValueError(f"a decoder needs dtype to be one of {', '.join(DTYPES)}, not {dtype!r}")
     return name
 
 
-def _values(x: Any) -> Any:
+def values_of(x: Any) -> Any:
+    """The values of an array of any library."""
     if not is_array(x):
         raise TypeError(f"a decoder takes arrays, not {type(x).__name__}")
     return as_numpy(x)
