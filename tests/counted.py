@@ -155,6 +155,81 @@ def linear_decode(meter, phi, x, weights, state, heads, shared):
     return project(meter, outputs.reshape(b, -1), weights["o"])
 
 
+def delta_token(meter, S, q, k, v, beta, log_decay):
+    """One token of the gated delta rule; S (D, M) is changed."""
+    rate = meter.exp(log_decay)
+    for i, j in np.ndindex(S.shape):
+        S[i, j] = meter.multiply(S[i, j], rate)
+    answers = [meter.dot(k, column) for column in S.T]
+    u = [meter.multiply(beta, meter.sub(x, y)) for x, y in zip(v, answers, strict=True)]
+    write(meter, S, k, u)
+    return [meter.dot(q, column) for column in S.T]
+
+
+def delta_recurrent(meter, Q, K, V, beta, log_decay):
+    """The gated delta rule token by token."""
+    S, root, rows = np.zeros((K.shape[1], V.shape[1])), math.sqrt(K.shape[1]), []
+    for t in range(len(K)):
+        q = [meter.div(x, root) for x in Q[t]]
+        rows.append(delta_token(meter, S, q, K[t], V[t], beta[t], log_decay[t]))
+    return np.array(rows)
+
+
+def delta_chunked(meter, Q, K, V, beta, log_decay, size):
+    """The gated delta rule by chunks: only the triangles of C×C weights are computed."""
+    S, root, rows = np.zeros((K.shape[1], V.shape[1])), math.sqrt(K.shape[1]), []
+    for start in range(0, len(K), size):
+        here = range(start, start + size)
+        total, b = 0.0, {}
+        for i in here:
+            b[i] = total = meter.add(total, log_decay[i])
+        U, keys = {}, []
+        for i in here:
+            q = [meter.div(x, root) for x in Q[i]]
+            entry = meter.exp(b[i])
+            rate = {j: meter.exp(meter.sub(b[i], b[j])) for j in range(start, i)}
+            before = [meter.multiply(entry, meter.dot(K[i], column)) for column in S.T]
+            u = [
+                meter.multiply(beta[i], meter.sub(x, y)) for x, y in zip(V[i], before, strict=True)
+            ]
+            for j in range(start, i):
+                a = meter.multiply(beta[i], meter.multiply(rate[j], meter.dot(K[i], K[j])))
+                u = [meter.accumulate(x, -a, y) for x, y in zip(u, U[j], strict=True)]
+            U[i] = u
+            o = [meter.multiply(entry, meter.dot(q, column)) for column in S.T]
+            for j in range(start, i + 1):
+                p = meter.dot(q, K[j])
+                p = p if j == i else meter.multiply(rate[j], p)
+                o = [meter.accumulate(x, p, y) for x, y in zip(o, U[j], strict=True)]
+            rows.append(o)
+        for j in here:
+            leave = meter.exp(meter.sub(total, b[j]))
+            keys.append([meter.multiply(leave, x) for x in K[j]])
+        through = math.exp(total)  # the entry of the last token
+        for i, j in np.ndindex(S.shape):
+            S[i, j] = meter.multiply(S[i, j], through)
+        for j, key in zip(here, keys, strict=True):
+            write(meter, S, key, U[j])
+    return np.array(rows)
+
+
+def delta_decode(meter, x, weights, state, shared):
+    """One step of the gated delta rule: state (b, h, k, M) is changed; g query and key heads."""
+    b, heads, width, M = state.shape
+    q, k = (project(meter, x, weights[name]).reshape(b, shared, width) for name in "qk")
+    v = project(meter, x, weights["v"]).reshape(b, heads, M)
+    beta, decay = (project(meter, x, weights[name]) for name in ("beta", "decay"))
+    root = math.sqrt(width)
+    q = np.array([meter.div(y, root) for y in q.ravel()]).reshape(q.shape)
+    outputs = np.zeros((b, heads, M))
+    for i, h in np.ndindex(b, heads):
+        group = h // (heads // shared)
+        outputs[i, h] = delta_token(
+            meter, state[i, h], q[i, group], k[i, group], v[i, h], beta[i, h], -abs(decay[i, h])
+        )
+    return project(meter, outputs.reshape(b, -1), weights["o"])
+
+
 class Number:
     """A float that counts its operations, for maps that run on object arrays."""
 

@@ -100,6 +100,64 @@ def test_linear_attention_costs_what_its_loop_does(phi, text, kind):
     agree(meter, cost, **SIZES, C=3)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "chunked"])
+def test_the_delta_rule_costs_what_its_loop_does(kind):
+    meter = counted.Meter()
+    beta, log_decay = rng.random(6), -rng.random(6)
+    arrays = (Q, 0.5 * K, V, beta, log_decay)
+    if kind == "chunked":
+        found, cost = counted.delta_chunked(meter, *arrays, 3), costs.delta_chunked()
+    else:
+        found, cost = counted.delta_recurrent(meter, *arrays), costs.delta_recurrent()
+    wanted = kt.delta_rule(Q, 0.5 * K, V, beta, log_decay=log_decay)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    agree(meter, cost, **SIZES, C=3)
+
+
+def test_the_delta_rule_takes_the_flops_that_are_published():
+    """6·d·M + 2·C·(d+M) for a token in chunks, without decays, and 7·d·M by tokens."""
+    d, chunk = 128, 64
+    parts = costs.delta_chunked().at(n=chunk, D=d, M=d, C=chunk).parts
+    products = sum(count for name, count in parts.items() if name != "decays and β")
+    assert 2 * products / chunk == 6 * d * d + 2 * chunk * (d + d)
+    parts = costs.delta_recurrent().at(n=1, D=d, M=d).parts
+    assert 2 * sum(parts.values()) - parts["decay of S"] == 7 * d * d + 2 * d
+
+
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_decoding_by_the_delta_rule_costs_what_its_loop_does(shared):
+    b, d, h, k, M = 2, 6, 4, 3, 2
+    meter = counted.Meter()
+    columns = {"q": shared * k, "k": shared * k, "v": h * M, "beta": h, "decay": h}
+    weights = {name: rng.standard_normal((d, width)) for name, width in columns.items()}
+    weights["o"] = rng.standard_normal((h * M, d))
+    state = np.ones((b, h, k, M))
+    counted.delta_decode(meter, rng.standard_normal((b, d)), weights, state, shared)
+    cost = costs.delta_decoding()
+    sizes = {"b": b, "d": d, "h": h, "g": shared, "k": k, "M": M}
+    agree(meter, cost, **sizes)
+    numbers = cost.at(**sizes, w=8)
+    assert numbers.memory == state.nbytes
+    read = sum(x.nbytes for x in weights.values()) + 2 * state.nbytes
+    assert numbers.moved == read + 8 * b * (2 * d + 2 * (2 * shared * k + 2 * h * M + 2 * h))
+    assert "n" not in cost.multiply_adds.symbols + cost.moved.symbols + cost.memory.symbols
+
+
+def test_summary_counts_the_delta_rule_when_asked(run):
+    sizes = costs.Sizes(n=4096, d=64)
+    names = [row.cost.name for row in costs.summary(sizes, delta=True)]
+    assert names[-2:] == ["delta rule, by tokens", "delta rule, by chunks"]
+    names = [row.cost.name for row in costs.summary(sizes, decode=True, delta=True)]
+    assert [x for x in names if "delta" in x] == [
+        "delta rule decoding", "delta rule decoding, n steps"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="not in training"):
+        costs.summary(sizes, train=True, delta=True)
+    code, out, _ = run("costs", "--delta", "--no-measure", "--n", 64, "--d", 8)
+    assert code == 0
+    assert "4·n·D·M + n·M" in out
+
+
 @pytest.mark.parametrize("text", ["identity", "elu", "relu", "relu2", "exp", "square"])
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_maps_cost_what_their_own_code_does(text, d):
@@ -185,8 +243,12 @@ def test_linear_decoding_costs_what_its_loop_does(shared):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda **o: costs.decoding(2, **o), lambda **o: costs.linear_decoding("elu", 2, **o)],
-    ids=["cache", "state"],
+    [
+        lambda **o: costs.decoding(2, **o),
+        lambda **o: costs.linear_decoding("elu", 2, **o),
+        lambda **o: costs.delta_decoding(**o).subs(g=2),
+    ],
+    ids=["cache", "state", "delta rule"],
 )
 def test_n_steps_cost_the_sum_of_the_steps(make):
     sizes = {"b": 2, "d": 12, "h": 4}

@@ -1039,6 +1039,63 @@ MUTANTS = [
         "np.random.default_rng()",
         "test_language_model.py::test_after_kill_9_in_a_step_training_goes_on_with_the_same_losses",
     ),
+    Mutant(
+        "delta rule: the decay applied after the correction",
+        "engines/_delta_recurrent.py",
+        """    if token.log_decay is not None:
+        S = xp.exp(token.log_decay).mT * S
+    erase = token.k if token.erase is None else token.erase
+    S = S - erase.mT @ (token.read @ S) + token.k.mT @ token.write
+""",
+        """    erase = token.k if token.erase is None else token.erase
+    S = S - erase.mT @ (token.read @ S) + token.k.mT @ token.write
+    if token.log_decay is not None:
+        S = xp.exp(token.log_decay).mT * S
+""",
+        "test_delta_rule.py::test_every_engine_is_the_loop[recurrent-token-keys]",
+    ),
+    Mutant(
+        "delta rule: β on the write alone",
+        "engines/_delta_problem.py",
+        "        read = read * beta\n",
+        "        read = read * (beta > 0)\n",
+        "test_delta_rule.py::test_every_engine_is_the_loop[chunked-none-keys]",
+    ),
+    Mutant(
+        "delta rule: a masked token decays the state",
+        "engines/_delta_problem.py",
+        "beta, log_decay = clean(beta, found), clean(log_decay, found)",
+        "beta, log_decay = clean(beta, found), None if log_decay is None else grouped(log_decay)",
+        "test_delta_rule.py::TestPromises::test_pads_agree_with_leaving_them_out[chunked]",
+    ),
+    Mutant(
+        "delta rule: a new segment keeps the state of the one before",
+        "engines/_delta_chunked.py",
+        "xp.where(tokens.restart, xp.full_like(log_decay, -math.inf), log_decay)",
+        "xp.where(tokens.restart, xp.full_like(log_decay, -1.0), log_decay)",
+        "test_delta_rule.py::TestPromises::test_packed_texts_do_not_see_each_other[chunked-token]",
+    ),
+    Mutant(
+        "delta rule: the triangular system with its diagonal",
+        "engines/_delta_chunked.py",
+        "xp.tril(decays.scores(read, x), k=-1), None, xp)",
+        "xp.tril(decays.scores(read, x)), None, xp)",
+        "test_delta_rule.py::test_every_engine_is_the_loop[chunked-none-keys]",
+    ),
+    Mutant(
+        "delta rule: no refinement of the triangular system",
+        "engines/_delta_chunked.py",
+        "solved, last = finite(rough + inverse @ rest, xp)",
+        "solved, last = finite(rough + 0 * rest, xp)",
+        "test_delta_rule.py::test_almost_equal_keys_with_beta_2_in_float32",
+    ),
+    Mutant(
+        "delta weights: read where it should erase",
+        "attention/_delta_weights.py",
+        "after = y - (y @ x.mT) @ e",
+        "after = y - (y @ e.mT) @ x",
+        "test_delta_weights.py::test_rows_times_values_are_the_output[token-erase-read]",
+    ),
 ]
 
 

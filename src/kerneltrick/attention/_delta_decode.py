@@ -19,10 +19,10 @@ from kerneltrick.engines import delta_decoder, empty_state
 class DeltaDecoder:
     """The delta rule a token at a time: S ← D S − x (β eᵀ D S) + k (β v)ᵀ, o = scale · Sᵀ q.
 
-    `shape` is the shape of the streams and value heads, (..., H_v); `groups` of them share a head of
-    q and k. The state is changed in place, so a step reads and writes it once, whatever came before;
-    there are no gradients. `state` continues a prompt that `delta_rule(..., return_state=True)` has
-    read; `snapshot()` gives the state back.
+    `shape` is the shape of the streams and value heads, (..., H_v); `groups` of them share a head
+    of q and k. The state is changed in place, so a step reads and writes it once, whatever came
+    before; there are no gradients. `state` continues a prompt that `delta_rule(...,
+    return_state=True)` has read; `snapshot()` gives the state back.
 
     Steps that several threads take with one decoder come one after the other. Copies, and the child
     of a fork between steps, go on by themselves; to send a decoder elsewhere, save its snapshot.

@@ -54,6 +54,9 @@ def costs_command(
     train: Annotated[
         bool, typer.Option("--train", help="Count the forward and the backward pass.")
     ] = False,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Count the delta rule too, with a decay per token.")
+    ] = False,
     heads: Annotated[
         int, typer.Option("--heads", help="Number of query heads, for --decode and --ranks.")
     ] = 8,
@@ -122,7 +125,7 @@ def costs_command(
     try:
         sizes = costs.Sizes(n, d, values, width, heads, kv_heads, batch, chunk, bytes=number_bytes)
         chosen = _maps(map_texts, d)
-        rows = costs.summary(sizes, chosen, train=train, decode=decode)
+        rows = costs.summary(sizes, chosen, train=train, decode=decode, delta=delta)
         machine = costs.Machine(**link)
     except ValueError as error:
         raise UsageError(str(error)) from None

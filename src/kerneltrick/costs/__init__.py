@@ -23,6 +23,7 @@ from kerneltrick.costs._communication import powers as powers
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
+from kerneltrick.costs._delta import delta_chunked, delta_decoding, delta_recurrent
 from kerneltrick.costs._features import FeatureCost, feature_cost
 from kerneltrick.costs._order import Direction, Relation, leading, missing_terms, outgrows
 from kerneltrick.costs._plot import figure
@@ -49,6 +50,9 @@ __all__ = [
     "context_parallel",
     "crossover",
     "decoding",
+    "delta_chunked",
+    "delta_decoding",
+    "delta_recurrent",
     "feature_cost",
     "figure",
     "get",

@@ -15,6 +15,7 @@ from kerneltrick.costs._attention import (
 )
 from kerneltrick.costs._cost import Cost, W
 from kerneltrick.costs._decoding import decoding, linear_decoding, multi_head
+from kerneltrick.costs._delta import delta_chunked, delta_decoding, delta_recurrent
 from kerneltrick.costs._features import feature_cost
 from kerneltrick.costs._polynomial import Polynomial, symbols
 
@@ -79,6 +80,9 @@ _ALGORITHMS: dict[str, Callable[[], Cost]] = {
     "chunked": chunked,
     "chunked training": lambda: chunked(train=True),
     "recurrent": recurrent,
+    "delta rule": delta_recurrent,
+    "delta rule chunked": delta_chunked,
+    "delta rule decoding": delta_decoding,
     "multi-head attention": lambda: multi_head(h),
     "grouped attention": multi_head,
     "multi-query attention": lambda: multi_head(1),

@@ -13,6 +13,7 @@ from kerneltrick.costs._attention import chunked, linear, projections, softmax, 
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding
+from kerneltrick.costs._delta import delta_chunked, delta_decoding, delta_recurrent
 from kerneltrick.costs._polynomial import symbol
 
 
@@ -97,8 +98,9 @@ def summary(
     *,
     train: bool = False,
     decode: bool = False,
+    delta: bool = False,
 ) -> list[Row]:
-    """The costs of softmax and linear attention over n tokens.
+    """The costs of softmax and linear attention over n tokens, and with `delta` of the delta rule.
 
     With `train`, the backward pass is included. With `decode`, the rows are one decoding step and
     all n steps. A map can have a window and sinks, `elu@window=64,sinks=4`, in a forward pass over
@@ -117,7 +119,9 @@ def summary(
         _check_counted(dial, sizes, forward=not (train or decode))
     if decode:
         chosen = [dial.feature_map for dial in dials]
-        return [*_decoding_rows(sizes, chosen, False), *_decoding_rows(sizes, chosen, True)]
+        return [
+            row for steps in (False, True) for row in _decoding_rows(sizes, chosen, steps, delta)
+        ]
     found = [projections(), softmax(train=train), softmax(streamed=True, train=train)]
     for dial in dials:
         if dial.window or dial.sinks:
@@ -125,6 +129,10 @@ def summary(
         else:
             found.append(linear(dial.feature_map, train=train, d=sizes.d))
             found.append(chunked(dial.feature_map, train=train, d=sizes.d))
+    if delta:
+        if train:
+            raise ValueError("the delta rule is counted forward and in decoding, not in training")
+        found += [delta_recurrent(), delta_chunked()]
     return _rows(sizes, found, found[1])
 
 
@@ -145,13 +153,17 @@ def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
         )
 
 
-def _decoding_rows(sizes: Sizes, feature_maps: Sequence[maps.MapLike], steps: bool) -> list[Row]:
+def _decoding_rows(
+    sizes: Sizes, feature_maps: Sequence[maps.MapLike], steps: bool, delta: bool
+) -> list[Row]:
     kinds = [decoding(symbol("h"), steps=steps)]
     if 1 < sizes.groups < sizes.heads:
         kinds.append(decoding(symbol("g"), steps=steps))
     kinds.append(decoding(1, steps=steps))
     for feature_map in feature_maps:
         kinds.append(linear_decoding(feature_map, symbol("g"), steps=steps, width=sizes.d))
+    if delta:
+        kinds.append(delta_decoding(steps=steps))
     return _rows(sizes, kinds, kinds[0])
 
 
