@@ -107,7 +107,8 @@ def delta_rule(
     state, return_state
         Continue after `state`; also return the state after the last token.
     engine
-        "chunked", "recurrent", or "auto": the first of them.
+        "native" (compiled, for arrays on the CPU), "chunked", "recurrent", or "auto": native where
+        it can be, else chunked.
 
     Returns
     -------
