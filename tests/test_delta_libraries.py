@@ -56,7 +56,10 @@ def test_every_library_agrees_with_numpy(library, engine):
         agree(as_numpy(out), kt.delta_rule(**arrays, **extra, state=state, engine=engine), 2e-6)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(x, marks=[pytest.mark.slow] if x == "jax" else []) for x in LIBRARIES],
+)
 def test_past_is_bit_identical_in_other_libraries(library):
     convert, _ = LIBRARIES[library]
     arrays = problem(70, "feature", dtype=np.float32)
@@ -197,6 +200,7 @@ class TestJax:
         for name, x in leaves.items():
             agree(np.asarray(found[name]), x.grad.numpy(), 2e-5)
 
+    @pytest.mark.slow
     def test_a_stream_compiles_once(self):
         traces = 0
 

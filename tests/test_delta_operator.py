@@ -104,7 +104,7 @@ def test_functional_transforms():
 
 
 def test_forward_mode_goes_around_the_core():
-    x = tensors(10)
+    x = tensors(10, "none")
     tangent = torch.ones_like(x["v"])
     _, out = torch.func.jvp(lambda v: kt.delta_rule(**{**x, "v": v}), (x["v"],), (tangent,))
     torch.testing.assert_close(out, kt.delta_rule(**{**x, "v": tangent}))
