@@ -6,7 +6,7 @@ the last three, under the same names, as has the selective scan of Mamba. `direc
 convolution on any array library.
 """
 
-from kerneltrick.engines import _delta_native, _native, _native_sequence
+from kerneltrick.engines import _native, _native_sequence
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._convolution import (
@@ -59,19 +59,8 @@ register(
 register(Engine("chunked", chunked), orders=("auto",))
 register(Engine("recurrent", recurrent))
 register(Engine("dense", dense), orders=("exact",))
-register(
-    Engine(
-        "native",
-        delta_native,
-        _delta_native.supports,
-        reason=_delta_native.reason,
-        operator="delta_rule",
-    ),
-    orders=("auto",),
-)
-register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
-register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
 for operator, compiled in (
+    ("delta_rule", delta_native),
     ("short_convolution", _native_sequence.native_convolution),
     ("selective_scan", _native_sequence.native_scan),
 ):
@@ -85,6 +74,8 @@ for operator, compiled in (
         ),
         orders=("auto",),
     )
+register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
+register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
 register(Engine("direct", direct, operator="short_convolution"), orders=("auto",))
 register(Engine("chunked", scan_chunked, operator="selective_scan"), orders=("auto",))
 register(Engine("recurrent", scan_recurrent, operator="selective_scan"))

@@ -18,7 +18,6 @@ from kerneltrick.engines._core_call import (
     aligned,
     check_isa,
     core,
-    missing_core,
 )
 from kerneltrick.engines._delta_problem import (
     DeltaCarry,
@@ -27,8 +26,7 @@ from kerneltrick.engines._delta_problem import (
     DeltaRule,
     delta_rule_of,
 )
-from kerneltrick.engines._engine import Signature
-from kerneltrick.engines._native import CODES, type_number
+from kerneltrick.engines._native import type_number
 
 KEPT = 256  # tokens between two states that the forward pass keeps for the gradient
 
@@ -77,24 +75,6 @@ class DeltaGradients(NamedTuple):
 def kept_states(n: Any) -> Any:
     """How many states the forward pass keeps: those before tokens 0, 256, 512, …"""
     return (n + KEPT - 1) // KEPT
-
-
-def supports(signature: Signature) -> bool:
-    """Whether the core runs a call, with every gradient that may be asked for."""
-    if signature.library not in ("numpy", "torch") or signature.dtype not in CODES:
-        return False
-    return core() is not None and signature.host != "foreign"
-
-
-def reason(signature: Signature) -> Exception:
-    """Why the core cannot run a call."""
-    if core() is None:
-        return RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
-    return ValueError(
-        "the native engine takes NumPy arrays and CPU tensors of float16, bfloat16, float32 or "
-        f"float64, without tangents; here are {signature.library} {signature.dtype}. Use "
-        'engine="auto"'
-    )
 
 
 def delta_native(rule: DeltaRule, data: DeltaData) -> DeltaResult:
