@@ -74,7 +74,7 @@ def _by_blocks(rule: ScanRule, data: ScanData, size: int) -> ScanResult:
     def body(h: Array, blocks: Any, first: Any, valid: Array | None) -> Any:
         *parts, mask, restart = blocks
         keep = valid if mask is None else mask if valid is None else mask & valid
-        numbers: list[Any] = [None if y is None else astype(_kept(y, keep), compute) for y in parts]
+        numbers: list[Any] = [None if y is None else astype(_masked(y, keep), compute) for y in parts]
         x, step, B, C, z = numbers
         step = step if bias is None else step + bias
         if rule.softplus:
@@ -103,7 +103,7 @@ def _by_blocks(rule: ScanRule, data: ScanData, size: int) -> ScanResult:
     return ScanResult(output, state if rule.wants_state else None)
 
 
-def _kept(x: Array, keep: Array | None) -> Array:
+def _masked(x: Array, keep: Array | None) -> Array:
     """x with 0 where a token is hidden, so that a NaN there has no effect, forward or backward."""
     xp = space(x)
     return x if keep is None else xp.where(keep, x, xp.zeros_like(x))
