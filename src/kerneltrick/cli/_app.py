@@ -17,6 +17,7 @@ from kerneltrick._files import is_standard_output, regular_file, write
 from kerneltrick._text import printable
 from kerneltrick._version import __version__
 from kerneltrick.analysis import compare, save_attention
+from kerneltrick.cli._accelerate import accelerate_command
 from kerneltrick.cli._arguments import (
     ANSWERING,
     ERROR,
@@ -293,6 +294,7 @@ def _capture(
 
 # The order of the help.
 USE, CHOOSE, UNDERSTAND = "Use linear attention", "Choose a feature map", "Understand it"
+app.command("accelerate", cls=Command, rich_help_panel=USE)(accelerate_command)
 app.command("fit", cls=Command, rich_help_panel=USE)(fit_command)
 app.command("linearize", cls=Command, rich_help_panel=USE)(linearize_command)
 app.command("evaluate", cls=Command, rich_help_panel=USE)(evaluate_command)

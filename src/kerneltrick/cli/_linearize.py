@@ -130,7 +130,7 @@ def linearize_command(
     The command reads the text once: each window is one step for all layers. --finetune reads it a
     second time. If it is stopped, the same command continues where it stopped.
     """
-    exact = 0 if window == "auto" else _count("--window", window, 0, "auto, or ")
+    exact = 0 if window == "auto" else read_count("--window", window, 0, "auto, or ")
     try:
         setting = Dial(*combined("linearize", feature_map, exact, sinks))
     except ValueError as error:
@@ -138,9 +138,9 @@ def linearize_command(
     kept: Any = () if keep == "none" else keep if keep == "auto" else read_numbers("--keep", keep)
     if finetune not in FINETUNE:
         raise UsageError(f"--finetune must be none, maps, lora or all, not {finetune!r}")
-    most = None if budget is None else _count("--budget", budget)
-    words, count = read_text(text), _count("--tokens", tokens)
-    hf = _models()
+    most = None if budget is None else read_count("--budget", budget)
+    words, count = read_text(text), read_count("--tokens", tokens)
+    hf = load_hf()
     try:
         hf.check_folder(out, force)
     except OSError as error:
@@ -150,7 +150,7 @@ def linearize_command(
     if held_out is not None:
         judged = hf.windows(model, read_text(held_out), tokens=16 * length, length=length, least=2)
     try:
-        with _progress(quiet) as progress:
+        with progress_lines(quiet) as progress:
             found = hf.linearize(
                 model,
                 windows,
@@ -224,11 +224,11 @@ def evaluate_command(
 ) -> None:
     """Compare a linearised model with its teacher, its window and its map alone (extra: hf)."""
     outputs = outputs_of(html, json)
-    words, count = read_text(text), _count("--tokens", tokens)
-    timed = [_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
-    hf = _models()
+    words, count = read_text(text), read_count("--tokens", tokens)
+    timed = [read_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
+    hf = load_hf()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
-    with _progress(quiet) as progress:
+    with progress_lines(quiet) as progress:
         result = hf.evaluate(
             model,
             ids,
@@ -258,7 +258,7 @@ def evaluate_command(
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[ProgressReport | None]:
+def progress_lines(quiet: bool) -> Iterator[ProgressReport | None]:
     """Show a bar on a terminal. Elsewhere, print a line to stderr every half minute."""
     if quiet or sys.stderr.isatty():
         with progress_bar(quiet) as report:
@@ -275,7 +275,7 @@ def _progress(quiet: bool) -> Iterator[ProgressReport | None]:
     yield print_line
 
 
-def _models() -> Any:
+def load_hf() -> Any:
     try:
         from kerneltrick import hf  # transformers and torch only when asked for
     except ImportError as error:
@@ -283,7 +283,7 @@ def _models() -> Any:
     return hf
 
 
-def _count(option: str, text: str, least: int = 1, other: str = "") -> int:
+def read_count(option: str, text: str, least: int = 1, other: str = "") -> int:
     match = re.fullmatch(r"(\d{1,12})([kM]?)", text.strip())
     if match is None or int(match[1]) < least:
         raise UsageError(f"{option} must be {other}a number such as 5000, 200k or 1M, not {text!r}")

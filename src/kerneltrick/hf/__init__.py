@@ -7,6 +7,13 @@ except ImportError as error:
         f"kerneltrick.hf needs transformers and torch ({error}): pip install 'kerneltrick[hf]'"
     ) from None
 
+from kerneltrick.hf._accelerate import (
+    Acceleration,
+    AccelerationError,
+    Replacement,
+    accelerate,
+    restore,
+)
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
@@ -16,8 +23,10 @@ from kerneltrick.hf._generate import Continuation
 from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._measure import Gain, Gains, measure_gains
 from kerneltrick.hf._names import register, unregister
 from kerneltrick.hf._passkey import Passkey, passkeys
+from kerneltrick.hf._published import SHAPES, load_model
 from kerneltrick.hf._record import read_record
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._speed import Speed
@@ -25,27 +34,37 @@ from kerneltrick.hf._split import OverlapError
 from kerneltrick.hf._texts import decode, windows
 
 __all__ = [
+    "SHAPES",
+    "Acceleration",
+    "AccelerationError",
     "AttentionError",
     "Cache",
     "CaptureError",
     "Continuation",
     "Evaluation",
     "EvaluationRow",
+    "Gain",
+    "Gains",
     "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
     "OverlapError",
     "Passkey",
+    "Replacement",
     "Speed",
     "Tuned",
+    "accelerate",
     "capture",
     "check_folder",
     "decode",
     "evaluate",
     "linearize",
+    "load_model",
+    "measure_gains",
     "passkeys",
     "read_record",
     "register",
+    "restore",
     "unregister",
     "windows",
 ]

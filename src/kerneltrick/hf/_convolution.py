@@ -1,0 +1,62 @@
+"""The causal short convolution, as transformers calls it: channels before tokens."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from transformers.activations import ACT2FN
+
+from kerneltrick.attention import short_convolution
+from kerneltrick.hf._packed import segments
+
+Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+SILU = ("silu", "swish")  # the activation that the operator applies itself
+
+
+def convolution(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **more: Any,
+) -> Tensor:
+    """`causal_conv1d_fn`: hidden_states (batch, channels, n), weight (channels, taps)."""
+    batch, _, n = hidden_states.shape
+    made = short_convolution(
+        hidden_states.transpose(1, 2),
+        weight,
+        bias,
+        activation="silu" if activation in SILU else None,
+        segment_ids=segments(more, batch, n),
+    )
+    return _activated(made.transpose(1, 2), activation)
+
+
+def convolution_update(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """`causal_conv1d_update`: the next tokens; conv_state (batch, channels, l) changes in place.
+
+    The state holds the last l ≥ taps − 1 tokens, the latest at the end.
+    """
+    past = weight.shape[-1] - 1
+    made = short_convolution(
+        hidden_states.transpose(1, 2),
+        weight,
+        bias,
+        activation="silu" if activation in SILU else None,
+        state=conv_state[:, :, conv_state.shape[-1] - past :].transpose(1, 2),
+    )
+    line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
+    conv_state.copy_(line[:, :, -conv_state.shape[-1] :])
+    return _activated(made.transpose(1, 2), activation)
+
+
+def _activated(made: Tensor, activation: str | None) -> Tensor:
+    return made if activation in (None, *SILU) else ACT2FN[activation](made)

@@ -1,0 +1,160 @@
+"""Models with linear attention compute the same on the compiled core as on transformers' code."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from accelerated_models import CONFIGS, ONLY_LINEAR, VOCABULARY, build  # noqa: E402
+
+import kerneltrick.hf as hf  # noqa: E402
+
+KINDS = tuple(CONFIGS)
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
+    pytest.mark.xdist_group("accelerated"),
+]
+
+
+def tokens(batch=2, n=37, seed=0):
+    drawn = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (batch, n), generator=drawn)
+
+
+def error(found, expected):
+    """The largest difference, as a share of the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    model = build(request.param)
+    yield model
+    hf.restore()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    yield request.param
+    hf.restore()
+
+
+def test_logits_are_those_of_the_reference(model):
+    x = tokens()
+    with torch.no_grad():
+        expected = model(x).logits
+        with hf.accelerate(model):
+            assert error(model(x).logits, expected) < 1e-4
+        assert torch.equal(model(x).logits, expected)
+
+
+def test_greedy_generation_is_token_for_token_that_of_the_reference(model):
+    x = tokens(n=11)
+    mask = torch.ones_like(x)
+    mask[0, :4] = 0  # left padding
+    how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    expected = model.generate(x, **how)
+    with hf.accelerate(model):
+        assert torch.equal(model.generate(x, **how), expected)
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_the_reference(model):
+    x, found = tokens(), []
+    model.train()
+    for replaced in (False, True):
+        if replaced:
+            hf.accelerate(model)
+        model.zero_grad()
+        model(x, labels=x).loss.backward()
+        found.append({k: v.grad for k, v in model.named_parameters() if v.grad is not None})
+    expected, ours = found
+    assert ours.keys() == expected.keys()
+    largest = max(float(x.abs().max()) for x in expected.values())
+    for name, gradient in expected.items():
+        scale = max(float(gradient.abs().max()), 1e-3 * largest)
+        assert float((ours[name] - gradient).abs().max()) < 1e-3 * scale, name
+
+
+@pytest.mark.slow
+def test_prefill_in_two_parts_gives_what_the_reference_gives(model):
+    x = tokens()
+
+    def in_parts():
+        made, logits = {}, []
+        for part in (x[:, :20], x[:, 20:30], x[:, 30:31]):
+            found = model(part, use_cache=True, **made)
+            name = "cache_params" if "cache_params" in found else "past_key_values"
+            made = {name: found[name]}
+            logits.append(found.logits)
+        return torch.cat(logits, dim=1)
+
+    with torch.no_grad():
+        expected = in_parts()
+        with hf.accelerate(model):
+            assert error(in_parts(), expected) < 1e-4
+
+
+@pytest.mark.slow
+def test_left_padding_gives_what_the_reference_gives(model):
+    x = tokens()
+    mask = torch.ones_like(x)
+    mask[0, :9] = 0
+    with torch.no_grad():
+        expected = model(x, attention_mask=mask).logits
+        with hf.accelerate(model):
+            found = model(x, attention_mask=mask).logits
+    assert error(found[0, 9:], expected[0, 9:]) < 1e-4
+    assert error(found[1], expected[1]) < 1e-4
+
+
+LENGTHS = (13, 5, 21)
+
+
+def packed():
+    """Three texts in one row, as `DataCollatorWithFlattening` describes them."""
+    x = tokens(1, sum(LENGTHS))
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    numbers = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)]).int()[None]
+    return x, {
+        "position_ids": positions,
+        "seq_idx": numbers,
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": max(LENGTHS),
+        "max_length_k": max(LENGTHS),
+        "use_cache": False,
+    }
+
+
+def test_packed_texts_give_what_each_gives_alone(kind):
+    layer, (x, how) = ONLY_LINEAR.get(kind), packed()
+    model = build(kind, **({"layer_types": [layer] * 2} if layer else {}))
+    with torch.no_grad():
+        parts = x.split(LENGTHS, dim=1)
+        alone = torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
+        with hf.accelerate(model):
+            assert error(model(x, **how).logits, alone) < 1e-4
+
+
+@pytest.mark.slow
+def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
+    squares = torch.zeros(2)  # a single draw may send a token to another expert
+    for seed in range(4):
+        x = tokens(n=64, seed=seed)
+        with torch.no_grad():
+            truth = build(kind, seed)(x).logits
+            model = build(kind, seed, torch.bfloat16)
+            reference = model(x).logits.float()
+            with hf.accelerate(model):
+                found = model(x).logits.float()
+        squares += torch.stack([(y - truth).square().mean() for y in (found, reference)])
+    assert squares[0] < 1.1 * squares[1]
+
+
+@pytest.mark.slow
+def test_float16_runs(kind):
+    model = build(kind, dtype=torch.float16)
+    with torch.no_grad(), hf.accelerate(model):
+        assert model(tokens()).logits.isfinite().all()

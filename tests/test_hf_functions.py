@@ -1,0 +1,219 @@
+"""The functions that `hf.accelerate` puts in place keep the promises of those they replace."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi  # noqa: E402
+from transformers.models.mamba import modeling_mamba as mamba  # noqa: E402
+from transformers.models.mamba2 import modeling_mamba2 as mamba2  # noqa: E402
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen  # noqa: E402
+
+from kerneltrick.hf._convolution import convolution, convolution_update  # noqa: E402
+from kerneltrick.hf._delta import chunk_delta_rule, recurrent_delta_rule  # noqa: E402
+from kerneltrick.hf._packed import remember_texts, segments  # noqa: E402
+from kerneltrick.hf._selective_scan import scan  # noqa: E402
+from kerneltrick.hf._state_space import chunk_scan, state_update  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
+    pytest.mark.xdist_group("accelerated"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def close(found, expected, tolerance=2e-5):
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert float((found - expected).abs().max()) < tolerance * float(expected.abs().max())
+
+
+B, N, H, P, S, G = 2, 21, 6, 5, 7, 3  # batch, tokens, heads, their width, state, groups
+
+
+def ssd(n=N):
+    tensors = [torch.randn(B, n, H, P), torch.randn(B, n, H), -torch.rand(H)]
+    return (*tensors, torch.randn(B, n, G, S), torch.randn(B, n, G, S), 8)
+
+
+@pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.3, 0.6)])
+def test_the_scan_of_mamba_2_continues_a_state(limit):
+    how = {
+        "D": torch.randn(H),
+        "dt_bias": torch.randn(H),
+        "dt_softplus": True,
+        "dt_limit": limit,
+        "initial_states": torch.randn(B, H, P, S),
+        "return_final_states": True,
+    }
+    given = ssd()
+    for found, expected in zip(
+        chunk_scan(*given, **how), mamba2.mamba2_chunk_scan(*given, **how), strict=True
+    ):
+        close(found, expected)
+    output = chunk_scan(*given, **{**how, "return_final_states": False})
+    assert torch.equal(output, chunk_scan(*given, **how)[0])
+    gate = torch.randn(B, N, H, P)
+    close(chunk_scan(*given, z=gate), chunk_scan(*given) * torch.nn.functional.silu(gate))
+
+
+def test_gradients_reach_the_initial_state_of_the_scan():
+    x, dt, A, Bt, C, size = ssd(5)
+    found = []
+    for function in (chunk_scan, mamba2.mamba2_chunk_scan):
+        state = torch.linspace(-1, 1, B * H * P * S).view(B, H, P, S).requires_grad_()
+        how = {"initial_states": state, "dt_softplus": True}
+        function(x, dt, A, Bt, C, size, **how).square().sum().backward()
+        found.append(state.grad)
+    close(*found)
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_a_step_of_mamba_2_changes_the_state_in_place(expanded):
+    dt, A, D, bias = torch.randn(B, H), -torch.rand(H), torch.randn(H), torch.randn(H)
+    options = [
+        dt[..., None].expand(B, H, P),
+        A[:, None, None].expand(H, P, S),
+        torch.randn(B, G, S),
+        torch.randn(B, G, S),
+        D[:, None].expand(H, P),
+        bias[:, None].expand(H, P),
+    ]
+    if not expanded:
+        options = [torch.randn(x.shape) for x in options]  # no two columns alike
+    x, state = torch.randn(B, H, P), torch.randn(B, H, P, S)
+    theirs, ours = state.clone(), state.clone()
+    how = {"dt_softplus": True, "z": torch.randn(B, H, P)}
+    expected = mamba2.mamba2_selective_state_update(theirs, x, *options, **how)
+    close(state_update(ours, x, *options, **how), expected)
+    close(ours, theirs)
+    assert not torch.equal(ours, state)
+
+
+def test_a_step_of_mamba_1_changes_the_state_in_place():
+    x, dt, z = torch.randn(3, B, P)
+    state, A, Bt, C = torch.randn(B, P, S), -torch.rand(P, S), torch.randn(B, S), torch.randn(B, S)
+    how = {"D": torch.randn(P), "dt_bias": torch.randn(P), "dt_softplus": True, "z": z}
+    theirs, ours = state.clone(), state.clone()
+    expected = mamba.mamba_selective_state_update(theirs, x, dt, A, Bt, C, **how)
+    close(state_update(ours, x, dt, A, Bt, C, **how), expected)
+    close(ours, theirs)
+
+
+def test_the_scan_of_mamba_1_returns_the_last_state():
+    x, dt, z = torch.randn(3, B, P, N)
+    A, Bt, C = -torch.rand(P, S), torch.randn(B, S, N), torch.randn(B, S, N)
+    how = {"D": torch.randn(P), "z": z, "delta_bias": torch.randn(P), "delta_softplus": True}
+    for found, expected in zip(
+        scan(x, dt, A, Bt, C, **how, return_last_state=True),
+        mamba.mamba_selective_scan(x, dt, A, Bt, C, **how, return_last_state=True),
+        strict=True,
+    ):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "gelu"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_convolution_is_that_of_the_reference(activation, bias):
+    x, weight = torch.randn(B, P, N), torch.randn(P, 4)
+    how = {"bias": torch.randn(P) if bias else None, "activation": activation}
+    close(convolution(x, weight, **how), mamba2.causal_conv1d_fn(x, weight, **how))
+
+
+@pytest.mark.parametrize("length", [3, 4, 6])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_next_tokens_change_the_state_of_the_convolution_in_place(length, n):
+    x, weight, state = torch.randn(B, P, n), torch.randn(P, 4), torch.randn(B, P, length)
+    theirs, ours = state.clone(), state.clone()
+    expected = mamba2.causal_conv1d_update(x, theirs, weight, None, "silu")
+    close(convolution_update(x, ours, weight, None, "silu"), expected)
+    assert torch.equal(ours, theirs)
+
+
+def delta(batch=B, per_feature=False, heads=(2, 4)):
+    few, many = heads
+    q, k = torch.randn(2, batch, N, few, P)
+    decay = -torch.rand(batch, N, many, *((P,) if per_feature else ()))
+    return q, k, torch.randn(batch, N, many, S), decay, torch.rand(batch, N, many)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("per_feature", [True, False])
+def test_the_delta_rule_continues_a_state(per_feature, normalized):
+    given = delta(per_feature=per_feature, heads=(4, 4) if per_feature else (2, 4))
+    file, names = (
+        (kimi, ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"))
+        if per_feature
+        else (qwen, ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"))
+    )
+    how = {
+        "initial_state": torch.randn(B, 4, P, S),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": normalized,
+    }
+    for ours, name in zip((chunk_delta_rule, recurrent_delta_rule), names, strict=True):
+        before = how["initial_state"].clone()
+        for found, expected in zip(
+            ours(*given, **how), getattr(file, name)(*given, **how), strict=True
+        ):
+            close(found, expected, 1e-4)
+        assert torch.equal(how["initial_state"], before)
+        assert ours(*given, **{**how, "output_final_state": False})[1] is None
+
+
+def test_packed_texts_have_a_state_each_in_the_delta_rule():
+    given, ends = delta(batch=1), [0, 8, 9, N]
+    states = torch.randn(3, 4, P, S)
+    how = {"output_final_state": True, "cu_seqlens": torch.tensor(ends)}
+    output, after = chunk_delta_rule(*given, initial_state=states, **how)
+    for i in range(3):
+        text = [x[:, ends[i] : ends[i + 1]] for x in given]
+        alone = chunk_delta_rule(*text, initial_state=states[i : i + 1], output_final_state=True)
+        close(output[:, ends[i] : ends[i + 1]], alone[0])
+        close(after[i : i + 1], alone[1])
+    without = chunk_delta_rule(*given, cu_seqlens=torch.tensor(ends))
+    assert without[1] is None
+    close(without[0], chunk_delta_rule(*given, **how)[0])
+
+
+def test_texts_are_numbered_by_either_description():
+    ends, numbers = torch.tensor([0, 2, 5]), torch.tensor([[0, 0, 1, 1, 1]])
+    for keywords in ({"cu_seqlens": ends}, {"cu_seq_lens_q": ends}, {"seq_idx": numbers.int()}):
+        assert torch.equal(segments(keywords, 1, 5), numbers)
+    assert segments({"seq_idx": None}, 1, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("keywords", "batch", "message"),
+    [
+        ({"cu_seqlens": torch.tensor([0, 5])}, 2, "the batch has 2 rows"),
+        ({"seq_idx": torch.zeros(1, 4)}, 1, r"5 tokens of 1 rows, but it is \(1, 4\)"),
+        ({"seq_idx": torch.zeros(5)}, 1, r"it is \(5,\)"),
+    ],
+)
+def test_wrong_descriptions_are_refused(keywords, batch, message):
+    with pytest.raises(ValueError, match=message):
+        segments(keywords, batch, 5)
+
+
+def test_texts_that_a_model_forgets_are_remembered_inside_its_forward_pass():
+    numbers = torch.tensor([[0, 0, 1]])
+    found = []
+    module = torch.nn.Module()
+
+    def forward(module, seq_idx=None):
+        found.append(segments({}, 1, 3))
+
+    remember_texts(forward, module, seq_idx=numbers)
+    remember_texts(forward, module)
+    assert torch.equal(found[0], numbers)
+    assert found[1] is None
+    assert segments({}, 1, 3) is None
+    module.is_gradient_checkpointing = True
+    with pytest.raises(ValueError, match="gradient checkpointing"):
+        remember_texts(forward, module, seq_idx=numbers)
