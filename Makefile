@@ -32,7 +32,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -120,6 +120,9 @@ bench: $(VENV)/.test ## measure time and memory, into docs/performance.md
 bench-native: $(VENV)/.test ## measure the compiled core against its targets, into docs/performance.md
 	$(BIN)/python benchmarks/native.py --write docs/performance.md
 
+bench-models: $(VENV)/.test ## measure whole models of transformers, into docs/performance.md
+	$(BIN)/python benchmarks/models.py --write docs/performance.md
+
 labs: $(VENV)/.run ## write the student folders from the reference solutions
 	$(BIN)/python tools/make_labs.py
 
@@ -146,7 +149,7 @@ figures: $(VENV)/.test ## draw the pictures of the README and docs/
 	$(BIN)/python tools/make_recall.py
 
 refresh: $(VENV)/.test ## make every picture and table again (half an hour on an idle machine)
-	$(MAKE) labs notebooks stars claims kin figures bench bench-native
+	$(MAKE) labs notebooks stars claims kin figures bench bench-native bench-models
 	$(BIN)/python tools/generated.py --all
 
 docs: $(VENV)/.test ## build the documentation site in build/docs; warnings are errors

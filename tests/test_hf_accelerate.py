@@ -1,6 +1,6 @@
 """`hf.accelerate` replaces functions of transformers for CPU tensors, and gives them back."""
 
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -179,9 +179,12 @@ def gpu_packages(monkeypatch):
         module.selective_state_update = module.mamba_split_conv1d_scan_combined = fail
         scan.__module__ = fail.__module__ = module.__name__
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield importlib.reload(file)
-    monkeypatch.undo()
-    importlib.reload(file)
+    name = f"{file.__package__}.modeling_beside_packages"
+    spec = importlib.util.spec_from_file_location(name, file.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, copy)
+    spec.loader.exec_module(copy)
+    return copy
 
 
 def test_it_rescues_a_run_where_kernels_for_gpus_are_installed(gpu_packages):

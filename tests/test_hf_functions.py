@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from accelerated_models import build  # noqa: E402
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi  # noqa: E402
 from transformers.models.mamba import modeling_mamba as mamba  # noqa: E402
 from transformers.models.mamba2 import modeling_mamba2 as mamba2  # noqa: E402
@@ -214,6 +215,10 @@ def test_texts_that_a_model_forgets_are_remembered_inside_its_forward_pass():
     assert torch.equal(found[0], numbers)
     assert found[1] is None
     assert segments({}, 1, 3) is None
-    module.is_gradient_checkpointing = True
-    with pytest.raises(ValueError, match="gradient checkpointing"):
-        remember_texts(forward, module, seq_idx=numbers)
+
+
+def test_packed_texts_that_a_model_forgets_are_refused_with_gradient_checkpointing():
+    model = build("mamba2").train()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="Mamba2ForCausalLM does not tell its layers"):
+        remember_texts(type(model).forward, model, seq_idx=torch.zeros(1, 3))

@@ -128,6 +128,13 @@ TABLES = {  # by their first line
         timed=True,
     ),
     "<!-- native:begin -->": Product("bench-native", ("benchmarks/native.py", *CORE), timed=True),
+    "<!-- models:begin -->": Product(
+        "bench-models",
+        ("benchmarks/models.py", f"{PACKAGE}/hf/_published.py", f"{PACKAGE}/hf/_state_space.py",
+         f"{PACKAGE}/hf/_delta.py", f"{PACKAGE}/hf/_selective_scan.py",
+         f"{PACKAGE}/hf/_convolution.py"),
+        timed=True,
+    ),
 }  # fmt: skip
 
 

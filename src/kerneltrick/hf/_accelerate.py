@@ -164,19 +164,15 @@ def restore() -> None:
 
 def _find(model: Any) -> Iterator[_Place]:
     """Where the functions are that layers of the model call, each place once."""
-    seen = set()
-    for layer in model.modules():
-        file = sys.modules.get(type(layer).__module__)
-        if file is None or file.__name__ in seen:
-            continue
-        seen.add(file.__name__)
-        if file.__name__.startswith("transformers.models."):
-            kind = file.__name__.split(".")[2]
-            for function in FUNCTIONS:
-                path, _, name = function.name.rpartition(".")
-                owner: Any = getattr(file, path, None) if path else file
-                if owner is not None and name in vars(owner):
-                    yield _Place(owner, name, function, kind)
+    classes = dict.fromkeys(kind for layer in model.modules() for kind in type(layer).__mro__)
+    theirs = [x for x in classes if x.__module__.startswith("transformers.models.")]
+    for file in dict.fromkeys(kind.__module__ for kind in theirs):
+        methods = {x.__name__: x for x in theirs if x.__module__ == file}
+        for function in FUNCTIONS:
+            kind, _, name = function.name.rpartition(".")
+            owner = methods.get(kind) if kind else sys.modules[file]
+            if owner is not None and name in vars(owner):
+                yield _Place(owner, name, function, file.split(".")[2])
 
 
 def _check_version() -> None:

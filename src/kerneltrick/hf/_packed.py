@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
+import transformers
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -29,7 +30,8 @@ def remember_texts(before: Callable[..., Any], module: Any, *inputs: Any, **opti
     """The forward pass of a module that does not tell its layers where packed texts end."""
     if not is_packed(options):
         return before(module, *inputs, **options)
-    if module.training and getattr(module, "is_gradient_checkpointing", False):
+    layers = module.modules() if isinstance(module, transformers.PreTrainedModel) else ()
+    if module.training and any(getattr(x, "gradient_checkpointing", False) for x in layers):
         # Layers are run again during the backward pass, when this function has returned.
         raise ValueError(
             f"{type(module).__name__} does not tell its layers where packed texts end, so they "
