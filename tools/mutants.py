@@ -901,7 +901,7 @@ MUTANTS = [
     Mutant(
         "a convolution keeps padding for the next call",
         "engines/_convolution.py",
-        "kept = kept - n + xp.sum(astype(keep, xp.int64), axis=-2)",
+        "kept = kept - n + xp.sum(astype(keep, index), axis=-2)",
         "kept = kept",
         "test_sequence.py::test_engines_agree_with_the_loop_over_tokens[short_convolution-direct]",
     ),
