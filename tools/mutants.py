@@ -1095,6 +1095,8 @@ MUTANTS = [
         "after = y - (y @ x.mT) @ e",
         "after = y - (y @ e.mT) @ x",
         "test_delta_weights.py::test_rows_times_values_are_the_output[token-erase-read]",
+    ),
+    Mutant(
         "accelerate: Mamba-2 without its skip",
         "hf/_state_space.py",
         "(D.to(wide)[..., None] * x).add_(output)",

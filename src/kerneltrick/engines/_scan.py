@@ -74,7 +74,9 @@ def _by_blocks(rule: ScanRule, data: ScanData, size: int) -> ScanResult:
     def body(h: Array, blocks: Any, first: Any, valid: Array | None) -> Any:
         *parts, mask, restart = blocks
         keep = valid if mask is None else mask if valid is None else mask & valid
-        numbers: list[Any] = [None if y is None else astype(_masked(y, keep), compute) for y in parts]
+        numbers: list[Any] = [
+            None if y is None else astype(_masked(y, keep), compute) for y in parts
+        ]
         x, step, B, C, z = numbers
         step = step if bias is None else step + bias
         if rule.softplus:
