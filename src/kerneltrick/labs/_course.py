@@ -35,7 +35,7 @@ COURSE = (
     Step("05", "Heads and decoding", 15),
     Step("06", "Kernels and RKHS", 35),
     Step("07", "Based", 35, ("The dial", "Recall")),
-    Step("08", "Modern kin", 35, ("A stream",)),
+    Step("08", "Modern kin", 45, ("A stream",)),
 )
 
 
