@@ -136,17 +136,18 @@ def test_the_next_tokens_change_the_state_of_the_convolution_in_place(length, n)
     assert torch.equal(ours, theirs)
 
 
-def delta(batch=B, per_feature=False, heads=(2, 4)):
+def delta(batch=B, per_feature=False, heads=(2, 4), n=N):
     few, many = heads
-    q, k = torch.randn(2, batch, N, few, P)
-    decay = -torch.rand(batch, N, many, *((P,) if per_feature else ()))
-    return q, k, torch.randn(batch, N, many, S), decay, torch.rand(batch, N, many)
+    q, k = torch.randn(2, batch, n, few, P)
+    decay = -torch.rand(batch, n, many, *((P,) if per_feature else ()))
+    return q, k, torch.randn(batch, n, many, S), decay, torch.rand(batch, n, many)
 
 
+@pytest.mark.parametrize("n", [1, N])
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("per_feature", [True, False])
-def test_the_delta_rule_continues_a_state(per_feature, normalized):
-    given = delta(per_feature=per_feature, heads=(4, 4) if per_feature else (2, 4))
+def test_the_delta_rule_continues_a_state(per_feature, normalized, n):
+    given = delta(per_feature=per_feature, heads=(4, 4) if per_feature else (2, 4), n=n)
     file, names = (
         (kimi, ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"))
         if per_feature

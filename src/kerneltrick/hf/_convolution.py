@@ -45,17 +45,24 @@ def convolution_update(
 
     The state holds the last l ≥ taps − 1 tokens, the latest at the end.
     """
-    past = weight.shape[-1] - 1
-    made = short_convolution(
-        hidden_states.transpose(1, 2),
-        weight,
-        bias,
-        activation="silu" if activation in SILU else None,
-        state=conv_state[:, :, conv_state.shape[-1] - past :].transpose(1, 2),
-    )
     line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
+    if hidden_states.shape[-1] == 1:  # for one token, the checks of the operator take longer
+        wide = torch.promote_types(hidden_states.dtype, torch.float32)
+        made = (line[:, :, -weight.shape[-1] :].to(wide) * weight.to(wide)).sum(-1, keepdim=True)
+        made = made if bias is None else made + bias.to(wide)[:, None]
+        made = (made if activation is None else ACT2FN[activation](made)).to(hidden_states.dtype)
+    else:
+        past = conv_state[:, :, conv_state.shape[-1] - weight.shape[-1] + 1 :]
+        made = short_convolution(
+            hidden_states.transpose(1, 2),
+            weight,
+            bias,
+            activation="silu" if activation in SILU else None,
+            state=past.transpose(1, 2),
+        )
+        made = _activated(made.transpose(1, 2), activation)
     conv_state.copy_(line[:, :, -conv_state.shape[-1] :])
-    return _activated(made.transpose(1, 2), activation)
+    return made
 
 
 def _activated(made: Tensor, activation: str | None) -> Tensor:

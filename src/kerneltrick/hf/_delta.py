@@ -9,7 +9,7 @@ import torch
 
 from kerneltrick._arrays import untranslated
 from kerneltrick.attention import DeltaState, delta_rule
-from kerneltrick.hf._packed import boundaries, segments
+from kerneltrick.hf._packed import boundaries, is_packed, segments
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -63,6 +63,10 @@ def recurrent_delta_rule(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """`fused_recurrent_gated_delta_rule` and `fused_recurrent_kda`: the same, for a few tokens."""
+    if query.shape[1] == 1 and initial_state is not None and not is_packed(more):
+        inputs = (query, key, value, g, beta)
+        output, state = _step(inputs, initial_state, use_qk_l2norm_in_kernel, more.get("scale"))
+        return output, state if output_final_state else None
     return chunk_delta_rule(
         query,
         key,
@@ -74,6 +78,25 @@ def recurrent_delta_rule(
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         **more,
     )
+
+
+def _step(
+    inputs: tuple[Tensor, ...], before: Tensor, normalize: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """One token of a decoder. Checking the whole state for NaN, as the operator does, takes longer
+    than the token itself."""
+    wide = torch.promote_types(inputs[0].dtype, torch.float32)
+    q, k, v, log_decay, beta = (x[:, 0].to(wide) for x in inputs)
+    if normalize:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    if q.shape[1] != v.shape[1]:
+        q, k = (x.repeat_interleave(v.shape[1] // q.shape[1], dim=1) for x in (q, k))
+    decay = torch.exp(log_decay if log_decay.ndim == 3 else log_decay[..., None])
+    state = before.to(wide) * decay[..., None]
+    known = (k[..., None, :] @ state)[..., 0, :]  # what the key gives back
+    state = torch.addcmul(state, k[..., None], (beta[..., None] * (v - known))[..., None, :])
+    output = q[..., None, :] @ state * (q.shape[-1] ** -0.5 if scale is None else float(scale))
+    return output.transpose(1, 2).to(inputs[2].dtype), state
 
 
 @untranslated
