@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 from kerneltrick import engines
 from kerneltrick._arrays import Array, astype, untranslated
 from kerneltrick.attention._delta_call import DeltaOptions, check_delta_call
-from kerneltrick.attention._delta_state import DeltaState, delta_state_of
+from kerneltrick.attention._delta_state import DeltaState
 
 
 @overload
@@ -146,11 +146,11 @@ def _run(
 ) -> Array | tuple[Array, DeltaState]:
     """The output, and the state if `options` ask for it."""
     call = check_delta_call(who, q, k, v, beta, options)
-    output, carry = engines.run(engine, call.rule, call.data)
+    output, S = engines.run(engine, call.rule, call.data)
     output = call.inputs.restore(output[..., :0, :] if call.padded else output)
     output = astype(output, v.dtype)
     if not options.return_state:
         return output
     start = 0 if options.state is None else options.state.start
     stop = call.data.start + call.inputs.v.shape[-2]
-    return output, delta_state_of(carry, start, stop, call.inputs.headless)
+    return output, DeltaState(call.inputs.restore(S), start, stop)

@@ -11,7 +11,6 @@ from kerneltrick._arrays import (
     Array,
     astype,
     autocast,
-    clean_blocks_only,
     compute_dtype,
     constant,
     is_floating,
@@ -29,10 +28,10 @@ from kerneltrick.attention._arguments import (
     shapes,
     token_array,
 )
-from kerneltrick.attention._delta_state import DeltaState, delta_carry_of
+from kerneltrick.attention._delta_state import DeltaState, checked_state
 from kerneltrick.attention._state import known_int
 from kerneltrick.attention._state_file import LONGEST
-from kerneltrick.engines import DeltaCarry, DeltaData, DeltaRule, empty_state
+from kerneltrick.engines import DeltaData, DeltaRule, empty_state
 
 
 class DeltaOptions(NamedTuple):
@@ -69,13 +68,13 @@ def check_delta_call(
     erase, read = (
         _like_keys(who, name, x, inputs) for name, x in (("erase", erase), ("read", read))
     )
-    headless, d, xp = inputs.headless, q.shape[-1], inputs.xp
+    headless, d = inputs.headless, q.shape[-1]
     q, k, v, state = inputs.q, inputs.k, inputs.v, options.state
-    empty = empty_state(k, v)
-    bad = None if clean_blocks_only(k) else zeros((*v.shape[:-2], 1, v.shape[-1]), v, xp.bool)
-    carry = DeltaCarry(empty, bad)
+    S = None
     if state is not None:
-        carry = delta_carry_of(state, empty, headless)
+        S = checked_state(state, k, v, headless)
+    elif traces_once(q):  # one program serves with and without a state
+        S = empty_state(k, v)
     start = 0 if state is None else state.stop
     known = known_int(start)
     stop = 0 if known is None else known + v.shape[-2]
@@ -85,7 +84,6 @@ def check_delta_call(
         scale=1 / math.sqrt(d) if options.scale is None else check_scale(who, options.scale),
         normalize_qk=bool(options.normalize_qk),
         wants_state=options.return_state,
-        starts_empty=state is None and not traces_once(q),
     )
     data = DeltaData(
         q,
@@ -97,8 +95,8 @@ def check_delta_call(
         read,
         token_array("mask", options.mask, v, "bool"),
         restarts(options.segment_ids, v),
+        S,
         start,
-        carry,
     )
     padded = v.shape[-2] == 0
     return DeltaCall(inputs, rule, _one_token(data) if padded else data, padded)
@@ -179,4 +177,4 @@ def _one_token(data: DeltaData) -> DeltaData:
 
     hidden = zeros((*(1,) * (data.v.ndim - 2), 1, 1), data.v, xp.bool)
     streams = (*(one(x) for x in data.streams[:7]), hidden, None)
-    return DeltaData._make((*streams, data.start, data.carry))
+    return DeltaData._make((*streams, data.state, data.start))

@@ -12,7 +12,7 @@ from kerneltrick.attention._arguments import check_count, check_scale
 from kerneltrick.attention._decode import check_step_decay, dtype_name_of, values_of
 from kerneltrick.attention._delta import delta_rule
 from kerneltrick.attention._delta_call import DeltaOptions, check_delta_call
-from kerneltrick.attention._delta_state import DeltaState, delta_carry_of
+from kerneltrick.attention._delta_state import DeltaState, checked_state
 from kerneltrick.engines import delta_decoder, empty_state
 
 
@@ -99,8 +99,8 @@ class DeltaDecoder:
         self._start = self._stop = 0
         if state is not None:
             own = state.to(q) if isinstance(state, DeltaState) else state
-            delta_carry_of(own, S, headless=False)  # refuses another rule or shape
-            S, self._start, self._stop = own.S, state.start, state.stop
+            S = checked_state(own, k, v, headless=False)
+            self._start, self._stop = state.start, state.stop
         self._S = np.array(S, order="C")  # changed in place by every step
         self._steps = delta_decoder(call.rule, call.data, self._given.name, self._S)
 

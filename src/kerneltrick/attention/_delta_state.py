@@ -12,11 +12,10 @@ import numpy as np
 from kerneltrick._arrays import (
     Array,
     as_numpy,
-    clean_blocks_only,
     compute_dtype,
     constant,
     copied,
-    is_floating,
+    dtype_name,
     library,
     namespace,
     register_pytree,
@@ -27,7 +26,6 @@ from kerneltrick._arrays import (
 from kerneltrick._files import read_tensors, write
 from kerneltrick.attention._arguments import check_count
 from kerneltrick.attention._state_file import LONGEST, encoded, whole_number
-from kerneltrick.engines import DeltaCarry
 
 FORMAT = "kerneltrick.DeltaState/1"
 
@@ -68,7 +66,7 @@ class DeltaState:
     @property
     def fingerprint(self) -> str:
         """The rule and the shapes that the state is of."""
-        return fingerprint(self.S)
+        return fingerprint(self.S.shape)
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +86,7 @@ class DeltaState:
     def __repr__(self) -> str:
         return (
             f"<DeltaState of {self.fingerprint}, tokens {self.start}:{self.stop}, "
-            f"S {tuple(self.S.shape)} {str(self.S.dtype).rpartition('.')[2]} {library(self.S)}>"
+            f"S {tuple(self.S.shape)} {dtype_name(self.S)} {library(self.S)}>"
         )
 
     @staticmethod
@@ -137,8 +135,8 @@ class DeltaState:
         return state if like is None else state.to(like)
 
 
-def fingerprint(S: Array) -> str:
-    return f"the delta rule (d = {S.shape[-2]}, M = {S.shape[-1]})"
+def fingerprint(shape: tuple[int, ...]) -> str:
+    return f"the delta rule (d = {shape[-2]}, M = {shape[-1]})"
 
 
 def _read(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> DeltaState:
@@ -158,47 +156,33 @@ def _read(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> Delta
         raise fail(f"unexpected tensors {sorted(tensors)}")
     if S.dtype not in (np.float32, np.float64) or S.ndim < 2:
         raise fail(f"S is {S.dtype} {S.shape}")
-    if metadata.get("fingerprint") != fingerprint(S):
+    if metadata.get("fingerprint") != fingerprint(S.shape):
         raise fail(f"S is {S.shape}, but it is of {metadata.get('fingerprint')!r:.80}")
     if not 0 <= start <= stop < LONGEST:
         raise fail(f"it covers tokens {start}:{stop}; expected 0 ≤ start ≤ stop < 2**53")
     return DeltaState(S, start, stop)
 
 
-def delta_state_of(carry: DeltaCarry, start: Any, stop: Any, headless: bool) -> DeltaState:
-    """A state from the engines' carry; columns spoiled by NaN or inf become NaN."""
-    S, bad = carry
-    if bad is not None:
-        xp = space(S)
-        S = xp.where(bad, xp.full_like(S, math.nan), S)
-    return DeltaState(S[0, ...] if headless else S, start, stop)
-
-
-def delta_carry_of(state: Any, empty: Array, headless: bool) -> DeltaCarry:
-    """The engines' carry from a state, checked against the empty state of this call."""
+def checked_state(state: Any, k: Array, v: Array, headless: bool) -> Array:
+    """S of a state that goes on with keys (..., H/g, n, d) and values (..., H, n, M)."""
     if not isinstance(state, DeltaState):
         kind = type(state).__name__
         theirs = getattr(state, "fingerprint", None)
         of = f" (of {theirs})" if theirs else ""
         raise TypeError(f"state must be a DeltaState, not {kind}{of}; DeltaState(S) makes one")
-    S = state.S
-    ours, theirs = library(S), library(empty)
+    S, ours, theirs = state.S, library(state.S), library(k)
     if ours != theirs:
         raise TypeError(f"the state holds {ours} arrays, the inputs are {theirs}; use state.to(q)")
-    namespace(inputs=empty, state=S)
-    if not is_floating(S) or S.dtype != empty.dtype:
+    namespace(inputs=k, state=S)
+    if S.dtype != compute_dtype(k):
+        needed = dtype_name(zeros((), k, compute_dtype(k)))
         raise TypeError(
-            f"the state is {S.dtype}, but these inputs compute in {empty.dtype}; use state.to(q)"
+            f"the state is {dtype_name(S)}, but these inputs compute in {needed}; use state.to(q)"
         )
-    needed = empty[0, ...] if headless else empty
-    if tuple(S.shape) != tuple(needed.shape):
+    shape = (*v.shape[1 if headless else 0 : -2], k.shape[-1], v.shape[-1])
+    if tuple(S.shape) != shape:
         raise ValueError(
             f"the state is of {state.fingerprint} with S {tuple(S.shape)}, but this call needs "
-            f"{fingerprint(needed)} with S {tuple(needed.shape)}"
+            f"{fingerprint(shape)} with S {shape}"
         )
-    S = S[None, ...] if headless else S
-    xp = space(S)
-    good = xp.isfinite(S)
-    if clean_blocks_only(S) and bool(xp.all(good)):
-        return DeltaCarry(S, None)
-    return DeltaCarry(xp.where(good, S, xp.zeros_like(S)), xp.any(~good, axis=-2, keepdims=True))
+    return S[None, ...] if headless else S

@@ -19,7 +19,6 @@ from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._delta_chunked import delta_chunked
 from kerneltrick.engines._delta_native import delta_decoder, delta_native
 from kerneltrick.engines._delta_problem import (
-    DeltaCarry,
     DeltaData,
     DeltaResult,
     DeltaRule,
@@ -89,7 +88,6 @@ __all__ = [
     "ConvolutionResult",
     "ConvolutionRule",
     "Data",
-    "DeltaCarry",
     "DeltaData",
     "DeltaResult",
     "DeltaRule",

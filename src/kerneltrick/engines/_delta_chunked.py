@@ -29,8 +29,8 @@ from kerneltrick.engines._delta_problem import (
     DeltaRule,
     DeltaTokens,
     finish_delta,
-    flat_carry,
-    group_heads,
+    first_carry,
+    last_state,
     prepare_tokens,
 )
 from kerneltrick.engines._problem import either, finite
@@ -49,16 +49,16 @@ def delta_chunked(rule: DeltaRule, data: DeltaData) -> DeltaResult:
         carry, output, bad = _group(carry, _with_restarts(tokens), chunk)
         return carry, (finish_delta(output, tokens, bad, data.v.dtype),)
 
-    carry = group_heads(data.carry, heads)
+    carry = first_carry(data)
     carry, (output,) = scan(body, carry, data.streams, length=n, block=chunk * group, offset=offset)
-    return DeltaResult(output, flat_carry(carry))
+    return DeltaResult(output, last_state(rule, carry))
 
 
 def _sizes(data: DeltaData) -> tuple[int, int, int]:
     """The chunk length, how many chunks to take at once (which changes no number), and how far
     into its chunk the first token is.
     """
-    d, width = data.carry.state.shape[-2:]
+    d, width = data.k.shape[-1], data.v.shape[-1]
     per_feature = data.log_decay is not None and data.log_decay.shape[-1] > 1
     chunk = FEATURE_DECAY_CHUNK if per_feature else CHUNK
     rows = math.prod(data.v.shape[:-2])

@@ -6,12 +6,13 @@ PyTorch's of it.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays import Array, dtype_name, library, space, whole
+from kerneltrick._arrays import Array, dtype_name, library, whole
 from kerneltrick.engines._core_call import (
     CoreCall,
     NumpyArray,
@@ -20,11 +21,11 @@ from kerneltrick.engines._core_call import (
     core,
 )
 from kerneltrick.engines._delta_problem import (
-    DeltaCarry,
     DeltaData,
     DeltaResult,
     DeltaRule,
     delta_rule_of,
+    empty_state,
 )
 from kerneltrick.engines._native import type_number
 
@@ -43,7 +44,7 @@ class DeltaArguments(NamedTuple):
     read: Array | None
     mask: Array | None
     restart: Array | None
-    state: Array | None  # NaN in spoiled columns; None: nobody sees a state
+    state: Array | None  # NaN in spoiled columns; None: nobody has one or asks for it
     rule: str  # `DeltaRule.text`
     start: Any  # absolute position of the first token
     gradient: bool  # whether a gradient may be asked for
@@ -86,43 +87,47 @@ def delta_native(rule: DeltaRule, data: DeltaData) -> DeltaResult:
         return _delta_native_torch.run(rule, data)
     given = delta_arguments(rule, data)
     made = compute(given, assemble(given, type_number(dtype_name(data.q))))
-    carry = data.carry if made.state is None else DeltaCarry(made.state, None)
-    return DeltaResult(made.output, carry)
+    return DeltaResult(made.output, made.state if rule.wants_state else None)
 
 
 def delta_arguments(rule: DeltaRule, data: DeltaData) -> DeltaArguments:
     """The arguments of a call."""
-    state, bad = data.carry
-    if rule.starts_empty and not rule.wants_state:
-        state = None
-    elif bad is not None:
-        xp = space(state)
-        state = xp.where(bad, xp.full_like(state, math.nan), state)
+    state = data.state
+    if state is None and rule.wants_state:
+        state = empty_state(data.k, data.v)
     numbers = (rule.text, whole(data.start), False)
     return DeltaArguments._make((*data.streams, state, *numbers))
 
 
-def assemble(given: DeltaArguments, kind: int) -> CoreCall:
-    """What forward and backward are both given: sizes, and the arrays that are read."""
-    rule, q, v = delta_rule_of(given.rule), given.q, given.v
-    lead, shared = v.shape[:-2], q.shape[:-2]
-    call = CoreCall(
+@functools.lru_cache(maxsize=256)
+def _outline(
+    text: str, kind: int, q: tuple[int, ...], v: tuple[int, ...], decay_width: int
+) -> CoreCall:
+    """A call without its arrays, for q and v of these shapes."""
+    rule = delta_rule_of(text)
+    return CoreCall(
         operator="delta_rule",
         type=kind,
         output_type=kind,
-        rows=math.prod(lead),
-        groups=v.shape[-3] // q.shape[-3],
-        tokens=v.shape[-2],
-        inputs=q.shape[-1],
-        width=v.shape[-1],
+        rows=math.prod(v[:-2]),
+        groups=v[-3] // q[-3],
+        tokens=v[-2],
+        inputs=q[-1],
+        width=v[-1],
         scale=rule.scale,
         normalize=rule.normalize_qk,
-        start=given.start,
-        decay_width=0 if given.log_decay is None else given.log_decay.shape[-1],
+        decay_width=decay_width,
     )
+
+
+def assemble(given: DeltaArguments, kind: int) -> CoreCall:
+    """What forward and backward are both given: sizes, and the arrays that are read."""
+    q, v, decay = given.q, given.v, given.log_decay
+    width = 0 if decay is None else decay.shape[-1]
+    call = CoreCall(_outline(given.rule, kind, q.shape, v.shape, width), start=given.start)
     for names, where in (
-        (("q", "k", "erase", "read"), shared),
-        (("v", "beta", "log_decay", "mask", "restart"), lead),
+        (("q", "k", "erase", "read"), q.shape[:-2]),
+        (("v", "beta", "log_decay", "mask", "restart"), v.shape[:-2]),
     ):
         for name in names:
             x = getattr(given, name)
@@ -189,8 +194,7 @@ class DeltaSteps:
 
     def __init__(self, rule: DeltaRule, data: DeltaData, dtype: str, state: NumpyArray) -> None:
         check_isa()
-        bare = data._replace(mask=None, restart=None)
-        call = assemble(delta_arguments(rule, bare)._replace(state=None), type_number(dtype))
+        call = assemble(delta_arguments(rule, data), type_number(dtype))
         call.array("state", state)
         self.call, self.core = call, core().DeltaDecoder(call.packed())
 

@@ -6,6 +6,7 @@ derivative is `kerneltrick::delta_rule_backward`; the derivative of that is the 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,11 +21,11 @@ from kerneltrick.engines._delta_native import (
     kept_states,
 )
 from kerneltrick.engines._delta_problem import (
-    DeltaCarry,
     DeltaData,
     DeltaResult,
     DeltaRule,
     delta_rule_of,
+    empty_state,
 )
 from kerneltrick.engines._native import type_number
 from kerneltrick.engines._native_torch import (
@@ -58,8 +59,7 @@ def run(rule: DeltaRule, data: DeltaData) -> DeltaResult:
     if recorded or (torch.is_grad_enabled() and traced(data.q)):
         given = given._replace(gradient=True)
     made = DeltaMade._make(_apply(_Delta, given, recorded))
-    carry = data.carry if given.state is None else DeltaCarry(made.state, None)
-    return DeltaResult(made.output, carry)
+    return DeltaResult(made.output, made.state if rule.wants_state else None)
 
 
 def _plain(arguments: tuple[Any, ...]) -> DeltaArguments:
@@ -190,7 +190,7 @@ class _DeltaBackward(Function):  # type: ignore[misc] # PyTorch's
 
             return torch.func.vjp(again, *inputs)[1]((d_output, d_state))
 
-        last = _empty_state(given) if d_state is None else d_state
+        last = empty_state(given.k, given.v) if d_state is None else d_state
         made, pull = torch.func.vjp(first, d_output, last, *inputs)
         wanted = dict(zip(DeltaGradients._fields, seconds, strict=True))
         back = pull(tuple(_or_zeros(wanted[n], x) for n, x in zip(names, made, strict=True)))
@@ -210,18 +210,9 @@ class _DeltaBackward(Function):  # type: ignore[misc] # PyTorch's
 
 def _by_chunks(given: DeltaArguments) -> tuple[Tensor, Tensor]:
     """Output and state by the chunked engine, which the host library differentiates."""
-    rule = delta_rule_of(given.rule)
-    state = _empty_state(given) if given.state is None else given.state
-    good = torch.isfinite(state)
-    carry = DeltaCarry(torch.where(good, state, 0.0), (~good).any(-2, keepdim=True))
-    data = DeltaData._make((*given[: TENSORS - 1], given.start, carry))
-    output, after = delta_chunked(rule, data)
-    return output, after.state
-
-
-def _empty_state(given: DeltaArguments) -> Tensor:
-    q, v = given.q, given.v
-    return v.new_zeros((*v.shape[:-2], q.shape[-1], v.shape[-1]), dtype=_compute(v))
+    rule = dataclasses.replace(delta_rule_of(given.rule), wants_state=True)
+    output, state = delta_chunked(rule, DeltaData._make((*given[:TENSORS], given.start)))
+    return output, state
 
 
 def _batched(info: Any, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ token that is not finite makes NaN whole columns and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -27,24 +28,18 @@ class DeltaRule:
     scale: float  # q is multiplied by it
     normalize_qk: bool = False
     wants_state: bool = True  # whether the state after the call is asked for
-    starts_empty: bool = False  # whether the state before the call is known to be empty
 
     @property
     def text(self) -> str:
         """The rule as text, which `delta_rule_of` reads."""
-        return json.dumps(dataclasses.astuple(self))
+        return f"[{self.scale!r}, {int(self.normalize_qk)}, {int(self.wants_state)}]"
 
 
+@functools.lru_cache(maxsize=256)
 def delta_rule_of(text: str) -> DeltaRule:
     """The rule that `DeltaRule.text` wrote."""
-    return DeltaRule(*json.loads(text))
-
-
-class DeltaCarry(NamedTuple):
-    """The state of the recurrence after some tokens."""
-
-    state: Array  # (..., H, d, M) in the type of arithmetic
-    bad: Array | None  # (..., H, 1, M): columns that a non-finite token has made NaN
+    scale, normalize_qk, wants_state = json.loads(text)
+    return DeltaRule(scale, bool(normalize_qk), bool(wants_state))
 
 
 class DeltaData(NamedTuple):
@@ -59,8 +54,8 @@ class DeltaData(NamedTuple):
     read: Array | None  # (..., H/g, n, d); None: k
     mask: Array | None  # (..., H or 1, n, 1) bool, True = keep
     restart: Array | None  # (..., H or 1, n, 1) bool: the state is emptied before this token
+    state: Array | None  # (..., H, d, M), NaN in spoiled columns; None: 0
     start: Any  # absolute position of the first token
-    carry: DeltaCarry
 
     @property
     def streams(self) -> tuple[Array | None, ...]:
@@ -70,7 +65,14 @@ class DeltaData(NamedTuple):
 
 class DeltaResult(NamedTuple):
     output: Array  # (..., H, n, M)
-    carry: DeltaCarry
+    state: Array | None  # (..., H, d, M), NaN in spoiled columns; None if nobody asks for it
+
+
+class DeltaCarry(NamedTuple):
+    """The state of the recurrence after some tokens, without NaN. Heads are two axes."""
+
+    state: Array  # (..., H/g, g, d, M) in the type of arithmetic
+    bad: Array | None  # (..., H/g, g, 1, M): columns that a non-finite token has made NaN
 
 
 class DeltaTokens(NamedTuple):
@@ -161,24 +163,33 @@ def finish_delta(output: Array, tokens: DeltaTokens, bad: Array | None, dtype: A
     return flat_heads(astype(blank(output, tokens.keep, xp), dtype))
 
 
-def group_heads(carry: DeltaCarry, heads: int) -> DeltaCarry:
-    """The carry with the axes of heads that tokens have."""
+def first_carry(data: DeltaData) -> DeltaCarry:
+    """What the recurrence begins with."""
+    state, heads = data.state, data.k.shape[-3]
+    if state is None:
+        state = empty_state(data.k, data.v)
+    xp = space(state)
+    *lead, all_heads, d, width = state.shape
+    state = xp.reshape(state, (*lead, heads, all_heads // heads, d, width))
+    state, bad = finite(state, xp)
+    return DeltaCarry(state, None if bad is None else xp.any(bad, axis=-2, keepdims=True))
 
-    def grouped(x: Array) -> Array:
-        lead, groups = x.shape[:-3], x.shape[-3] // heads
-        return space(x).reshape(x, (*lead, heads, groups, *x.shape[-2:]))
 
-    return DeltaCarry(grouped(carry.state), None if carry.bad is None else grouped(carry.bad))
+def last_state(rule: DeltaRule, carry: DeltaCarry) -> Array | None:
+    """The state after the call as the caller gets it, if asked for."""
+    if not rule.wants_state:
+        return None
+    state, bad = carry
+    if bad is not None:
+        xp = space(state)
+        state = xp.where(bad, xp.full_like(state, math.nan), state)
+    return flat_heads(state)
 
 
 def flat_heads(x: Array) -> Array:
     """(..., H/g, g, ·, ·) → (..., H, ·, ·)."""
     lead, heads = x.shape[:-4], x.shape[-4] * x.shape[-3]
     return space(x).reshape(x, (*lead, heads, *x.shape[-2:]))
-
-
-def flat_carry(carry: DeltaCarry) -> DeltaCarry:
-    return DeltaCarry(flat_heads(carry.state), None if carry.bad is None else flat_heads(carry.bad))
 
 
 def empty_state(k: Array, v: Array) -> Array:

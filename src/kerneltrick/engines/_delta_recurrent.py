@@ -12,8 +12,8 @@ from kerneltrick.engines._delta_problem import (
     DeltaRule,
     DeltaTokens,
     finish_delta,
-    flat_carry,
-    group_heads,
+    first_carry,
+    last_state,
     prepare_tokens,
 )
 from kerneltrick.engines._problem import either
@@ -28,9 +28,9 @@ def delta_recurrent(rule: DeltaRule, data: DeltaData) -> DeltaResult:
         carry = _step(carry, token)
         return carry, (finish_delta(token.q @ carry.state, token, carry.bad, data.v.dtype),)
 
-    carry = group_heads(data.carry, heads)
+    carry = first_carry(data)
     carry, (output,) = scan(body, carry, data.streams, length=data.v.shape[-2], block=1)
-    return DeltaResult(output, flat_carry(carry))
+    return DeltaResult(output, last_state(rule, carry))
 
 
 def _step(carry: DeltaCarry, token: DeltaTokens) -> DeltaCarry:
