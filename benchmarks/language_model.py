@@ -17,7 +17,7 @@ from quiet import Quiet
 from torch.nn import functional
 
 from kerneltrick.torch import Attention, LanguageModel
-from kerneltrick.torch._tokens import rotate, turns
+from kerneltrick.torch._tokens import rotary_angles, rotate
 
 THREADS = 2
 VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
@@ -58,7 +58,7 @@ class SdpaAttention(Attention):
         )
         start = 0 if state is None else state.stop
         positions = torch.arange(start, start + x.shape[1])
-        cos, sin = turns(x, positions, self._frequencies)
+        cos, sin = rotary_angles(x, positions, self._frequencies)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if state is not None:
             k, v = state.add(k, v)
