@@ -71,6 +71,9 @@ template <class T> class DeltaChunk {
     void form(int64_t row, int64_t t, int64_t n, bool looks) {
         tokens.load(row, t, n);
         if (!tokens.any) return;
+        for (T* lanes : {lanes_k, lanes_x})
+            for (int64_t f = 0; f < s.d && n < rows(); ++f)
+                std::fill(lanes + f * s.Cp + n, lanes + f * s.Cp + rows(), T(0));
         if (s.by_feature) {
             by_feature(looks);
         } else {
@@ -81,9 +84,6 @@ template <class T> class DeltaChunk {
             if (s.by_token) scale_lanes(lanes_k);
             if (s.by_token && s.erases) scale_lanes(lanes_x);
         }
-        for (T* lanes : {lanes_k, lanes_x})
-            for (int64_t f = 0; f < s.d && n < rows(); ++f)
-                std::fill(lanes + f * s.Cp + n, lanes + f * s.Cp + rows(), T(0));
     }
 
     // out(i, j) = x_i · lanes_j, for rows from … to and j ≤ i (strict: j < i), times the decay of tokens
@@ -172,7 +172,7 @@ template <class T> class DeltaChunk {
                 product(tokens.x, down, a, z, scaled);
                 put_lanes(scaled, a, z, lanes_x);
             }
-            triangles(near_e, near_q, a, z, looks);
+            triangles(near_e, near_q, a, z < n ? z : rows(), looks);
         }
         for (int64_t f = 0; f < ds; f += LANES<T>) {
             const Vec<T> last = KT_ISA::load(up + (n - 1) * ds + f);

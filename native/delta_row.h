@@ -176,26 +176,32 @@ template <class T> class DeltaRow {
   private:
     void pass(int64_t c, bool last) {
         T* S = state.panel(c);
-        if (s.erases) written(c);
-        if (!panel.solve(S, c, w, u, s.W, nullptr)) spoil(c);
+        if (s.erases && !written(c)) spoil(c, w);
+        if (!panel.solve(S, c, w, u, s.W, nullptr)) spoil(c, u);
         panel.look(S, w, u, s.W, out + c, s.Ms);
         if (!last) panel.advance(S, w, u, s.W);
     }
 
-    void written(int64_t c) {
+    // w = β v; false if a number is not finite.
+    bool written(int64_t c) {
+        Vec<T> check{};
         for (int64_t i = 0; i < chunk.rows(); ++i)
-            for (int64_t j = 0; j < s.W; j += LANES<T>)
-                store(w + i * s.W + j, load(chunk.tokens.v + i * s.Ms + c + j) * chunk.tokens.beta[i]);
+            for (int64_t j = 0; j < s.W; j += LANES<T>) {
+                const Vec<T> y = load(chunk.tokens.v + i * s.Ms + c + j) * chunk.tokens.beta[i];
+                check += y * T(0);
+                store(w + i * s.W + j, y);
+            }
+        return sum<T>(check) == T(0);
     }
 
     // Numbers that were too large: their columns are NaN from there on.
-    void spoil(int64_t c) {
+    void spoil(int64_t c, T* y) {
         for (int64_t i = 0; i < chunk.rows(); ++i)
             for (int64_t j = 0; j < s.W; ++j)
-                if (!std::isfinite(u[i * s.W + j])) {
+                if (!std::isfinite(y[i * s.W + j])) {
                     int64_t& from = chunk.tokens.from[std::size_t(c + j)];
                     from = std::min(from, i);
-                    u[i * s.W + j] = 0;
+                    y[i * s.W + j] = 0;
                 }
     }
 

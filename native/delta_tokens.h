@@ -9,7 +9,7 @@
 namespace kt {
 namespace KT_ISA {
 
-constexpr int64_t CHUNK = 48;          // tokens solved at once: whole tiles, little above the diagonal
+constexpr int64_t CHUNK = 32;          // tokens solved at once: whole tiles, little above the diagonal
 constexpr int64_t KEPT_TOKENS = 256;   // from one state that is kept for the gradient to the next
 constexpr int64_t MARGIN = TILE_ROWS;  // rows after the last token, which a tile may read
 
@@ -111,12 +111,13 @@ template <class T> struct Looked {
     T squares;
     bool finite;
 };
-template <class T> KT_INLINE Looked<T> look(const T* x, int64_t count) {
+template <class T> KT_INLINE Looked<T> look(const T* x, int64_t count, T* copy = nullptr) {
     Vec<T> squares{}, check{};
     for (int64_t i = 0; i < count; i += LANES<T>) {
         const Vec<T> y = load(x + i);
         squares += y * y;
         check += y * T(0);
+        if (copy) store(copy + i, y);
     }
     return {sum<T>(squares), sum<T>(check) == T(0)};
 }
@@ -176,8 +177,11 @@ template <class T> class DeltaTokens {
     }
 
     Looked<T> fetch(const View& view, int64_t row, int64_t t, int64_t width, int64_t stride, T* to) {
-        read_numbers(view.at(row, t), p.type, view.element, width, to);
         std::fill(to + width, to + stride, T(0));
+        const char* at = view.at(row, t);
+        const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(T) == 0;
+        if (aligned && p.type == type_of<T> && view.element == int64_t(sizeof(T)) && width % LANES<T> == 0) return look(reinterpret_cast<const T*>(at), width, to);
+        read_numbers(at, p.type, view.element, width, to);
         return look(to, stride);
     }
 

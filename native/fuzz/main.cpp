@@ -1,5 +1,5 @@
 // A fuzzer of the kernels, without Python. Every case is made from the seed and its number, and
-// compared with a plain loop over tokens in long double. -DKT_SANITIZE=… builds it, `make sanitize`
+// compared with a plain loop over tokens in long double; one in four is of the delta rule. -DKT_SANITIZE=… builds it, `make sanitize`
 // runs it; after a failure it prints the options that repeat the case.
 #include <atomic>
 #include <chrono>
@@ -10,6 +10,7 @@
 #include "../blocks.h"
 #include "../pool.h"
 #include "checks.h"
+#include "delta.h"
 
 namespace kt {
 extern bool poison;  // scratch memory begins as NaN
@@ -38,6 +39,7 @@ const kt::Kernels& choose(const Options& options, Random& random) {
 void run_case(const Options& options, int64_t number, std::string& told) {
     Random random(options.seed, uint64_t(number));
     const kt::Kernels& kernels = choose(options, random);
+    if (number % 4 == 3) return run_delta_case(kernels, random, options.threads, options.tell, told);
     Case c = make_case(random, number);
     const Problem& p = c.p;
     const bool small = p.rows * p.groups * (p.keys + p.queries) * p.features.count < 2000000;

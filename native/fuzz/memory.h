@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../core.h"
+#include "../operators.h"
 
 namespace fuzz {
 
