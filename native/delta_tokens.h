@@ -180,7 +180,8 @@ template <class T> class DeltaTokens {
         std::fill(to + width, to + stride, T(0));
         const char* at = view.at(row, t);
         const bool aligned = reinterpret_cast<uintptr_t>(at) % sizeof(T) == 0;
-        if (aligned && p.type == type_of<T> && view.element == int64_t(sizeof(T)) && width % LANES<T> == 0) return look(reinterpret_cast<const T*>(at), width, to);
+        const bool plain = p.type == type_of<T> && view.element == int64_t(sizeof(T)) && width % LANES<T> == 0;
+        if (aligned && plain) return look(reinterpret_cast<const T*>(at), width, to);
         read_numbers(at, p.type, view.element, width, to);
         return look(to, stride);
     }

@@ -1,6 +1,7 @@
 // A fuzzer of the kernels, without Python. Every case is made from the seed and its number, and
-// compared with a plain loop over tokens in long double; one in four is of the delta rule. -DKT_SANITIZE=… builds it, `make sanitize`
-// runs it; after a failure it prints the options that repeat the case.
+// compared with a plain loop over tokens in long double; one in four is of the delta rule.
+// -DKT_SANITIZE=… builds it, `make sanitize` runs it; after a failure it prints the options that
+// repeat the case.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
