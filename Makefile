@@ -95,7 +95,7 @@ sanitize-arm: $(VENV)/.backend ## run the fuzzer for ARM64, cross-compiled, in a
 test: $(VENV)/.test ## run all tests except the slow ones
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.test ## run all tests, with more examples of each property (20 minutes)
+test-all: $(VENV)/.test ## run all tests, with more examples of each property (half an hour)
 	HYPOTHESIS_PROFILE=all $(PYTEST)
 
 lint: $(VENV)/.lint ## run ruff, mypy --strict and import-linter
