@@ -1,6 +1,5 @@
-// One token of the delta rule on a state (d, M) that is changed in place. The first pass over the state
-// reads it for e and for q at once, since o = (D S)ᵀ q + (k·q) u; the second writes it, from the end back:
-// what the first has read last is still in the first cache.
+// One token of the delta rule on a state (d, M) that is changed in place. A part of its columns is read
+// for e and for q at once, since o = (D S)ᵀ q + (k·q) u, and then changed.
 #pragma once
 
 #include "delta_tokens.h"
@@ -11,9 +10,11 @@ namespace KT_ISA {
 
 template <class T> class DeltaStep {
   public:
+    static constexpr int64_t AHEAD = 12;  // rows that are fetched before they are read
+
     explicit DeltaStep(const DeltaRule& p)
-        : s(p), p(p), tokens(s, arena), keep(arena.take<T>(s.ds)), e(arena.take<T>(s.ds)), q(arena.take<T>(s.ds)),
-          z(arena.take<T>(s.Mp)), o(arena.take<T>(s.Mp)), u(arena.take<T>(s.Mp)), w(arena.take<T>(s.Mp)) {}
+        : s(p, 1), p(p), tokens(s, arena), keep(arena.take<T>(s.ds)), e(arena.take<T>(s.ds)), q(arena.take<T>(s.ds)),
+          o(arena.take<T>(s.Mp)) {}
 
     void run(int64_t r) {
         T* S = static_cast<T*>(p.state) + r * s.d * s.M;
@@ -22,10 +23,11 @@ template <class T> class DeltaStep {
         std::fill(o, o + s.Mp, T(0));
         if (tokens.any) {
             factors();
-            look(S);
-            correct();
-            change(S);
-            spoil(S);
+            int64_t c = 0;
+            for (; c + 4 * LANES<T> <= s.M; c += 4 * LANES<T>) columns<4>(S, c);
+            for (; c + LANES<T> <= s.M; c += LANES<T>) columns<1>(S, c);
+            for (; c < s.M; ++c) column(S, c);
+            if (tokens.any_bad) spoil(S);
         }
         write_numbers(p.output.at(r, 0), p.output_type, p.output.element, s.M, o);
     }
@@ -38,6 +40,13 @@ template <class T> class DeltaStep {
             store(e + f, load(tokens.e + f) * rate);
             store(q + f, load(tokens.q + f) * rate);
         }
+        Vec<T> by_k{}, by_x{};
+        for (int64_t f = 0; f < s.ds; f += LANES<T>) {
+            by_k += load(tokens.q + f) * load(tokens.k + f);
+            by_x += load(tokens.q + f) * load(tokens.x + f);
+        }
+        q_k = sum<T>(by_k);
+        q_x = sum<T>(by_x);
         if (!s.by_token) return;
         const T rate = T(std::exp(tokens.decay[0]));
         std::fill(keep, keep + s.ds, rate);
@@ -45,72 +54,57 @@ template <class T> class DeltaStep {
         multiply(q, rate, s.ds);
     }
 
-    // z = (D S)ᵀ e and o = (D S)ᵀ q, four rows at a time.
-    void look(const T* S) {
-        const int64_t M = s.M, whole = M / LANES<T> * LANES<T>;
-        std::fill(z, z + s.Mp, T(0));
-        int64_t i = 0;
-        for (; i + 4 <= s.d; i += 4) {
-            const T* row = S + i * M;
-            Vec<T> ev[4], qv[4];
-            for (int a = 0; a < 4; ++a) ev[a] = splat(e[i + a]), qv[a] = splat(q[i + a]);
-            for (int64_t c = 0; c < whole; c += LANES<T>) {
-                Vec<T> zv = load(z + c), ov = load(o + c);
+    // `vecs` registers of columns from c on. Their part of the state is read once and, while it is still
+    // in the first caches, changed from the last row back.
+    template <int vecs> KT_INLINE void columns(T* S, int64_t c) {
+        const int64_t M = s.M, d = s.d;
+        const T *read = e, *look = q, *rates = keep, *by_k = tokens.k, *by_x = tokens.x;
+        Vec<T> z[vecs] = {}, seen[vecs] = {}, w[vecs];
+        T* row = S + c;
+        for (int64_t i = 0; i < d; ++i, row += M) {
+            for (int line = 0; line < vecs * KT_VECTOR_BYTES; line += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(row + AHEAD * M) + line);
+            const Vec<T> ev = splat(read[i]), qv = splat(look[i]);
 #pragma GCC unroll 4
-                for (int a = 0; a < 4; ++a) {
-                    const Vec<T> x = load(row + a * M + c);
-                    zv += ev[a] * x;
-                    ov += qv[a] * x;
-                }
-                store(z + c, zv);
-                store(o + c, ov);
+            for (int j = 0; j < vecs; ++j) {
+                const Vec<T> x = load(row + j * LANES<T>);
+                z[j] += ev * x;
+                seen[j] += qv * x;
             }
-            for (int64_t c = whole; c < M; ++c)
-                for (int a = 0; a < 4; ++a) {
-                    z[c] += e[i + a] * row[a * M + c];
-                    o[c] += q[i + a] * row[a * M + c];
-                }
         }
-        for (; i < s.d; ++i)
-            for (int64_t c = 0; c < M; ++c) {
-                z[c] += e[i] * S[i * M + c];
-                o[c] += q[i] * S[i * M + c];
-            }
-    }
-
-    // What the token writes: u by k, or w by k and u by −x; and what it sees of that.
-    void correct() {
         const T beta = tokens.beta[0];
-        T by_k = 0, by_x = 0;
-        for (int64_t f = 0; f < s.d; ++f) {
-            by_k += tokens.q[f] * tokens.k[f];
-            by_x += tokens.q[f] * tokens.x[f];
+        for (int j = 0; j < vecs; ++j) {
+            const Vec<T> v = load(tokens.v + c + j * LANES<T>);
+            w[j] = beta * (s.erases ? v : v - z[j]);
+            z[j] *= beta;
+            seen[j] += q_k * w[j];
+            if (s.erases) seen[j] += q_x * z[j];
+            store(o + c + j * LANES<T>, seen[j]);
         }
-        for (int64_t c = 0; c < s.Mp; c += LANES<T>) {
-            const Vec<T> v = load(tokens.v + c), read = load(z + c);
-            const Vec<T> written = beta * (s.erases ? v : v - read), erased = beta * read;
-            store(w + c, written);
-            store(u + c, erased);
-            Vec<T> seen = load(o + c) + by_k * written;
-            if (s.erases) seen += by_x * erased;
-            store(o + c, seen);
+        for (int64_t i = d - 1; i >= 0; --i) {
+            row -= M;
+            const Vec<T> rate = splat(rates[i]), k = splat(by_k[i]);
+#pragma GCC unroll 4
+            for (int j = 0; j < vecs; ++j) {
+                Vec<T> x = load(row + j * LANES<T>) * rate + k * w[j];
+                if (s.erases) x += by_x[i] * z[j];
+                store(row + j * LANES<T>, x);
+            }
         }
     }
 
-    void change(T* S) {
-        const int64_t M = s.M, whole = M / LANES<T> * LANES<T>;
-        for (int64_t i = s.d - 1; i >= 0; --i) {
-            T* row = S + i * M;
-            const T rate = keep[i], k = tokens.k[i], x = tokens.x[i];
-            if (s.erases) {
-                for (int64_t c = 0; c < whole; c += LANES<T>)
-                    store(row + c, load(row + c) * rate + k * load(w + c) + x * load(u + c));
-                for (int64_t c = whole; c < M; ++c) row[c] = row[c] * rate + k * w[c] + x * u[c];
-            } else {
-                for (int64_t c = 0; c < whole; c += LANES<T>) store(row + c, load(row + c) * rate + k * load(w + c));
-                for (int64_t c = whole; c < M; ++c) row[c] = row[c] * rate + k * w[c];
-            }
+    // Column c alone.
+    void column(T* S, int64_t c) {
+        T z = 0, seen = 0;
+        for (int64_t i = 0; i < s.d; ++i) {
+            z += e[i] * S[i * s.M + c];
+            seen += q[i] * S[i * s.M + c];
         }
+        const T beta = tokens.beta[0], v = tokens.v[c];
+        const T w = beta * (s.erases ? v : v - z), u = s.erases ? beta * z : T(0);
+        o[c] = seen + q_k * w + q_x * u;
+        for (int64_t i = 0; i < s.d; ++i)
+            S[i * s.M + c] = S[i * s.M + c] * keep[i] + tokens.k[i] * w + tokens.x[i] * u;
     }
 
     // Columns that were NaN or are now; a query that is not finite spoils its output alone.
@@ -129,7 +123,8 @@ template <class T> class DeltaStep {
     const DeltaSizes<T> s;
     const DeltaRule& p;
     DeltaTokens<T> tokens;
-    T *keep, *e, *q, *z, *o, *u, *w;
+    T *keep, *e, *q, *o;
+    T q_k = 0, q_x = 0;  // q·k, and q·(−x)
 };
 
 }  // namespace KT_ISA

@@ -35,13 +35,13 @@ template <class T> struct DeltaSizes {
     const int64_t ds, Ms;  // numbers from one token to the next
     const int64_t dr;      // d in even rows
     const int64_t Cp = round_up(CHUNK, W);
-    const int64_t rows = CHUNK + MARGIN;
+    const int64_t rows;  // of buffers of tokens
     const bool by_token, by_feature;
     const bool erases, reads;  // x and e are given
 
-    explicit DeltaSizes(const DeltaRule& p)
+    explicit DeltaSizes(const DeltaRule& p, int64_t rows = CHUNK + MARGIN)
         : p(p), d(p.inputs), M(p.width), dp(round_up(d, W)), Mp(round_up(M, W)), ds(apart(dp)),
-          Ms(apart(Mp)), dr(even(d)),
+          Ms(apart(Mp)), dr(even(d)), rows(rows),
           by_token(p.log_decay.data && p.decay_width == 1 && d > 0),
           by_feature(p.log_decay.data && p.decay_width > 1), erases(p.erase.data), reads(p.read.data) {}
 
@@ -145,10 +145,11 @@ template <class T> class DeltaTokens {
     T *root_q, *root_k;    // what q and k were multiplied by, without `scale`
     int64_t count = 0;
     bool any = false;      // a token is not hidden
+    bool any_bad = false;  // a number of one is not finite
 
     void load(int64_t row, int64_t t, int64_t n) {
         count = n;
-        any = false;
+        any = any_bad = false;
         std::fill(from.begin(), from.end(), n);
         for (int64_t i = 0; i < n; ++i) {
             hidden[std::size_t(i)] = s.hidden(row, t + i);
@@ -211,6 +212,7 @@ template <class T> class DeltaTokens {
             fine &= look(g + i * ds, ds).finite;
         }
         if (!fetch(p.v, row, t + i, s.M, s.Ms, v + i * s.Ms).finite) spoil_values(i);
+        any_bad = any_bad || !fine || !q_fine;
         if (!q_fine) {
             bad_q[std::size_t(i)] = 1;
             std::fill(q + i * ds, q + (i + 1) * ds, T(0));
@@ -224,6 +226,7 @@ template <class T> class DeltaTokens {
     }
 
     void spoil_values(int64_t i) {
+        any_bad = true;
         for (int64_t c = 0; c < s.M; ++c)
             if (!std::isfinite(v[i * s.Ms + c])) {
                 v[i * s.Ms + c] = 0;
