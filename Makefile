@@ -119,6 +119,7 @@ bench: $(VENV)/.test ## measure time and memory, into docs/performance.md
 
 bench-native: $(VENV)/.test ## measure the compiled core against its targets, into docs/performance.md
 	$(BIN)/python benchmarks/native.py --write docs/performance.md
+	$(BIN)/python benchmarks/delta_peers.py --write docs/performance.md
 
 bench-models: $(VENV)/.test ## measure whole models of transformers, into docs/performance.md
 	$(BIN)/python benchmarks/models.py --write docs/performance.md

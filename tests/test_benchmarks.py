@@ -127,6 +127,31 @@ def test_figures_on_the_page_agree_with_their_verdicts():
 
 
 @pytest.mark.slow
+def test_a_quick_run_prints_every_target_of_the_delta_rule(tmp_path):
+    import delta_peers
+
+    pytest.importorskip("kerneltrick._core")
+    pytest.importorskip("transformers")
+    path = tmp_path / "performance.md"
+    path.write_text(f"{delta_peers.START}\n{delta_peers.END}\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "delta_peers.py"), "--quick", "--write", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
+    for start, count in (
+        ("gated, forward, n =", 9),
+        ("gated, forward+backward, n =", 1),
+        ("KDA, ", 3),
+        ("general rule ", 1),
+        ("a decoding step ", 2),
+    ):
+        found = [row for row in rows if row.startswith(f"| {start}")]
+        assert len(found) == count, start
+        rows = [row for row in rows if row not in found]
+    assert rows == []
+
+
+@pytest.mark.slow
 def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
 

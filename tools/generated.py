@@ -128,6 +128,11 @@ TABLES = {  # by their first line
         timed=True,
     ),
     "<!-- native:begin -->": Product("bench-native", ("benchmarks/native.py", *CORE), timed=True),
+    "<!-- delta:begin -->": Product(
+        "bench-native",
+        ("benchmarks/delta_peers.py", "native/delta*", f"{PACKAGE}/engines/_delta_native*.py"),
+        timed=True,
+    ),
     "<!-- models:begin -->": Product(
         "bench-models",
         ("benchmarks/models.py", f"{PACKAGE}/hf/_published.py", f"{PACKAGE}/hf/_state_space.py",
