@@ -446,7 +446,7 @@ class TestDial:
         ("text", "message"),
         [
             ("elu@widnow=3", "did you mean 'window'"),
-            ("elu@window=3.5", "window to be a whole number, not '3.5'"),
+            ("elu@window=3.5", "window to be a whole number, or one for each head, .* not '3.5'"),
             ("elu@window=-1", "window to be a whole number ≥ 0"),
             ("elu@window=3,gain=much", "gain to be a number, not 'much'"),
             ("elu@window=3,window=4", "gives window twice"),

@@ -37,7 +37,7 @@ from kerneltrick._arrays._library import (
     zeros,
 )
 from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start, whole
-from kerneltrick._arrays._untranslated import tree, untranslated, without_values
+from kerneltrick._arrays._untranslated import register_tree, tree, untranslated, without_values
 from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "max_blocks",
     "namespace",
     "register_pytree",
+    "register_tree",
     "scan",
     "space",
     "stand_in",

@@ -44,9 +44,14 @@ def for_compiled_code() -> Iterator[None]:
 
 def tree(cls: Class) -> Class:
     """A dataclass whose fields PyTorch may take apart, to find the tensors and numbers in it."""
-    TREES[cls] = tuple(field.name for field in dataclasses.fields(cls))
-    CLASSES[cls.__name__] = cls
+    register_tree(cls, tuple(field.name for field in dataclasses.fields(cls)))
     return cls
+
+
+def register_tree(cls: type, names: tuple[str, ...]) -> None:
+    """The same for any class that is made from its attributes of these names."""
+    TREES[cls] = names
+    CLASSES[cls.__name__] = cls
 
 
 def untranslated(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:

@@ -89,12 +89,12 @@ class FittedMaps:
     @property
     def window(self) -> int:
         """The window of every layer."""
-        return next(iter(self.dials.values())).window
+        return next(iter(self.dials.values())).alike("FittedMaps")[0]
 
     @property
     def sinks(self) -> int:
         """The sinks of every layer."""
-        return next(iter(self.dials.values())).sinks
+        return next(iter(self.dials.values())).alike("FittedMaps")[1]
 
     @property
     def digest(self) -> str:

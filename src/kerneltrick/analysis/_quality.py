@@ -117,7 +117,8 @@ def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
     token = (k.nbytes + v.nbytes) // k.shape[-2]
     if isinstance(dial.feature_map, maps.Softmax) and not (dial.window or dial.sinks):
         return int(n * token)
-    kept = min(max(0, dial.window - 1) + dial.sinks, n)
+    window, sinks = dial.alike("state_bytes")
+    kept = min(max(0, window - 1) + sinks, n)
     return int(State.empty(dial.feature_map, k, v).nbytes + kept * token)
 
 

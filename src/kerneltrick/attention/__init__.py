@@ -14,12 +14,16 @@ from kerneltrick.attention._delta_weights import delta_weights
 from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._dial import Dial, Far
+from kerneltrick.attention._dial import by_head as by_head
 from kerneltrick.attention._dial import check_far as check_far
 from kerneltrick.attention._dial import check_window as check_window
 from kerneltrick.attention._dial import combined as combined
 from kerneltrick.attention._dial import dial_text as dial_text
 from kerneltrick.attention._dial import read_tail as read_tail
 from kerneltrick.attention._dial import resolve as resolve
+from kerneltrick.attention._heads import HeadGroup as HeadGroup
+from kerneltrick.attention._heads import Windows as Windows
+from kerneltrick.attention._heads import select as select
 from kerneltrick.attention._keywords import LinearAttentionKeywords as LinearAttentionKeywords
 from kerneltrick.attention._keywords import OnZero as OnZero
 from kerneltrick.attention._keywords import Options as Options
@@ -27,6 +31,9 @@ from kerneltrick.attention._keywords import Positions as Positions
 from kerneltrick.attention._keywords import read_options as read_options
 from kerneltrick.attention._keywords import with_keywords_of as with_keywords_of
 from kerneltrick.attention._linear import attention_weights, linear_attention
+from kerneltrick.attention._mixed import MixedState
+from kerneltrick.attention._mixed import dial_of as dial_of
+from kerneltrick.attention._mixed import state_from as state_from
 from kerneltrick.attention._multihead import (
     KVCache,
     MultiHeadAttention,
@@ -37,8 +44,7 @@ from kerneltrick.attention._selective_scan import selective_scan
 from kerneltrick.attention._short_convolution import short_convolution
 from kerneltrick.attention._state import State
 from kerneltrick.attention._state_file import encoded as encoded
-from kerneltrick.attention._state_file import fields as fields
-from kerneltrick.attention._state_file import parts as parts
+from kerneltrick.attention._state_file import tensors_of as tensors_of
 
 # The public names. Imports of the form `x as x` are for other rooms of the package.
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "Dial",
     "Far",
     "KVCache",
+    "MixedState",
     "MultiHeadAttention",
     "State",
     "VanishingNormalizerError",

@@ -34,6 +34,7 @@ from kerneltrick.attention._arguments import (
     token_array,
 )
 from kerneltrick.attention._dial import Setting, check_far, resolve
+from kerneltrick.attention._heads import HeadGroup
 from kerneltrick.attention._keywords import OnZero, Options, Positions
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
 from kerneltrick.attention._state_file import LONGEST
@@ -310,7 +311,10 @@ def _pad_empty(data: Data, causal: bool, xp: Any) -> tuple[Data, tuple[bool, boo
     return data, (no_queries, no_keys)
 
 
-def report_zero(call: CheckedCall, zero: Array | None, rows: Any = None) -> None:
+def report_zero(
+    call: CheckedCall, zero: Array | None, rows: Any = None, group: HeadGroup | None = None
+) -> None:
+    """Raise if a normaliser is 0; `rows` and `group` say which queries and heads these are."""
     if not call.raises or zero is None or (type(zero) is np.ndarray and not zero.any()):
         return
     if not is_concrete(zero):
@@ -327,6 +331,8 @@ def report_zero(call: CheckedCall, zero: Array | None, rows: Any = None) -> None
     where = [int(x) for x in np.argwhere(flags)[0]]
     if rows is not None:
         where[-1] = int(rows[where[-1]])
+    if group is not None:
+        where[-2] = group.queries[where[-2]]
     index = where[1:] if call.inputs.headless else where
     chosen = call.rule.feature_map
     mask = call.data.mask

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Annotated, Any, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -13,12 +14,23 @@ from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
 from kerneltrick.attention._call import check_call
 from kerneltrick.attention._dial import Dial, combined
+from kerneltrick.attention._heads import HeadGroup, Windows, places
 from kerneltrick.attention._keywords import OnZero, Options
 from kerneltrick.attention._linear import linear_attention
+from kerneltrick.attention._mixed import MixedState, dial_of, states_of
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder, in_lines
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class _HeadDecoder(NamedTuple):
+    """The decoder of heads that attend alike, and where these heads are."""
+
+    decoder: Decoder
+    group: HeadGroup
+    heads: Any
+    queries: Any
 
 
 class Decoder:
@@ -58,8 +70,8 @@ class Decoder:
         normalize: bool = True,
         on_zero: OnZero = "raise",
         decay: int = 0,
-        window: int = 0,
-        sinks: int = 0,
+        window: Windows = 0,
+        sinks: int | Sequence[int] = 0,
         far: Any = None,
         state: State | None = None,
     ) -> None:
@@ -81,7 +93,7 @@ class Decoder:
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
         self.feature_map, *near = combined(who, feature_map, window, sinks, far)
-        self.window, self.sinks, self.far = near
+        self.window, self.sinks, self.far, self.whole = near
         if state is not None and not isinstance(state, State):
             raise TypeError(f"state must be a State, not {type(state).__name__}")
         self._start = 0 if state is None else state.start
@@ -97,13 +109,34 @@ class Decoder:
                 f"Decoder needs decay to be 0, 1 or {m} (one per feature), not {decay!r}"
             )
         self.decay = int(decay)
-        self._load(state)
-
-    def _load(self, state: State | None) -> None:
         queries = (*self.shape[:-1], self.shape[-1] * self.groups)
         self._shapes = ((*queries, self.d), (*self.shape, self.d), (*self.shape, self.value_width))
         self._out_shape = (*queries, self.value_width)
         self._decay_shape = self.shape if self.decay == 1 else (*self.shape, self.decay)
+        self._parts: list[_HeadDecoder] = []  # if heads differ, a decoder for each kind of head
+        dial = Dial(self.feature_map, self.window, self.sinks, None, self.whole)
+        if dial.by_head:
+            self._split(state)
+        else:
+            self._load(state)
+
+    def _split(self, state: State | None) -> None:
+        """Make a decoder for each kind of head; if there is only one kind, become that."""
+        dial = Dial(*self._setting())
+        groups = dial.groups(self.shape[-1], self.shape[-1] * self.groups)
+        if len(groups) == 1:
+            own = groups[0]
+            self.feature_map, self.window, self.sinks, self.far = own[2:]
+            self.whole = ()
+            self._load(state)
+            return
+        for group, before in zip(groups, states_of("Decoder", state, groups), strict=True):
+            made = self._like(dial_of(group), (*self.shape[:-1], len(group.heads)), before)
+            self._parts.append(
+                _HeadDecoder(made, group, places(group.heads), places(group.queries))
+            )
+
+    def _load(self, state: State | None) -> None:
         q, k, v = (np.ones((*x[:-1], 1, x[-1]), self._compute) for x in self._shapes)
         log_decay = None
         if self.decay:
@@ -165,13 +198,7 @@ class Decoder:
         with self._lock:
             position = self._stop
             self.feature_map.check_positions(self._start, position)
-            if self._steps is None:
-                out, vanished = self._step_by_engine(arrays, log_decay)
-            else:
-                out = np.empty(self._out_shape, self._given)
-                flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
-                vanished = not self._steps.step(position, *flat, out, log_decay)
-            self._stop = position + 1
+            out, vanished = self._advance(arrays, log_decay)
         if vanished and self.on_zero in ("raise", None):
             raise VanishingNormalizerError(
                 f"the weights of a query sum to exactly 0 at token {position} (which the "
@@ -179,6 +206,24 @@ class Decoder:
                 f'on_zero="nan" or "zero"'
             )
         return out if type(q) is np.ndarray else constant(out, q)
+
+    def _advance(self, arrays: list[Any], log_decay: Any) -> tuple[Any, bool]:
+        """Take a step, and say whether a normaliser was 0."""
+        if self._parts:
+            out, vanished = np.empty(self._out_shape, self._given), False
+            for part in self._parts:
+                chosen = (part.queries, part.heads, part.heads)
+                own = [x[..., i, :] for x, i in zip(arrays, chosen, strict=True)]
+                out[..., part.queries, :], zero = part.decoder._advance(own, None)
+                vanished = vanished or zero
+        elif self._steps is None:
+            out, vanished = self._step_by_engine(arrays, log_decay)
+        else:
+            out = np.empty(self._out_shape, self._given)
+            flat = [x if x.flags.c_contiguous else np.ascontiguousarray(x) for x in arrays]
+            vanished = not self._steps.step(self._stop, *flat, out, log_decay)
+        self._stop += 1
+        return out, vanished
 
     def _step_by_engine(self, arrays: list[Any], log_decay: Any) -> tuple[Any, bool]:
         """For maps that are not compiled in, and where nothing is: the recurrent engine."""
@@ -234,6 +279,9 @@ class Decoder:
             return self._state()
 
     def _state(self) -> State:
+        if self._parts:
+            parts = [part.decoder._state() for part in self._parts]
+            return MixedState(parts, [part.group.heads for part in self._parts])
         total = None
         if self._earlier is not None:  # with a decay there is one, of zeros if need be
             total = Wide(self._earlier + self._total if self.decay else self._earlier.copy(), None)
@@ -251,11 +299,15 @@ class Decoder:
     @property
     def compiled(self) -> bool:
         """Whether the compiled core takes the steps; otherwise the recurrent engine does."""
+        if self._parts:
+            return all(part.decoder.compiled for part in self._parts)
         return self._steps is not None
 
     @property
     def nbytes(self) -> int:
         """The bytes of the state: a step reads all, and writes them but for the near tokens."""
+        if self._parts:
+            return sum(part.decoder.nbytes for part in self._parts)
         if self._steps is not None:
             return int(self._sums.nbytes) + self._steps.near_bytes
         near = () if self._near is None else (self._near.k, self._near.v)
@@ -263,7 +315,7 @@ class Decoder:
 
     def __repr__(self) -> str:
         return (
-            f"<Decoder of {self._fingerprint}, tokens {self._start}:{self._stop}, "
+            f"<Decoder of {self.snapshot().fingerprint}, tokens {self._start}:{self._stop}, "
             f"streams and heads {self.shape} {self.dtype}>"
         )
 
@@ -275,9 +327,17 @@ class Decoder:
 
     def _again(self, feature_map: maps.FeatureMap) -> Decoder:
         """Another decoder that goes on from here."""
+        return self._like(Dial(feature_map, *self._setting()[1:]), self.shape, self.snapshot())
+
+    def _setting(self) -> tuple[maps.FeatureMap, Any, Any, Any, tuple[int, ...]]:
+        """The fields of the dial of this decoder."""
+        return self.feature_map, self.window, self.sinks, self.far, self.whole
+
+    def _like(self, dial: Dial, shape: tuple[int, ...], state: State | None) -> Decoder:
+        """A decoder with the same keywords but for these."""
         return Decoder(
-            feature_map,
-            shape=self.shape,
+            dial,
+            shape=shape,
             d=self.d,
             value_width=self.value_width,
             groups=self.groups,
@@ -286,10 +346,7 @@ class Decoder:
             normalize=self.normalize,
             on_zero=self.on_zero,
             decay=self.decay,
-            window=self.window,
-            sinks=self.sinks,
-            far=self.far,
-            state=self.snapshot(),
+            state=state,
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,16 @@ from kerneltrick._arrays import (
     tree,
 )
 from kerneltrick.attention._arguments import Inputs, check_count, check_scale
+from kerneltrick.attention._heads import (
+    HeadGroup,
+    Windows,
+    check_sinks,
+    check_whole,
+    check_windows,
+    head_groups,
+    numbers_text,
+    read_numbers,
+)
 from kerneltrick.engines import UNBOUNDED, Rule
 
 
@@ -70,20 +81,59 @@ class Dial:
     (16, 1, -4.0, True)
     >>> str(dial)
     'hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative'
+
+    Heads may differ. `whole` lists the key–value heads that see the whole text, which is exact
+    softmax attention. `window` and `sinks` are numbers for all other heads, or sequences with one
+    for each key–value head; a window of None is the whole text.
+
+    >>> dial = Dial.get("hedgehog@window=64,sinks=4,whole=0+5")
+    >>> dial.whole, [group.heads for group in dial.groups(8)]
+    ((0, 5), [(0, 5), (1, 2, 3, 4, 6, 7)])
+    >>> str(Dial(dial.feature_map, window=(16, None, 64)))
+    'hedgehog@window=16+whole+64'
     """
 
     feature_map: maps.FeatureMap
-    window: int = 0
-    sinks: int = 0
+    window: Windows = 0
+    sinks: int | Sequence[int] = 0
     far: Far | None = None
+    whole: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        for name in ("window", "sinks"):
-            object.__setattr__(self, name, check_count("Dial", name, getattr(self, name)))
+        object.__setattr__(self, "window", check_windows("Dial", self.window))
+        object.__setattr__(self, "sinks", check_sinks("Dial", self.sinks))
+        object.__setattr__(self, "whole", check_whole("Dial", self.whole))
         if self.far is not None and not isinstance(self.far, Far):
             object.__setattr__(self, "far", Far(self.far))
-        if self.far is not None and not (self.window or self.sinks):
+        if self.far is not None and not self.near:
             raise ValueError("gain and units are those of far weights: give window or sinks too")
+
+    @property
+    def near(self) -> bool:
+        """Whether there is a window or sinks, for some heads at least."""
+        return bool(self.window or self.sinks)
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads may differ."""
+        return (
+            bool(self.whole)
+            or self.window == UNBOUNDED
+            or not (isinstance(self.window, int) and isinstance(self.sinks, int))
+        )
+
+    def alike(self, who: str) -> tuple[int, int]:
+        """The window and the sinks of all heads; ValueError if heads may differ."""
+        if not (isinstance(self.window, int) and isinstance(self.sinks, int)) or self.by_head:
+            raise ValueError(f"{who} needs one window for all heads, not {self}")
+        return self.window, self.sinks
+
+    def groups(self, heads: int, queries: int | None = None) -> tuple[HeadGroup, ...]:
+        """The key–value heads that attend alike, each with a dial that is the same for all.
+
+        `queries` counts the query heads, by default as many as there are key–value `heads`.
+        """
+        return head_groups("Dial.groups", self, heads, heads if queries is None else queries)
 
     @staticmethod
     def get(setting: maps.MapLike | Dial) -> Dial:
@@ -95,7 +145,7 @@ class Dial:
         return Dial(maps.get(setting))
 
     def __str__(self) -> str:
-        text = dial_text(str(self.feature_map), self.window, self.sinks)
+        text = dial_text(str(self.feature_map), self.window, self.sinks, self.whole)
         if self.far is not None and self.far.gain is not None:
             gain = self.far.gain
             text += f",gain={gain:g}" if _is_number(gain) else f",gain={maps.digest(gain)}"
@@ -122,7 +172,12 @@ def read_tail(text: str) -> dict[str, Any]:
     relative = "relative" in words
     pairs = ",".join(word for word in words if word != "relative")
     given = _text.pairs(repr(text), "@", pairs)
-    known = {"window": int, "sinks": int, "gain": float}
+    known: dict[str, Callable[[str], Any]] = {
+        "window": read_numbers,
+        "sinks": read_numbers,
+        "gain": float,
+        "whole": read_numbers,
+    }
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
@@ -132,32 +187,56 @@ def read_tail(text: str) -> dict[str, Any]:
         try:
             values[key] = known[key](value)
         except ValueError:
-            expected = "a number" if key == "gain" else "a whole number"
-            raise ValueError(f"{text!r} needs {key} to be {expected}, not {value!r}") from None
+            raise ValueError(
+                f"{text!r} needs {key} to be {_EXPECTED[key]}, not {value!r}"
+            ) from None
+    if isinstance(values.get("whole"), int):
+        values["whole"] = (values["whole"],)
     gain = values.pop("gain", None)
     if relative or gain is not None:
         values["far"] = Far(gain, relative)
     return values
 
 
-def dial_text(map_text: str, window: int, sinks: int) -> str:
-    parts = [f"{name}={n}" for name, n in (("window", window), ("sinks", sinks)) if n]
+_EXPECTED = {
+    "window": "a whole number, or one for each head, such as 64+whole+16",
+    "sinks": "a whole number, or one for each head, such as 4+1+4",
+    "gain": "a number",
+    "whole": "key–value heads, such as 0+5+7",
+}
+
+
+def dial_text(map_text: str, window: Any, sinks: Any, whole: Any = ()) -> str:
+    given = (("window", window), ("sinks", sinks), ("whole", whole))
+    parts = [f"{name}={numbers_text(values)}" for name, values in given if values]
     return map_text + ("@" + ",".join(parts) if parts else "")
 
 
 def combined(
     who: str, setting: maps.MapLike | Dial, window: Any, sinks: Any, far: Any = None
-) -> tuple[maps.FeatureMap, Any, Any, Any]:
-    """Map, window, sinks and far of a call: by keyword, or in the dial, but not twice."""
+) -> tuple[maps.FeatureMap, Any, Any, Any, tuple[int, ...]]:
+    """Map, window, sinks, far and whole of a call: by keyword, or in the dial, but not twice."""
+    window = window if isinstance(window, int) else check_windows(who, window)
+    sinks = sinks if isinstance(sinks, int) else check_sinks(who, sinks)
     if not isinstance(setting, Dial) and not (isinstance(setting, str) and "@" in setting):
-        return maps.get(setting), window, sinks, far
+        return maps.get(setting), window, sinks, far, ()
     dial = Dial.get(setting)
     given = {"window": window or None, "sinks": sinks or None, "far": far}
     for name, value in given.items():
         own = getattr(dial, name)
         if own and value is not None:
             raise ValueError(f"{who} got {name} twice: in {str(dial)!r} and as a keyword")
-    return dial.feature_map, dial.window or window, dial.sinks or sinks, dial.far or far
+    near = dial.window or window, dial.sinks or sinks
+    return dial.feature_map, *near, dial.far or far, tuple(dial.whole)
+
+
+def by_head(setting: Setting, window: Any, sinks: Any) -> bool:
+    """Whether heads may differ under this setting and these keywords."""
+    if not (isinstance(window, int) and isinstance(sinks, int)):
+        return not isinstance(setting, Rule)  # which is taken as it is
+    if isinstance(setting, str):
+        return "@" in setting and _read(setting).by_head
+    return isinstance(setting, Dial) and setting.by_head
 
 
 def resolve(
@@ -176,7 +255,9 @@ def resolve(
     """
     if isinstance(setting, Rule):
         return setting, far
-    chosen, window, sinks, far = combined(who, setting, window, sinks, far)
+    if by_head(setting, window, sinks):
+        raise ValueError(f"{who} needs one window for all heads, not {setting}")
+    chosen, window, sinks, far, _ = combined(who, setting, window, sinks, far)
     if inputs.headless and isinstance(chosen, maps.Custom):
         chosen = maps.Custom(chosen.function, flat=True)
     d = inputs.k.shape[-1]

@@ -7,10 +7,11 @@ same ones say `**keywords: Unpack[AttentionKeywords]`, and `with_keywords_of` sh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from kerneltrick._arrays import Array
+from kerneltrick.attention._heads import Windows
 from kerneltrick.attention._state import State
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class AttentionKeywords(TypedDict, total=False):
     segment_ids: Annotated[Array | None, "integer (..., H, n), (..., n) or (n,)"]
     positions: Annotated[Positions | None, "(..., H, n), (..., n) or (n,)"]
     state: State | None
-    window: int
-    sinks: int
+    window: Windows
+    sinks: int | Sequence[int]
     far: Annotated[Any, "() or (H_q,)"]
     on_zero: OnZero | None
 
@@ -58,8 +59,8 @@ class Options(NamedTuple):
     segment_ids: Array | None = None
     positions: Positions | None = None
     state: State | None = None
-    window: int = 0
-    sinks: int = 0
+    window: Windows = 0
+    sinks: int | Sequence[int] = 0
     far: Any = None
     on_zero: OnZero | None = None
     chunk_size: int = 64

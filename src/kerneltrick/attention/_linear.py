@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from kerneltrick import engines, maps
 from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
 from kerneltrick.attention._call import CheckedCall, check_call, report_zero
-from kerneltrick.attention._dial import Dial, Setting
+from kerneltrick.attention._dial import Dial, Setting, by_head
+from kerneltrick.attention._heads import HeadGroup, Windows, joined
 from kerneltrick.attention._keywords import (
     AttentionKeywords,
     LinearAttentionKeywords,
@@ -20,6 +22,7 @@ from kerneltrick.attention._keywords import (
     read_options,
     with_keywords_of,
 )
+from kerneltrick.attention._mixed import MixedState, split_call
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, DenseRows, Rule, dense_rows, times
 
@@ -66,8 +69,8 @@ def linear_attention(
     segment_ids: Annotated[Array | None, "integer (..., H, n), (..., n) or (n,)"] = None,
     positions: Annotated[Positions | None, "(..., H, n), (..., n) or (n,)"] = None,
     state: State | None = None,
-    window: int = 0,
-    sinks: int = 0,
+    window: Windows = 0,
+    sinks: int | Sequence[int] = 0,
     far: Annotated[Any, "() or (H_q,)"] = None,
     return_state: bool = False,
     on_zero: OnZero | None = None,
@@ -168,9 +171,36 @@ def run_attention(
     engine: str,
 ) -> Array | tuple[Array, State]:
     """The output, and the state if `options` ask for it."""
+    if not by_head(feature_map, options.window, options.sinks):
+        return _run(who, q, k, v, feature_map, options, engine)
+    calls = split_call(who, q, k, v, feature_map, options)
+    made = [
+        _run(who, *call.arrays, call.setting, call.options, engine, call.group) for call in calls
+    ]
+    if len(made) == 1:
+        return made[0]
+    heads = [call.group.heads for call in calls]
+    queries = [call.group.queries for call in calls]
+    if not options.return_state:
+        return joined(made, queries)
+    outputs, states = zip(*made, strict=True)
+    return joined(outputs, queries), MixedState(states, heads)
+
+
+def _run(
+    who: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    feature_map: Setting,
+    options: Options,
+    engine: str,
+    group: HeadGroup | None = None,
+) -> Any:
+    """`run_attention` where all heads, or these of a call, attend alike."""
     call = check_call(who, q, k, v, feature_map, options)
     result = engines.run(engine, call.rule, call.data)
-    report_zero(call, result.zero)
+    report_zero(call, result.zero, group=group)
     output = result.output[..., :0, :] if call.padded[0] else result.output
     output = astype(call.inputs.restore(output), v.dtype)
     if not options.return_state:
@@ -212,22 +242,48 @@ def weights_of(
     options: Options,
     rows: Any = None,
 ) -> Array:
+    if not by_head(feature_map, options.window, options.sinks):
+        return _weights(who, q, k, feature_map, options, rows)
+    v = namespace(q=q, k=k).zeros_like(k[..., :1]) if k.ndim >= 1 else k
+    calls = split_call(who, q, k, v, feature_map, options)
+    made = [
+        _weights(who, call.q, call.k, call.setting, call.options, rows, call.group)
+        for call in calls
+    ]
+    return made[0] if len(made) == 1 else joined(made, [call.group.queries for call in calls])
+
+
+def _weights(
+    who: str,
+    q: Array,
+    k: Array,
+    feature_map: Setting,
+    options: Options,
+    rows: Any,
+    group: HeadGroup | None = None,
+) -> Array:
+    """`weights_of` where all heads, or these of a call, attend alike."""
     xp, state = namespace(q=q, k=k), options.state
     v = xp.zeros_like(k[..., :1]) if k.ndim >= 1 else k
-    if isinstance(
-        state, State
-    ):  # the width of the values remembered does not matter to the weights
-        v = zeros((*k.shape[:-1], state.sums.hi.shape[-1] - 1), k, k.dtype)
+    if isinstance(state, State):  # the width of the values remembered does not matter to weights
+        width = state.parts[0].sums.hi.shape[-1] - 1
+        v = zeros((*k.shape[:-1], width), k, k.dtype)
     call = check_call(who, q, k, v, feature_map, options)
     n_q, n = q.shape[-2], k.shape[-2]
     chosen = check_rows(rows, n_q)
     picked = dense_rows(call.rule, call.data, chosen if n_q else np.zeros(1, dtype=np.int64))
-    weights = normalized_weights(call, picked, picked.weights, chosen)
+    weights = normalized_weights(call, picked, picked.weights, chosen, group)
     weights = call.inputs.restore(astype(weights[..., :n], q.dtype))
     return weights if n_q else weights[..., :0, :]
 
 
-def normalized_weights(call: CheckedCall, rows: DenseRows, weights: Array, numbers: Any) -> Array:
+def normalized_weights(
+    call: CheckedCall,
+    rows: DenseRows,
+    weights: Array,
+    numbers: Any,
+    group: HeadGroup | None = None,
+) -> Array:
     """Weights (..., H, g, r, n) of rows as the caller sees them, (..., H·g, r, n)."""
     xp = call.inputs.xp
     keep = rows.queries.keep
@@ -240,7 +296,7 @@ def normalized_weights(call: CheckedCall, rows: DenseRows, weights: Array, numbe
         flags[1] = None if rows.bad is None else rows.bad[..., -1:]
         for flag in flags:
             zero = zero if flag is None else zero & ~flag
-        report_zero(call, xp.reshape(zero, (*lead, zero.shape[-2], 1)), numbers)
+        report_zero(call, xp.reshape(zero, (*lead, zero.shape[-2], 1)), numbers, group)
         weights = weights / xp.where(empty, xp.ones_like(total), total)
         weights = xp.where(empty, xp.full_like(weights, call.rule.zero_fill), weights)
     else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,18 @@ from kerneltrick._arrays import (
     wide_add,
     wide_narrow,
 )
-from kerneltrick._files import write
+from kerneltrick._files import read_tensors, write
 from kerneltrick.attention._arguments import Inputs, check_count, check_inputs
-from kerneltrick.attention._dial import Dial, Setting, dial_text, resolve
-from kerneltrick.attention._state_file import LONGEST, decoded, encoded, parts
+from kerneltrick.attention._dial import (
+    Dial,
+    Setting,
+    by_head,
+    combined,
+    dial_text,
+    resolve,
+)
+from kerneltrick.attention._heads import Windows
+from kerneltrick.attention._state_file import LONGEST, encoded, tensors_of
 from kerneltrick.engines import (
     UNBOUNDED,
     Carry,
@@ -129,6 +139,17 @@ class State:
             size += space(x).finfo(x.dtype).bits // 8 * int(math.prod(x.shape))
         return size
 
+    @property
+    def bytes_by_head(self) -> tuple[int, ...]:
+        """The bytes of each key–value head, over all streams."""
+        heads = int(self.sums.hi.shape[-3])
+        return (self.nbytes // heads,) * heads
+
+    @property
+    def parts(self) -> tuple[State, ...]:
+        """The state of each kind of head: this one, unless heads differ."""
+        return (self,)
+
     def _whole(self) -> Array:
         whole = self.shown(wide_narrow(self.sums, self.sums.hi.dtype))
         # NumPy's are read-only; what else could be changed in place is handed out as a copy.
@@ -168,8 +189,8 @@ class State:
         start: int = 0,
         scale: float | None = None,
         decay_width: int = 0,
-        window: int = 0,
-        sinks: int = 0,
+        window: Windows = 0,
+        sinks: int | Sequence[int] = 0,
     ) -> State:
         """The state before token `start`, for keys and values shaped like k and v.
 
@@ -181,6 +202,13 @@ class State:
         if start >= LONGEST:
             raise ValueError(f"State.empty needs start < 2**53, not {start}")
         inputs = check_inputs("State.empty", k, k, v)
+        if by_head(feature_map, window, sinks):
+            from kerneltrick.attention._mixed import empty_mixed  # which is made of states
+
+            assert not isinstance(feature_map, Rule)
+            dial = Dial(*combined("State.empty", feature_map, window, sinks))
+            rest: dict[str, Any] = {"start": start, "scale": scale, "decay_width": decay_width}
+            return empty_mixed(dial, inputs, functools.partial(State.empty, **rest))
         rule, _ = resolve(
             "State.empty", feature_map, inputs, scale=scale, window=window, sinks=sinks
         )
@@ -298,12 +326,14 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, which appears whole or not at all; `-` is standard output."""
-        write(path, encoded(*parts(self)))
+        write(path, encoded(*tensors_of(self)))
 
     @staticmethod
     def load(path: str | os.PathLike[str], like: Array | None = None) -> State:
         """Read a state back, as NumPy arrays or as those of the library of `like`."""
-        state = State(*decoded(path))
+        from kerneltrick.attention._mixed import state_from  # which is made of states
+
+        state = state_from(os.fspath(path), *read_tensors(path, "state file"))
         return state if like is None else state.to(like)
 
 

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from typing import Any
 
 import numpy as np
 
 from kerneltrick._arrays import Wide, as_numpy
-from kerneltrick._files import read_tensors
 from kerneltrick._text import printable
 from kerneltrick.attention._dial import dial_text
+from kerneltrick.attention._heads import numbers_text
 from kerneltrick.engines import UNBOUNDED, Carry, Near
 
 FORMAT = "kerneltrick.State/1"
+MIXED = "kerneltrick.MixedState/1"  # several states, for heads that differ
 LONGEST = 2**53  # tokens: float64, in which maps and the core use positions, tells them apart
 
 
-def parts(state: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors and the metadata of the file of a State."""
+def tensors_of(state: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors and the metadata of the file of a State.
+
+    Of heads that differ, the entries of part i begin with `i.`.
+    """
+    if len(state.parts) > 1:
+        tensors: dict[str, Any] = {}
+        metadata = {"format": MIXED, "heads": " ".join(map(numbers_text, state.heads))}
+        for i, part in enumerate(state.parts):
+            arrays, words = tensors_of(part)
+            tensors |= {f"{i}.{name}": x for name, x in arrays.items()}
+            metadata |= {f"{i}.{name}": word for name, word in words.items()}
+        return tensors, metadata
     carry = state.carry
     tensors = {"": carry.sums.numpy()}
     if carry.log_scale is not None:
@@ -50,11 +61,6 @@ def encoded(tensors: dict[str, Any], metadata: dict[str, str]) -> bytes:
     tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
     made: bytes = safetensors.numpy.save(tensors, metadata)
     return made
-
-
-def decoded(path: str | os.PathLike[str]) -> tuple[Any, ...]:
-    """The fields of the State in a file."""
-    return fields(os.fspath(path), *read_tensors(path, "state file"))
 
 
 def fields(path: str, metadata: dict[str, str], tensors: dict[str, Any]) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | Non
     16·n·D + 16·n·M - 120·D - 120·M
     """
     dial = Dial.get(setting)
-    w, t = dial.window, dial.sinks
+    w, t = dial.alike("costs.windowed")
     phi = _phi(dial.feature_map, d)
     pairs, width = _near_pairs(w, t, causal), M + 1
     leaving = reading = n - w - t  # tokens that become far, and rows that see far tokens

@@ -80,8 +80,9 @@ def state_bytes(
     dial = Dial.get(setting)
     m, scaled = maps.feature_shape(dial.feature_map, np.zeros((1, d)))
     size = 8 * m * (values + 1) + (8 if scaled else 0)
-    if dial.window or dial.sinks:
-        slots = max(dial.window - 1, 0) + dial.sinks
+    window, sinks = dial.alike("costs.state_bytes")
+    if window or sinks:
+        slots = max(window - 1, 0) + sinks
         size += slots * (number_bytes * (d + values) + 8 + 1) + 8  # positions, flags and the count
     return batch * heads * size
 
@@ -106,12 +107,12 @@ def context_parallel(
     """
     dial, machine = Dial.get(setting), machine or Machine()
     values = d if values is None else values
-    m = dial.feature_map.dim(d)
+    m, near_tokens = dial.feature_map.dim(d), sum(dial.alike("costs.context_parallel"))
     sizes = {"D": d, "M": values, "C": chunk}
 
     def work(tokens: int) -> float:
         cost = chunked(dial.feature_map, d=d).at(n=tokens, **sizes).multiply_adds
-        near = tokens * (dial.window + dial.sinks) * (d + values)
+        near = tokens * near_tokens * (d + values)
         return batch * heads * (float(cost) + near)
 
     own = -(-n // ranks)

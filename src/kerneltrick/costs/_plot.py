@@ -53,7 +53,7 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike | Dial]) -
     for feature_map, colour in zip(feature_maps, COLOURS[1:] * len(feature_maps), strict=False):
         dial = Dial.get(feature_map)
         # Windows are counted for n ≥ window + sinks.
-        draw(full_cost(dial, sizes.d), colour, str(dial), dial.window + dial.sinks)
+        draw(full_cost(dial, sizes.d), colour, str(dial), sum(dial.alike("costs.plot")))
         cross = paper_crossover(sizes, dial)
         if cross is not None and LENGTHS[0] <= cross <= LENGTHS[-1]:
             ax.axvline(cross, color=colour, linestyle=":", linewidth=1)

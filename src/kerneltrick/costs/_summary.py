@@ -137,7 +137,7 @@ def summary(
 
 
 def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
-    near = dial.window + dial.sinks
+    near = sum(dial.alike("costs.summary"))
     if not (near or dial.feature_map.has_features):
         raise ValueError(
             "softmax is always counted; as a map it needs a window, such as softmax@window=64"
@@ -196,7 +196,7 @@ def paper_crossover(sizes: Sizes, feature_map: maps.MapLike | Dial) -> int | Non
     """
     dial = Dial.get(feature_map)
     found = crossover(softmax(), full_cost(dial, sizes.d), D=sizes.d, M=sizes.value_width)
-    return None if found is None else max(found, dial.window + dial.sinks)
+    return None if found is None else max(found, sum(dial.alike("costs.paper_crossover")))
 
 
 def full_cost(dial: Dial, d: int) -> Cost:

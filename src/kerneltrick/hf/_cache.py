@@ -244,7 +244,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            count = self.state.sums.hi.shape[0]
+            count = self.state.parts[0].sums.hi.shape[0]
             self.batch_select_indices(torch.arange(count).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Any) -> None:
@@ -254,7 +254,9 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             return None if x is None else x.index_select(0, indices.to(x.device))
 
         def chosen(state: State | None) -> State | None:
-            return None if state is None else state.select(indices.to(state.sums.hi.device))
+            if state is None:
+                return None
+            return state.select(indices.to(state.parts[0].sums.hi.device))
 
         self.state, self._base = chosen(self.state), chosen(self._base)
         self._tail = [
@@ -269,7 +271,8 @@ def _parts(rule: LayerSetting) -> list[Any]:
     learned = dial.feature_map
     values = [getattr(learned, field.name) for field in dataclasses.fields(learned)]
     gains = [] if far is None else [far.gain, far.relative]
-    parts = [rule.scale, dial.window, dial.sinks, type(learned), *values, *gains]
+    near = [dial.window, dial.sinks, dial.whole]
+    parts = [rule.scale, *near, type(learned), *values, *gains]
     # Tensors made under inference_mode do not count their changes.
     changes = [
         object() if x.is_inference() else x._version for x in parts if isinstance(x, torch.Tensor)

@@ -46,7 +46,7 @@ def choose_window(dial: Dial, data: Sequence[AttentionData], budget: int | None)
             )
     errors = {}
     for w in known:
-        errors[w] = window_error(w, dial.sinks, data)
+        errors[w] = window_error(w, dial.alike("choose_window")[1], data)
         if errors[w] <= ENOUGH:
             break
     measured = ", ".join(f"{size}: {error:.2f}" for size, error in errors.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,8 +15,8 @@ from kerneltrick.attention import (
     Dial,
     OnZero,
     State,
+    Windows,
     attention_weights,
-    check_count,
     check_on_zero,
     combined,
     dial_text,
@@ -104,8 +105,8 @@ class Attention(ProjectedMixer):
         head_dim: int | None = None,
         value_dim: int | None = None,
         feature_map: maps.MapLike | Dial | LearnedMap = "elu",
-        window: int = 0,
-        sinks: int = 0,
+        window: Windows = 0,
+        sinks: int | Sequence[int] = 0,
         far: Any = None,
         causal: bool = True,
         rotary: bool | float = False,
@@ -136,7 +137,11 @@ class Attention(ProjectedMixer):
         self._set_map(feature_map, window, sinks, far)
 
     def _set_map(
-        self, feature_map: maps.MapLike | Dial | LearnedMap, window: int, sinks: int, far: Any
+        self,
+        feature_map: maps.MapLike | Dial | LearnedMap,
+        window: Windows,
+        sinks: int | Sequence[int],
+        far: Any,
     ) -> None:
         who = self._who
         self.learned = None
@@ -150,10 +155,12 @@ class Attention(ProjectedMixer):
                     f"{theirs[2]}, but this layer has {own[0]} and {own[1]} of width {own[2]}"
                 )
             feature_map = feature_map.dial
-        chosen, window, sinks, far = combined(who, feature_map, window, sinks, far)
-        window, sinks = (check_count(who, *x) for x in (("window", window), ("sinks", sinks)))
-        self._dial = Dial(chosen, window, sinks, far)
-        held = [*vars(chosen).values(), None if self._dial.far is None else self._dial.far.gain]
+        self._dial = Dial(*combined(who, feature_map, window, sinks, far))
+        self._dial.groups(self.num_kv_heads)  # which checks the heads
+        held = [
+            *vars(self._dial.feature_map).values(),
+            None if self._dial.far is None else self._dial.far.gain,
+        ]
         if self.learned is None and any(isinstance(x, nn.Parameter) for x in held):
             raise TypeError("to learn the parameters of a map, use kerneltrick.torch.LearnedMap")
 
@@ -301,7 +308,8 @@ class Attention(ProjectedMixer):
             torch.float32: "float32",
             torch.float64: "float64",
         }
-        if not isinstance(memory, State) or not memory.sums.hi.is_cpu or dtype not in kinds:
+        batch, place = state.place
+        if not isinstance(memory, State) or place.type != "cpu" or dtype not in kinds:
             return state
         if not self.causal or self.group is not None:
             return state
@@ -309,7 +317,7 @@ class Attention(ProjectedMixer):
             return state
         decoder = Decoder(
             dial,
-            shape=tuple(memory.sums.hi.shape[:2]),
+            shape=(batch, self.num_kv_heads),
             d=self.head_dim,
             value_width=self.value_dim,
             groups=self.num_heads // self.num_kv_heads,
@@ -384,5 +392,6 @@ class Attention(ProjectedMixer):
 
     def _kind(self) -> str:
         dial = self._dial  # without weights, which change; the memory of a state checks those
-        text = f", feature_map={dial_text(dial.feature_map.name, dial.window, dial.sinks)!r}"
+        text = dial_text(dial.feature_map.name, dial.window, dial.sinks, dial.whole)
+        text = f", feature_map={text!r}"
         return text if self.causal else text + ", causal=False"

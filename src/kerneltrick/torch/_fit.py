@@ -109,11 +109,12 @@ def fit(
     sequences, stream, apart = _split(data, held_out)
     if executor is not None and stream is not None:
         raise ValueError("fit with an executor needs a list, not a stream, which cannot be sent")
-    chosen, window, sinks, far = combined("fit", feature_map, window, sinks, far)
+    dial = Dial(*combined("fit", feature_map, window, sinks, far))
+    dial.alike("fit")
     job = _Job(
         sequences=sequences,
         apart=apart,
-        dial=Dial(chosen, window, sinks, far),
+        dial=dial,
         features=features,
         key_weight=key_weight,
         loss=loss,

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from kerneltrick._arrays import Wide, as_numpy
 from kerneltrick._files import read_tensors, write
-from kerneltrick.attention import Decoder, State, encoded, fields, parts
+from kerneltrick.attention import Decoder, MixedState, State, encoded, state_from, tensors_of
 from kerneltrick.engines import Carry, Near
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
@@ -67,8 +67,10 @@ class MixerState:
         held = 0 if self.tail is None else int(self.tail.numel())
         if isinstance(memory, Held):
             return held + int(memory.tensor.numel())
-        near = () if memory.near is None else (memory.near.k, memory.near.v)
-        return held + sum(int(x.numel()) for x in (memory.sums.hi, *near))
+        for part in memory.parts:
+            near = () if part.near is None else (part.near.k, part.near.v)
+            held += sum(int(x.numel()) for x in (part.sums.hi, *near))
+        return held
 
     @property
     def place(self) -> tuple[int, Any]:
@@ -76,7 +78,8 @@ class MixerState:
         if isinstance(self.memory, Held):
             return int(self.memory.tensor.shape[0]), self.memory.tensor.device
         if isinstance(self.memory, State):
-            return int(self.memory.sums.hi.shape[0]), self.memory.sums.hi.device
+            sums = self.memory.parts[0].sums.hi
+            return int(sums.shape[0]), sums.device
         return self.memory.shape[0], torch.device("cpu")
 
     def value(self) -> Any:
@@ -110,7 +113,7 @@ class MixerState:
             tensors = {"held": as_numpy(memory.tensor.detach())}
             metadata = {"format": HELD, "stop": str(memory.stop)}
         else:
-            tensors, metadata = parts(memory)
+            tensors, metadata = tensors_of(memory)
         for name in ("tail", "count"):
             if getattr(self, name) is not None:
                 tensors[name] = as_numpy(getattr(self, name).detach())
@@ -131,8 +134,8 @@ class MixerState:
             memory = _held(os.fspath(path), metadata, tensors, like)
             batch = memory.tensor.shape[0]
         else:
-            memory = State(*fields(os.fspath(path), metadata, tensors)).to(like)
-            batch = memory.sums.hi.shape[0]
+            memory = state_from(os.fspath(path), metadata, tensors).to(like)
+            batch = memory.parts[0].sums.hi.shape[0]
         for name, kind, axes in (("tail", "f", 3), ("count", "iu", 1)):
             x = own[name]
             if x is not None and (x.dtype.kind not in kind or x.ndim != axes or len(x) != batch):
@@ -154,13 +157,16 @@ def _held(path: str, metadata: dict[str, str], tensors: dict[str, Any], like: Te
     return Held(torch.tensor(tensor, device=like.device), stop)
 
 
-def _register(cls: type, constants: tuple[str, ...]) -> None:
+def _register(
+    cls: type, constants: tuple[str, ...], branches: tuple[str, ...] | None = None
+) -> None:
     """Register a state as a tree of tensors, so that torch.export accepts and returns it.
 
     All fields are branches except `constants`.
     """
-    names = [field.name for field in dataclasses.fields(cls)]
-    branches = [name for name in names if name not in constants]
+    if branches is None:
+        names = (field.name for field in dataclasses.fields(cls))
+        branches = tuple(name for name in names if name not in constants)
 
     def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
         found = [_plain(getattr(state, name)) for name in branches]
@@ -200,5 +206,6 @@ def _carry(sums: Any, log_scale: Any, log_decay: Any, bad: Any, near: Any) -> Ca
 
 
 _register(State, ("fingerprint", "window", "sinks", "headless"))
+_register(MixedState, ("heads",), ("parts",))
 _register(Held, ("stop",))
 _register(MixerState, ("owner",))

@@ -1,0 +1,191 @@
+"""Heads that differ: which key–value heads attend alike, and what belongs to some of them.
+
+A call whose heads have different windows is a few ordinary calls, one for each kind of head. So
+every engine and library can run it, its results are those of separate calls to the bit, and no head
+pays for the window of another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from kerneltrick import maps
+from kerneltrick._arrays import Array, constant, index_dtype, is_array, space
+from kerneltrick.attention._arguments import check_count
+from kerneltrick.engines import UNBOUNDED
+
+if TYPE_CHECKING:
+    from kerneltrick.attention._dial import Dial, Far
+
+Windows: TypeAlias = int | Sequence[int | None] | None  # None: the whole text
+WHOLE = "whole"  # its name in texts
+
+
+class HeadGroup(NamedTuple):
+    """Key–value heads that attend alike, the query heads that use them, and how they attend."""
+
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    feature_map: maps.FeatureMap  # with the weights of these heads
+    window: int
+    sinks: int
+    far: Far | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether these heads see the whole text."""
+        return not (self.feature_map.has_features or self.window or self.sinks)
+
+
+def check_windows(who: str, window: Any) -> int | tuple[int, ...]:
+    """One window, or one for each head; None and what no text fills become UNBOUNDED."""
+
+    def check(value: Any) -> int:
+        return UNBOUNDED if value is None else min(check_count(who, "window", value), UNBOUNDED)
+
+    return tuple(map(check, window)) if _is_sequence(window) else check(window)
+
+
+def check_sinks(who: str, sinks: Any) -> int | tuple[int, ...]:
+    """A number of sinks, or one for each head."""
+    if _is_sequence(sinks):
+        return tuple(check_count(who, "sinks", value) for value in sinks)
+    return check_count(who, "sinks", sinks)
+
+
+def check_whole(who: str, whole: Any) -> tuple[int, ...]:
+    """Numbers of heads, each once and in increasing order."""
+    if not _is_sequence(whole):
+        raise TypeError(
+            f"{who} needs whole to be a sequence of heads, such as (0, 5), not {whole!r}"
+        )
+    heads = tuple(check_count(who, "the heads in whole", head) for head in whole)
+    if list(heads) != sorted(set(heads)):
+        raise ValueError(
+            f"{who} needs the heads in whole once each and in increasing order, not {heads}"
+        )
+    return heads
+
+
+def _is_sequence(x: Any) -> bool:
+    return isinstance(x, (Sequence, np.ndarray)) and not isinstance(x, (str, bytes))
+
+
+def numbers_text(values: Any) -> str:
+    """Numbers of heads, or windows, as text: 0+5+7, or 64+whole+16."""
+    values = [values] if isinstance(values, int) else values
+    return "+".join(WHOLE if value == UNBOUNDED else str(value) for value in values)
+
+
+def read_numbers(text: str) -> int | tuple[int | None, ...] | None:
+    """What `numbers_text` wrote; ValueError if it is something else."""
+    values = [None if word.strip() == WHOLE else int(word) for word in text.split("+")]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def head_groups(who: str, dial: Dial, heads: int, queries: int) -> tuple[HeadGroup, ...]:
+    """The kinds of heads of a call with so many key–value and query heads, by their first head."""
+    windows, sinks = (
+        _for_each("windows", who, dial.window, heads),
+        _for_each("numbers of sinks", who, dial.sinks, heads),
+    )
+    for head in dial.whole:
+        if head >= heads:
+            raise ValueError(
+                f"{who} got {dial}, but there are only {heads} key–value heads, 0 to {heads - 1}"
+            )
+    kinds = _kinds(windows, sinks, tuple(dial.whole), dial.feature_map.has_features)
+    return tuple(_group(dial, *kind, heads, queries) for kind in kinds)
+
+
+def _for_each(what: str, who: str, values: Any, heads: int) -> tuple[int, ...]:
+    if isinstance(values, int):
+        return (values,) * heads
+    if len(values) != heads:
+        raise ValueError(
+            f"{who} got {len(values)} {what} for {heads} key–value heads: give one for each, or a "
+            "number for all"
+        )
+    return tuple(values)
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(
+    windows: tuple[int, ...], sinks: tuple[int, ...], whole: tuple[int, ...], features: bool
+) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """The heads of each kind, their window and their sinks."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for head, kind in enumerate(zip(windows, sinks, strict=True)):
+        exact = head in whole or kind[0] == UNBOUNDED or not (features or any(kind))
+        found.setdefault((UNBOUNDED, 0) if exact else kind, []).append(head)
+    return tuple((tuple(own), *kind) for kind, own in found.items())
+
+
+def _group(
+    dial: Dial, own: tuple[int, ...], window: int, sinks: int, heads: int, queries: int
+) -> HeadGroup:
+    shared = queries // heads
+    own_queries = tuple(head * shared + i for head in own for i in range(shared))
+    if window == UNBOUNDED:  # nothing is far, so the map does not matter and keeps no sums
+        return HeadGroup(own, own_queries, maps.Softmax(), 0, 0, None)
+    far, feature_map = dial.far if window or sinks else None, dial.feature_map
+    if len(own) < heads:
+        feature_map = of_heads(feature_map, own, heads)
+        if far is not None and is_array(far.gain) and tuple(far.gain.shape) == (queries,):
+            far = dataclasses.replace(far, gain=select(far.gain, own_queries, 0))
+    return HeadGroup(own, own_queries, feature_map, window, sinks, far)
+
+
+def of_heads(feature_map: maps.FeatureMap, own: tuple[int, ...], heads: int) -> maps.FeatureMap:
+    """The map with those of its weights (rows, ·, ·) that these of all key–value heads use."""
+    weights = {
+        field.name: select(x, _rows(int(x.shape[0]), own, heads), 0)
+        for field in dataclasses.fields(feature_map)
+        if is_array(x := getattr(feature_map, field.name)) and x.ndim == 3 and x.shape[0] > 1
+    }
+    return dataclasses.replace(feature_map, **weights) if weights else feature_map
+
+
+def _rows(rows: int, own: tuple[int, ...], heads: int) -> tuple[int, ...]:
+    """Which rows these heads use: heads may share one, or have several for their query heads."""
+    if rows % heads == 0:
+        each = rows // heads
+        return tuple(head * each + i for head in own for i in range(each))
+    if heads % rows == 0:
+        return tuple(head * rows // heads for head in own)
+    raise ValueError(
+        f"the map has weights for {rows} heads, but there are {heads} key–value heads: heads that "
+        "differ need a row for each, or rows shared by equally many"
+    )
+
+
+def select(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
+    """These entries of an axis: a view where they are evenly spaced."""
+    index = places(chosen)
+    if isinstance(index, slice):
+        before: tuple[Any, ...] = (slice(None),) * (axis % x.ndim)
+        return x[(*before, index)]
+    return space(x).take(x, constant(index, x, index_dtype(x)), axis=axis)
+
+
+def places(chosen: tuple[int, ...]) -> slice | np.ndarray[Any, Any]:
+    """An index for these entries: a slice where they are evenly spaced."""
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+    if step > 0 and chosen == tuple(range(chosen[0], chosen[-1] + 1, step)):
+        return slice(chosen[0], chosen[-1] + 1, step)
+    return np.asarray(chosen)
+
+
+def joined(
+    parts: Sequence[Annotated[Array, "(..., own heads, n, M)"]], heads: Iterable[tuple[int, ...]]
+) -> Annotated[Array, "(..., heads, n, M)"]:
+    """The results of groups of heads as one array, heads in their order."""
+    order = [head for own in heads for head in own]
+    whole = space(parts[0]).concat(list(parts), axis=-3)
+    places = tuple(int(place) for place in np.argsort(order))
+    return whole if places == tuple(range(len(places))) else select(whole, places, -3)
