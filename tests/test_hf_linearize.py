@@ -270,18 +270,32 @@ def test_the_verdict_reads_its_own_table(teacher, hybrid, alone, speeds, said):
         assert ("it reads 7 tokens/s" in found) == (7 in speeds)
 
 
-def test_numbers_are_planted_at_their_depth_and_asked_for_at_the_end(folders, monkeypatch):
-    monkeypatch.setattr(kt.hf._passkey, "FACT", " w7 w7 {key}")
-    monkeypatch.setattr(kt.hf._passkey, "QUESTION", " w8")
+def test_numbers_are_planted_at_their_depth_and_asked_for_at_the_end(folders):
+    phrasings = [kt.hf.Phrasing(" w7 w7 {key}", " w8")]
     windows = [[5] * 40, [6] * 40]
-    found = kt.hf.passkeys(folders("Llama"), windows, depths=(0, 0.5, 1))
+    how = {"depths": (0, 0.5, 1), "phrasings": phrasings}
+    found = kt.hf.passkeys(folders("Llama"), windows, **how)
     assert [x.depth for x in found] == [0, 0.5, 1] * 2
     for passkey in found:
         assert len(passkey.ids) == 40
         assert passkey.ids[-2:] == [8, 0]  # numbers are unknown words to this tokenizer
-        assert passkey.answer == 1
+        assert (passkey.question, passkey.answer) == (1, 1)
         assert passkey.ids.index(7) == round(passkey.depth * 35)
+    assert len(kt.hf.passkeys(folders("Llama"), windows, trials=5, **how)) == 15
     assert kt.hf.passkeys(folders("Llama"), [[5] * 6]) == []
+
+
+def test_rivals_are_planted_elsewhere_and_one_of_them_is_asked_for(folders):
+    names = ("w11", "w12", "w13")
+    phrasings = [kt.hf.Phrasing(" w7 {name} {key}", " w8 {name}", names)]
+    found = kt.hf.passkeys(folders("Llama"), [[5] * 60], depths=(0.1, 0.6), phrasings=phrasings)
+    for passkey in found:
+        asked = passkey.ids[-2]
+        at = {name: passkey.ids.index(name) for name in (11, 12, 13)}
+        assert all(passkey.ids[place - 1] == 7 for place in at.values())
+        before = sum(3 for place in at.values() if place < at[asked])
+        assert at[asked] - 1 - before == round(passkey.depth * (60 - 9 - 3))
+        assert len(passkey.ids) == 60
 
 
 def test_recall_is_the_share_of_answers_that_are_said(linearized, folders):

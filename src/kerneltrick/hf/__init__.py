@@ -20,12 +20,13 @@ from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
 from kerneltrick.hf._generate import Continuation
+from kerneltrick.hf._heads import Head, HeadRanking, rank_heads
 from kerneltrick.hf._linearize import Linearization, linearize
 from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._measure import Gain, Gains, measure_gains
 from kerneltrick.hf._names import register, unregister
-from kerneltrick.hf._passkey import Passkey, passkeys
+from kerneltrick.hf._passkey import Passkey, Phrasing, passkeys
 from kerneltrick.hf._published import SHAPES, load_model
 from kerneltrick.hf._record import read_record
 from kerneltrick.hf._recorder import CaptureError
@@ -45,11 +46,14 @@ __all__ = [
     "EvaluationRow",
     "Gain",
     "Gains",
+    "Head",
+    "HeadRanking",
     "Linearization",
     "LinearizedForCausalLM",
     "LinearizedModel",
     "OverlapError",
     "Passkey",
+    "Phrasing",
     "Replacement",
     "Speed",
     "Tuned",
@@ -62,6 +66,7 @@ __all__ = [
     "load_model",
     "measure_gains",
     "passkeys",
+    "rank_heads",
     "read_record",
     "register",
     "restore",

@@ -249,7 +249,7 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
             f"{type(model).__name__} has {len(modules)} layers of attention, but no layer "
             f"{strange[0]}"
         )
-    heads, width = _sizes(model.config)
+    heads, width = head_sizes(model.config)
     every = [dials.get(number, Dial(maps.Softmax())) for number in range(len(modules))]
     layers = [_description(dial, heads, width) for dial in every]
     language = model.can_generate() and model.get_output_embeddings() is not None
@@ -298,7 +298,7 @@ def _below(module: Any) -> list[Any]:
     return [x for x in module.modules() if x is not module]
 
 
-def _sizes(config: Any) -> tuple[dict[str, int], int]:
+def head_sizes(config: Any) -> tuple[dict[str, int], int]:
     """Return the numbers of heads, and the width of a head."""
     text = config.get_text_config()
     heads = text.num_attention_heads

@@ -1,0 +1,258 @@
+"""Which heads need the whole text: each is limited alone, or freed alone, and the model is watched.
+
+Heads that predict text and heads that recall facts are different ones, so both are asked for: plain
+text, and texts with a planted fact. Heads that recall stand in for each other. Limiting one at a
+time does not show them; freeing one among limited ones does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick._version import __version__
+from kerneltrick.analysis import Store, run_key
+from kerneltrick.hf._capture import check_original, load_network, place_of, quiet
+from kerneltrick.hf._passkey import Passkey
+from kerneltrick.hf._probe import Probe, Run
+from kerneltrick.hf._recorder import register as register_recorder
+from kerneltrick.hf._texts import model_kind
+
+PLACES = 256  # positions of a window whose predictions are compared
+POINTS = 4  # values of the gates at which their gradients are taken, on a text …
+TAIL_POINTS = 8  # … and for a planted fact, which is cheaper
+ROWS = 16  # variants in one batch, for a planted fact
+
+
+class Head(NamedTuple):
+    """A key–value head."""
+
+    layer: int
+    head: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRanking:
+    """How much the model loses, head by head, without the whole text.
+
+    scores: for each measure, an array (layers, key–value heads). "limited" is how far the output
+        moves if that head alone is limited to the window, and "freed" what is won back if it alone
+        sees the whole text among limited heads. "gate" is the share of a head in the loss while
+        all heads are limited step by step. "planted limited", "planted freed" and "planted gate"
+        are the same for the answers to planted facts.
+    window, sinks: what a limited head sees.
+    """
+
+    scores: Mapping[str, NDArray[np.float64]]
+    window: int
+    sinks: int
+
+    @property
+    def order(self) -> tuple[Head, ...]:
+        """All heads, those that need the whole text most first.
+
+        A head has a rank on text and a rank on planted facts, each by the sum of its ranks in all
+        measures of that kind, and the better one counts.
+        """
+        kinds = [
+            [_ranks(x) for name, x in self.scores.items() if name.startswith("planted") == planted]
+            for planted in (False, True)
+        ]
+        ranks = [_ranks(-np.sum(each, axis=0)) for each in kinds if each]
+        best = np.min(ranks, axis=0) + np.mean(ranks, axis=0) / (ranks[0].size + 1)
+        places = np.argsort(best, axis=None, kind="stable")
+        return tuple(Head(*map(int, np.unravel_index(at, best.shape))) for at in places)
+
+    def kept(self, count: int) -> dict[int, tuple[int, ...]]:
+        """Return the heads that see the whole text if `count` of them may, by layer."""
+        found: dict[int, list[int]] = {}
+        for layer, head in self.order[:count]:
+            found.setdefault(layer, []).append(head)
+        return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}
+
+
+def rank_heads(
+    model: str | os.PathLike[str] | Any,
+    windows: Sequence[Sequence[int]],
+    *,
+    window: int = 64,
+    sinks: int = 4,
+    planted: Sequence[Passkey] = (),
+    fast: bool = False,
+    progress: ProgressReport | None = None,
+    resume: Path | None = None,
+) -> HeadRanking:
+    """Measure how much each key–value head of a model needs the whole text.
+
+    The output is compared with the model's own: by the Kullback–Leibler divergence of the next
+    token for models that predict tokens, and otherwise by ‖e − e'‖² / ‖e‖², where e is the
+    embedding of a text, the mean of the last hidden states.
+
+    model: the folder of the model, its name on the hub, or the model itself.
+    windows: token numbers, in windows that are much longer than `window`.
+    window, sinks: what a limited head sees: the last tokens, and the first ones.
+    planted: texts with planted facts (see `passkeys`), for models that predict tokens.
+    fast: take the gradient of a gate per head instead of limiting and freeing heads one by one.
+        The time then does not depend on the number of heads.
+    progress: called with what is being done, how many steps are done, and how many there are.
+    resume: the file that keeps finished pieces, so that the same call continues.
+
+    >>> import torch, transformers, kerneltrick.hf
+    >>> config = transformers.LlamaConfig(
+    ...     vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...     num_attention_heads=4, num_key_value_heads=2,
+    ... )
+    >>> model = transformers.AutoModelForCausalLM.from_config(config)
+    >>> ids = torch.arange(64).reshape(2, 32).tolist()
+    >>> found = kerneltrick.hf.rank_heads(model, ids, window=4, sinks=1)
+    >>> sorted(found.scores), found.scores["freed"].shape, len(found.order)
+    (['freed', 'limited'], (2, 2), 4)
+    """
+    network = _load(place_of(model)) if isinstance(model, (str, os.PathLike)) else model
+    if min(map(len, windows), default=0) <= window + sinks:
+        raise ValueError(
+            f"rank_heads needs windows of more than {window + sinks} tokens, as the window and the "
+            "sinks are all of a shorter text"
+        )
+    weights = next(iter(network.parameters())).detach().flatten()[:64].double().numpy()
+    given: list[Sequence[int] | Passkey] = [*windows, *planted]
+    key = run_key(__version__, str(network.config), weights, window, sinks, fast, given)
+    store = Store(resume, key)
+    scores: dict[str, NDArray[np.float64]] = {}
+    with Probe(network, window, sinks) as probe:
+        total = sum(len(_Text(probe, x).pieces(fast)) for x in given)
+        meter, done = Progress("ranking heads", total, progress), 0
+        for number, x in enumerate(given):
+            text = _Text(probe, x)
+            for piece in text.pieces(fast):
+                meter(done)
+                part, done = f"{number} {piece.name} {piece.layers.start}", done + 1
+                if store.get(part) is None:
+                    store.put(part, piece.measure().double().tolist())
+                found = scores.setdefault(piece.name, np.zeros(probe.shape))
+                found[piece.layers] += np.array(store.get(part)) / (
+                    len(planted) if text.tail else len(windows)
+                )
+        meter.close(total)
+    return HeadRanking(scores, window, sinks)
+
+
+def _load(where: str) -> Any:
+    register_recorder()
+    with quiet():
+        config, kind = model_kind(where)
+        check_original(where, config)
+        return load_network(where, config, kind)
+
+
+class _Piece(NamedTuple):
+    """A piece of the work: the scores (layers, heads) of some layers on one text."""
+
+    name: str
+    layers: slice
+    measure: Callable[[], Any]
+
+
+class _Text:
+    """A text, what the model makes of it, and how far variants are from that.
+
+    With a planted fact, the gates act on the question and the answer alone, and the tokens before
+    are read once: the heads that recall are those that look back from there.
+    """
+
+    def __init__(self, probe: Probe, given: Sequence[int] | Passkey) -> None:
+        self.probe, self.passkey = probe, given if isinstance(given, Passkey) else None
+        self.ids = given.ids if isinstance(given, Passkey) else given
+        self.kind = "" if self.passkey is None else "planted "
+        self.tail = 0
+        self.places: Any = None
+        if self.passkey is not None:
+            self.tail = self.passkey.question + self.passkey.answer
+            self.places = torch.arange(self.passkey.question - 1, self.tail - 1)
+        elif probe.language:
+            first = probe.window + probe.sinks  # before, nothing changes
+            self.places = torch.arange(first, len(self.ids), 1 + (len(self.ids) - first) // PLACES)
+        self._start: Run | None = None  # the run that variants start from
+        self._wanted: Any = None  # the outcome of the model itself
+        self._lost: Any = None  # the loss with all heads limited
+
+    def pieces(self, fast: bool) -> list[_Piece]:
+        layers, heads = self.probe.shape
+        if fast:
+            return [_Piece(f"{self.kind}gate", slice(0, layers), self.gradient)]
+        step = max(1, ROWS // heads) if self.tail else 1
+        return [
+            _Piece(
+                self.kind + ("limited" if limited else "freed"),
+                slice(start, min(start + step, layers)),
+                functools.partial(self.change, start, min(start + step, layers), limited),
+            )
+            for limited in (True, False)
+            for start in range(0, layers, step)
+        ]
+
+    def change(self, start: int, end: int, limited: bool) -> Any:
+        """Return how far each head of some layers moves the output, alone."""
+        with torch.inference_mode():
+            self._begin(limited)
+            heads = self.probe.shape[1]
+            gates = self.probe.gates(limited).repeat((end - start) * heads, 1, 1)
+            for row in range(len(gates)):
+                gates[row, start + row // heads, row % heads] = not limited
+            losses = self._losses(self.probe.vary(gates, self.places))
+            return (losses if limited else self._lost - losses).reshape(-1, heads)
+
+    def gradient(self) -> Any:
+        """Return the share of each head in what is lost while all gates go from 1 to 0.
+
+        The loss at the end is the integral of the gradients along the way, which falls to the heads
+        one by one (integrated gradients).
+        """
+        probe, points = self.probe, TAIL_POINTS if self.tail else POINTS
+        with torch.no_grad():
+            self._begin(True)
+        values = ((np.arange(points) + 0.5) / points).tolist()
+        found = torch.zeros(probe.shape)
+        for batch in [values] if self.tail else [[x] for x in values]:  # a text fills memory alone
+            gates = torch.stack([probe.gates(x) for x in batch]).requires_grad_(True)
+            self._losses(probe.vary(gates, self.places)).sum().backward()
+            found -= gates.grad.sum(0) / points
+        return found
+
+    def _begin(self, limited: bool) -> None:
+        """Run the model as it is; then, if variants start there, with all heads limited."""
+        probe, start = self.probe, self._start
+        if start is not None and start is probe.last and bool(start.gates.all()) == limited:
+            return
+        places = self.places
+        if self.tail:
+            places = places + (len(self.ids) - self.tail)
+        self._wanted = probe.run(self.ids, probe.gates(1), places)
+        if self.tail or not limited:
+            out = probe.run(self.ids, probe.gates(limited), self.places, self.tail)
+            self._lost = self._losses(out)
+        self._start = probe.last
+
+    def _losses(self, found: Any) -> Any:
+        """Return the distance of each row from what the model itself gives."""
+        if self.probe.language:
+            logs = found.log_softmax(-1)
+            wanted = self._wanted.log_softmax(-1).expand_as(logs)
+            each = torch.nn.functional.kl_div(logs, wanted, log_target=True, reduction="none")
+            return each.sum(-1).mean(-1)
+        return (found - self._wanted).square().sum(-1) / self._wanted.square().sum(-1)
+
+
+def _ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the place of each head, 0 for the largest score."""
+    places = np.argsort(np.argsort(-scores, axis=None, kind="stable"), kind="stable")
+    return places.reshape(scores.shape).astype(np.float64)

@@ -1,0 +1,266 @@
+"""Ranking heads by how much they need the whole text, on models whose heads are known."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hf_models import tiny  # noqa: E402
+
+import kerneltrick as kt  # noqa: E402
+import kerneltrick.hf  # noqa: E402
+from kerneltrick.hf._probe import Probe  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
+    pytest.mark.xdist_group("hf"),  # transformers is loaded once
+]
+LAYER, HEAD, KEYS = 1, 2, 6  # which head recalls, and how many facts there are
+QUESTION, FIRST_FACT, FIRST_ANSWER, FIRST_FILLER = 1, 2, 8, 14
+
+
+def recalling_model():
+    """A Llama of three layers whose head 2 of layer 1 looks for the fact when it is asked.
+
+    Facts and answers are single tokens. The head finds facts by a rotary dimension that hardly
+    turns; all other heads see noise. Feed-forward layers give nothing.
+    """
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=8, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=8, rope_theta=1e8,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    asked, is_fact, first = 0, 1, 2  # features: the question, a fact, and which fact
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(0.5)
+        embed = model.get_input_embeddings().weight
+        embed.zero_()
+        embed[:, 12:] = 0.3 * torch.randn(50, 20)
+        embed[QUESTION, asked] = 3.0
+        head = model.get_output_embeddings().weight
+        for key in range(KEYS):
+            embed[FIRST_FACT + key, is_fact] = embed[FIRST_FACT + key, first + key] = 2.0
+            head[FIRST_ANSWER + key].zero_()
+            head[FIRST_ANSWER + key, first + key] = 3.0
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.zero_()
+        attention, at = model.model.layers[LAYER].self_attn, 8 * HEAD
+        for weight in (attention.q_proj, attention.k_proj, attention.v_proj):
+            weight.weight[at : at + 8] = 0
+        attention.o_proj.weight[:, at : at + 8] = 0
+        attention.q_proj.weight[at + 3, asked] = 10.0
+        attention.k_proj.weight[at + 3, is_fact] = 10.0
+        for key in range(KEYS):
+            attention.v_proj.weight[at + key, first + key] = 2.0
+            attention.o_proj.weight[first + key, at + key] = 2.0
+    return model
+
+
+def filler(count, seed=0):
+    return np.random.default_rng(seed).integers(FIRST_FILLER, 50, count).tolist()
+
+
+def facts(length=61):
+    found = []
+    for key in range(KEYS):
+        ids = filler(length, seed=key)
+        depth = (0.1, 0.5, 0.7)[key % 3]
+        ids[round(depth * length)] = FIRST_FACT + key
+        ids[-2:] = [QUESTION, FIRST_ANSWER + key]
+        found.append(kt.hf.Passkey(depth, ids, 1, 1))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model():
+    return recalling_model()
+
+
+def windows(length=61):
+    return [filler(length, seed=100 + number) for number in range(2)]
+
+
+def test_the_model_recalls_with_its_head_and_not_without(model):
+    asked = torch.tensor([x.ids for x in facts()])
+    with torch.inference_mode():
+        assert (model(asked).logits[:, -2].argmax(-1) == asked[:, -1]).all()
+        with Probe(model, 8, 1) as probe:
+            gates = probe.gates(1)
+            gates[LAYER, HEAD] = 0
+            right = [probe.run(ids, gates)[0, -2].argmax() == ids[-1] for ids in asked.tolist()]
+    assert sum(right) <= 1  # by chance
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["one by one", "gates"])
+def test_the_ranking_finds_the_head_that_recalls(model, fast):
+    found = kt.hf.rank_heads(model, windows(), window=8, sinks=1, planted=facts(), fast=fast)
+    names = ["gate"] if fast else ["freed", "limited"]
+    assert sorted(found.scores) == [*names, *(f"planted {name}" for name in names)]
+    for name in names:
+        scores = found.scores[f"planted {name}"]
+        assert np.unravel_index(scores.argmax(), scores.shape) == (LAYER, HEAD)
+        assert scores[LAYER, HEAD] > 5 * np.partition(scores.ravel(), -2)[-2]
+    assert (LAYER, HEAD) in found.order[:2]
+    assert sorted(found.order) == [(layer, head) for layer in range(3) for head in range(4)]
+    assert sum(map(len, found.kept(5).values())) == 5
+
+
+def limited_attention(gates, window, sinks):
+    """An attention function in which each head has its own mask, written out."""
+
+    def attend(module, query, key, value, attention_mask, scaling, **_):
+        n, groups = query.shape[2], query.shape[1] // key.shape[1]
+        i, j = torch.arange(n)[:, None], torch.arange(n)
+        causal = module.is_causal
+        seen = (i >= j) if causal else torch.ones(n, n, dtype=torch.bool)
+        near = ((i - j).abs() < window) | (j < sinks)
+        whole = gates[module.number].bool().repeat_interleave(groups)[:, None, None]
+        scores = query @ key.repeat_interleave(groups, 1).mT * scaling
+        scores = scores.masked_fill(~(seen & (near | whole)), -torch.inf)
+        out = scores.softmax(-1) @ value.repeat_interleave(groups, 1)
+        return out.transpose(1, 2), None
+
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register("limited", attend)
+    AttentionMaskInterface.register("limited", lambda *_, **__: None)
+    return "limited"
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [("Llama", "AutoModelForCausalLM"), ("Bert", "AutoModel"), ("GPT2", "AutoModelForCausalLM")],
+)
+def test_variants_are_the_model_with_those_heads_limited(kind, auto):
+    model = tiny(kind, auto)
+    ids = filler(37)
+    drawn = np.random.default_rng(0).integers(0, 2, (5, 2, 2 if kind == "Llama" else 4))
+    drawn[:, 0] = drawn[0, 0]  # the first layer is shared
+    drawn[0] = drawn[1] = drawn[0]
+    drawn = torch.tensor(drawn, dtype=torch.float32)
+    with torch.inference_mode():
+        before = model(torch.tensor([ids]))[0]
+        with Probe(model, 6, 2) as probe:
+            base = probe.run(ids, drawn[0])
+            varied = probe.vary(drawn)
+        assert torch.equal(model(torch.tensor([ids]))[0], before)
+        for number, module in enumerate(kt.hf._linearized.attention_modules(model)):
+            module.number = number
+        for gates, ours in zip(drawn, varied, strict=True):
+            model.set_attn_implementation(limited_attention(gates, 6, 2))
+            theirs = model(torch.tensor([ids]))[0]
+            if kind == "Bert":
+                theirs = theirs.mean(1)
+            assert torch.allclose(ours, theirs[0].float(), atol=1e-5)
+        assert torch.allclose(base[0], varied[1], atol=1e-6)
+
+
+def test_the_tail_is_read_again_with_the_keys_of_the_last_run(model):
+    ids = filler(50)
+    with torch.inference_mode(), Probe(model, 8, 1) as probe:
+        whole = probe.run(ids, probe.gates(1))
+        again = probe.run(ids, probe.gates(1), tail=7)
+        assert torch.allclose(whole[:, -7:], again, atol=1e-5)
+        gates = probe.gates(1)[None].repeat(3, 1, 1)
+        gates[1, 2, 0] = gates[2, 0, 1] = 0
+        varied = probe.vary(gates)
+        assert torch.allclose(varied[0], again[0], atol=1e-5)
+        assert not torch.allclose(varied[2], again[0], atol=1e-5)
+        # In the last layer, a gate for the tail is a gate for the whole text.
+        assert torch.allclose(varied[1], probe.run(ids, gates[1])[0, -7:], atol=1e-5)
+
+
+def test_gates_share_out_what_is_lost(model):
+    scores = kt.hf.rank_heads(
+        model, windows(), window=8, sinks=1, planted=facts(), fast=True
+    ).scores
+    lost = []
+    with torch.inference_mode(), Probe(model, 8, 1) as probe:
+        for ids in windows():
+            whole, limited = (probe.run(ids, probe.gates(x))[0, 9:] for x in (1, 0))
+            logs = (x.log_softmax(-1) for x in (limited, whole))
+            lost.append(torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean"))
+    assert scores["gate"].sum() == pytest.approx(float(np.mean(lost)), rel=0.1)
+
+
+def test_a_ranking_that_was_stopped_goes_on_to_the_same_scores(model, tmp_path, monkeypatch):
+    from kerneltrick.hf._heads import _Text
+
+    given = {"window": 8, "sinks": 1, "planted": facts()}
+    whole = kt.hf.rank_heads(model, windows(), **given)
+    change, count = _Text.change, []
+
+    def counted(text, *arguments):
+        count.append(arguments)
+        if len(count) == 8:
+            raise KeyboardInterrupt
+        return change(text, *arguments)
+
+    monkeypatch.setattr(_Text, "change", counted)
+    path = tmp_path / "heads.unfinished"
+    with pytest.raises(KeyboardInterrupt):
+        kt.hf.rank_heads(model, windows(), **given, resume=path)
+    path.write_text(path.read_text()[:-5])  # the last line is torn
+    again = kt.hf.rank_heads(model, windows(), **given, resume=path)
+    pieces = 2 * 2 * 3 + len(facts()) * 2
+    assert len(count) == 8 + pieces - 6
+    for name, scores in whole.scores.items():
+        assert np.array_equal(scores, again.scores[name])
+    other = kt.hf.rank_heads(model, windows(), **{**given, "sinks": 2}, resume=path)
+    assert not np.array_equal(other.scores["freed"], whole.scores["freed"])
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_hf_heads import facts, kt, recalling_model, windows
+from kerneltrick.hf._heads import _Text
+change, path = _Text.change, Path(sys.argv[1])
+def told(text, *arguments):
+    if {dies} and path.read_text().count(chr(10)) > 5:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    path.with_suffix(".count").open("a").write(".")
+    return change(text, *arguments)
+_Text.change = told
+how = {{"window": 8, "sinks": 1, "planted": facts(), "resume": path}}
+found = kt.hf.rank_heads(recalling_model(), windows(), **how)
+print(found.order)
+"""
+
+
+@pytest.mark.slow
+def test_a_ranking_that_was_killed_goes_on(model, tmp_path):
+    path = tmp_path / "heads.unfinished"
+
+    def start(dies):
+        code = KILLED.format(tests=str(Path(__file__).parent), dies=dies)
+        return subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+
+    assert start(True).returncode == -signal.SIGKILL
+    done = path.with_suffix(".count").stat().st_size
+    assert done > 3
+    again = start(False)
+    pieces = 2 * 2 * 3 + len(facts()) * 2
+    assert path.with_suffix(".count").stat().st_size == pieces
+    whole = kt.hf.rank_heads(model, windows(), window=8, sinks=1, planted=facts())
+    assert again.stdout.strip() == str(whole.order)
+
+
+def test_windows_must_be_longer_than_what_a_limited_head_sees(model):
+    with pytest.raises(ValueError, match="rank_heads needs windows of more than 68 tokens"):
+        kt.hf.rank_heads(model, windows())
