@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from kerneltrick import maps
+
 MAPS = [
     "identity",
     "elu",
@@ -234,6 +236,32 @@ def near_far(
         mixed = sum((w * v[j] for j, w in weight.items()), np.zeros(v.shape[1], np.longdouble))
         out[i] = mixed / total if normalize else mixed
     return out
+
+
+def near_far_heads(q, k, v, text, *, window=0, sinks=0, gain=0.0, **options):
+    """`near_far` for every head of q (H·g, n, d), with a gain for each query head.
+
+    `window` and `sinks` are numbers, or one for each key head; a window of None sees everything.
+    Masks and segments are (n,), or one row for each head.
+    """
+    feature_map = maps.get(text)
+    root = np.sqrt(feature_map.default_scale(q.shape[-1]))
+    heads, groups = len(k), len(q) // len(k)
+    window = [window] * heads if np.ndim(window) == 0 else list(window)
+    sinks, gain = np.broadcast_to(sinks, heads), np.broadcast_to(gain, len(q))
+    rows = []
+    for h in range(len(q)):
+        own = h // groups
+        each = {name: x for name, x in options.items() if np.ndim(x) < 2}
+        for name in options.keys() - each.keys():
+            each[name] = options[name][h if name == "query_mask" else own]
+        reach = np.inf if window[own] is None else window[own]
+        with np.errstate(all="ignore"):
+            phi_q = feature_map.phi(root * q[h], np.arange(q.shape[-2]))
+            phi_k = feature_map.phi(root * k[own], np.arange(k.shape[-2]))
+            pair = (q[h], k[own], v[own], phi_q, phi_k)
+            rows.append(near_far(*pair, window=reach, sinks=sinks[own], gain=gain[h], **each))
+    return np.array(rows)
 
 
 def convolved(x, weight, bias=None, *, silu=False, mask=None, segment_ids=None, state=None):

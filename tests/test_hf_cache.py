@@ -19,7 +19,8 @@ pytestmark = [
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
 DIAL = "taylor:order=2@window=6,sinks=2"
-DIALS = ["elu", DIAL, "softmax@window=5", "softmax"]
+MIXED = f"{DIAL},whole=1"  # a head that sees everything beside one that does not
+DIALS = ["elu", DIAL, "softmax@window=5", "softmax", MIXED]
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +68,17 @@ def test_greedy_with_the_cache_is_greedy_without(models, kind, dial):
     "how",
     [
         {"num_beams": 3, "num_return_sequences": 2},
+        {"num_beams": 3, "dial": MIXED},
         {"do_sample": True, "top_k": 20},
         {"prefill_chunk_size": 7},
         {"prompt_lookup_num_tokens": 4},
+        {"prompt_lookup_num_tokens": 4, "dial": MIXED},
     ],
-    ids=["beams", "sampling", "chunks", "assisted"],
+    ids=["beams", "mixed-beams", "sampling", "chunks", "assisted", "mixed-assisted"],
 )
 def test_every_way_of_generating_takes_the_cache(models, how):
-    model = models()
+    how = dict(how)
+    model = models(dial=how.pop("dial", DIAL))
     inputs = prompt()
     if "prompt_lookup_num_tokens" in how:  # for one row only, and here it succeeds
         inputs = {key: x[1:].repeat(1, 3) for key, x in inputs.items()}
@@ -98,8 +102,9 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_chunks_are_the_whole_whatever_their_length(models):
-    model, inputs = models(), prompt(length=40)
+@pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])
+def test_chunks_are_the_whole_whatever_their_length(models, dial):
+    model, inputs = models(dial=dial), prompt(length=40)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     whole = logits(model, ids, attention_mask=mask)
     cache, parts, start = kt.hf.Cache(), [], 0
@@ -125,8 +130,9 @@ def test_its_size_does_not_grow(models):
 
 
 @torch.no_grad()
-def test_tokens_one_by_one_go_through_the_compiled_step(models):
-    model, ids = models(), torch.randint(3, 50, (2, 40))
+@pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])
+def test_tokens_one_by_one_go_through_the_compiled_step(models, dial):
+    model, ids = models(dial=dial), torch.randint(3, 50, (2, 40))
     whole, cache = logits(model, ids), kt.hf.Cache()
     parts, kinds = [logits(model, ids[:, :20], cache)], []
     for at in range(20, 36):
@@ -137,9 +143,21 @@ def test_tokens_one_by_one_go_through_the_compiled_step(models):
             logits(model, torch.randint(3, 50, (2, 1)), other)
     parts.append(logits(model, ids[:, 36:], cache))  # and several at once again
     close(torch.cat(parts, dim=1), whole)
-    assert kinds == ["State"] * 2 + ["Decoder"] * 9 + ["State"] * 2 + ["Decoder"] * 3
-    assert cache.nbytes == size
+    value = "State" if dial == DIAL else "MixedState"
+    assert kinds == [value] * 2 + ["Decoder"] * 9 + [value] * 2 + ["Decoder"] * 3
+    assert (cache.nbytes == size) == (dial == DIAL)
     assert other.get_seq_length() == 32
+
+
+def test_the_bytes_are_those_of_each_head(models):
+    model, cache, sizes = models(dial=MIXED), kt.hf.Cache(), []
+    for length in (50, 300):
+        logits(model, torch.randint(3, 50, (1, length)), cache)
+        sizes.append(cache.layers[0].state.bytes_by_head)
+    limited, whole = zip(*sizes, strict=True)
+    assert limited[0] == limited[1]
+    assert whole == (50 * 16 * 8, 350 * 16 * 8)
+    assert cache.nbytes == 2 * sum(sizes[1])
 
 
 @torch.no_grad()
@@ -162,8 +180,9 @@ def test_a_step_sees_that_weights_of_a_map_have_changed():
         step(6)
 
 
-def test_a_fork_has_a_future_of_its_own(models):
-    model, ids = models(), torch.randint(3, 50, (1, 30))
+@pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])
+def test_a_fork_has_a_future_of_its_own(models, dial):
+    model, ids = models(dial=dial), torch.randint(3, 50, (1, 30))
     cache = kt.hf.Cache()
     logits(model, ids[:, :20], cache)
     for other in (cache.fork(), copy.deepcopy(cache)):
@@ -172,9 +191,11 @@ def test_a_fork_has_a_future_of_its_own(models):
     close(logits(model, ids[:, 20:], cache), logits(model, ids)[:, 20:])
 
 
-@pytest.mark.parametrize("removed", [0, 3, 4, 9, 12])
-def test_crop_takes_tokens_back(models, removed):
-    model, inputs = models(), prompt(length=40)
+@pytest.mark.parametrize(
+    ("removed", "dial"), [*((count, DIAL) for count in (0, 3, 4, 9, 12)), (9, MIXED)]
+)
+def test_crop_takes_tokens_back(models, removed, dial):
+    model, inputs = models(dial=dial), prompt(length=40)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     ids[0, 28:32] = mask[0, 28:32] = 0  # padding among what is taken back
     cache = kt.hf.Cache()
@@ -201,8 +222,9 @@ def test_crop_without_a_record_is_refused(models):
         cache.crop(3)
 
 
-def test_streams_are_chosen_repeated_and_forgotten(models):
-    model, ids = models(), torch.randint(3, 50, (3, 30))
+@pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])
+def test_streams_are_chosen_repeated_and_forgotten(models, dial):
+    model, ids = models(dial=dial), torch.randint(3, 50, (3, 30))
     cache = kt.hf.Cache()
     logits(model, ids[:, :20], cache)
     cache.batch_select_indices(torch.tensor([2, 0]))

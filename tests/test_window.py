@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import MAPS, near_far, same_bits
+from oracle import MAPS, near_far_heads, same_bits
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -26,24 +26,6 @@ def inputs(n, seed=0, heads=(4, 2), batch=(), d=4, width=3, dtype=np.float64):
     return [rng.standard_normal((*batch, h, n, w)).astype(dtype) for h, w in shapes]
 
 
-def expected(q, k, v, text, **options):
-    """Run the oracle for every head of q (H·g, n, d), with one gain per head."""
-    feature_map = maps.get(text)
-    root = np.sqrt(feature_map.default_scale(q.shape[-1]))
-    groups = len(q) // len(k)
-    gain = np.broadcast_to(options.pop("gain", 0.0), len(q))
-    rows = []
-    for h in range(len(q)):
-        own_k = k[h // groups]
-        with np.errstate(all="ignore"):
-            phi_q = feature_map.phi(root * q[h], np.arange(q.shape[-2]))
-            phi_k = feature_map.phi(root * own_k, np.arange(k.shape[-2]))
-            rows.append(
-                near_far(q[h], own_k, v[h // groups], phi_q, phi_k, gain=gain[h], **options)
-            )
-    return np.array(rows)
-
-
 @functools.cache
 def by_the_loop(text, causal, relative):
     """Inputs, gains, options and the slow reference, which is the same for all engines."""
@@ -51,7 +33,7 @@ def by_the_loop(text, causal, relative):
     data, mask = inputs(n), np.random.default_rng(1).random(n) < 0.8
     gain = np.array([-1.0, 0.5, 0.0, 1.0])
     options = {"causal": causal, "mask": mask, "window": 5, "sinks": 2, "normalize": False}
-    return data, gain, options, expected(*data, text, gain=gain, relative=relative, **options)
+    return data, gain, options, near_far_heads(*data, text, gain=gain, relative=relative, **options)
 
 
 @pytest.mark.parametrize("relative", [False, True], ids=["absolute", "relative"])
@@ -93,7 +75,7 @@ def test_engines_equal_the_loop_over_pairs(data):
         q, k, v, text, far=kt.Far(gain, relative), engine=engine, on_zero="nan",
         chunk_size=data.draw(st.sampled_from([1, 4, 64])), **options,
     )  # fmt: skip
-    want = expected(q, k, v, text, gain=gain, relative=relative, **options)
+    want = near_far_heads(q, k, v, text, gain=gain, relative=relative, **options)
     np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
 
 
@@ -103,7 +85,7 @@ def test_windows_around_the_length_of_a_chunk(window):
     for causal in (False, True):
         options = {"causal": causal, "window": window, "sinks": 1}
         gain = -np.log(maps.get("elu").unit(4))
-        want = expected(q, k, v, "elu", gain=gain, **options)
+        want = near_far_heads(q, k, v, "elu", gain=gain, **options)
         for engine in ("dense", "chunked", "native"):
             out = kt.linear_attention(q, k, v, "elu", engine=engine, **options)
             np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10, err_msg=engine)
@@ -314,7 +296,7 @@ def test_full_attention_takes_any_number_of_queries_where_all_keys_are_near_or_s
         out = kt.linear_attention(own, k, v, "elu", window=60, engine=engine)
         np.testing.assert_allclose(out, kt.softmax_attention(own, k, v), rtol=1e-10)
         out = kt.linear_attention(own, k, v, "elu", sinks=3, engine=engine, far=kt.Far(0.3, False))
-        want = expected(own, k, v, "elu", sinks=3, gain=0.3)
+        want = near_far_heads(own, k, v, "elu", sinks=3, gain=0.3)
         np.testing.assert_allclose(out, want, rtol=1e-10)
         late = np.arange(20) > 14  # the first key that is not hidden lies beyond the last query
         out = kt.linear_attention(own, k, v, "elu", window=60, mask=late, engine=engine)
@@ -364,7 +346,9 @@ def test_one_reference_keeps_large_and_small_scores_finite(engine, size):
             narrow = [x.astype(np.float32) for x in (q, k, v)]
             far = kt.Far(0.0, relative)
             out = kt.linear_attention(*narrow, text, far=far, engine=engine, **options)
-            want = expected(*(x.astype(float) for x in narrow), text, relative=relative, **options)
+            want = near_far_heads(
+                *(x.astype(float) for x in narrow), text, relative=relative, **options
+            )
             assert out.dtype == np.float32
             np.testing.assert_allclose(out, want, atol=2e-3)
 

@@ -34,6 +34,7 @@ from kerneltrick.attention._heads import (
     check_windows,
     head_groups,
     numbers_text,
+    read_heads,
     read_numbers,
 )
 from kerneltrick.engines import UNBOUNDED, Rule
@@ -176,7 +177,7 @@ def read_tail(text: str) -> dict[str, Any]:
         "window": read_numbers,
         "sinks": read_numbers,
         "gain": float,
-        "whole": read_numbers,
+        "whole": read_heads,
     }
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -190,8 +191,6 @@ def read_tail(text: str) -> dict[str, Any]:
             raise ValueError(
                 f"{text!r} needs {key} to be {_EXPECTED[key]}, not {value!r}"
             ) from None
-    if isinstance(values.get("whole"), int):
-        values["whole"] = (values["whole"],)
     gain = values.pop("gain", None)
     if relative or gain is not None:
         values["far"] = Far(gain, relative)

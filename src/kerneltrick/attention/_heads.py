@@ -88,6 +88,11 @@ def read_numbers(text: str) -> int | tuple[int | None, ...] | None:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def read_heads(text: str) -> tuple[int, ...]:
+    """Numbers of heads, such as 0+5+7."""
+    return tuple(int(word) for word in text.split("+"))
+
+
 def head_groups(who: str, dial: Dial, heads: int, queries: int) -> tuple[HeadGroup, ...]:
     """The kinds of heads of a call with so many key–value and query heads, by their first head."""
     windows, sinks = (
