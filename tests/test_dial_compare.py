@@ -156,3 +156,20 @@ def test_a_gain_for_each_head_is_used(arrays):
     truth = kt.softmax_attention(q, k, v)
     error = np.linalg.norm(kt.linear_attention(q, k, v, dial) - truth) / np.linalg.norm(truth)
     assert analysis.analyze_map(q, k, v, dial).output_relative_error == pytest.approx(error)
+
+
+def test_heads_with_windows_of_their_own_are_compared_as_they_attend():
+    data = analysis.synthetic_attention("clustered:n=32,d=4,heads=4")
+    mixed, limited = analysis.compare(
+        data, ["elu@window=8,sinks=1,whole=0+2", "elu@window=8,sinks=1"], measure=False
+    ).maps
+    errors = [[head.output_error for head in row.heads[0]] for row in (mixed, limited)]
+    assert [i for i, error in enumerate(errors[0]) if error < 1e-12] == [0, 2]
+    assert errors[0][1::2] == errors[1][1::2]
+    n, d = data.q.shape[2:]
+    each = limited.state_bytes // 4
+    assert mixed.state_bytes == 2 * each + 2 * n * 2 * d * data.q.itemsize
+    chosen = analysis.compare(data.select(heads=[2, 3]), ["elu@whole=2"], measure=False).maps[0]
+    assert chosen.heads[0][0].output_error < 1e-12 < chosen.heads[0][1].output_error
+    with pytest.raises(ValueError, match="only 4 key–value heads, 0 to 3"):
+        analysis.compare(data, ["elu@window=8,whole=4"], measure=False)

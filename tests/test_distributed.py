@@ -57,17 +57,20 @@ def attend(groups, rank, count, inputs, options, cuts, seeded):
     weights = torch.tensor(seeded)[..., where, :]
     loss = (output * weights).sum()
     if groups is None or rank == count - 1:
-        loss = loss + (after.U * after.U.detach().cos()).sum() + after.Z.sum()
+        for part in after.parts:
+            loss = loss + (part.U * part.U.detach().cos()).sum() + part.Z.sum()
     loss.backward()
     grads = {
         name: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for name, x in tensors.items()
     }
-    found = {"U": after.U, "Z": after.Z, "log_scale": after.log_scale, "decay": after.log_decay}
-    near = after.near
-    if near is not None:
-        found |= {"k": torch.where(near.keep, near.k, 0.0), "count": near.count}
-        found |= {"kept": near.keep.sum(-2)}
-    state = {name: x.detach().numpy() for name, x in found.items()}
+    state = {}
+    for number, part in enumerate(after.parts):
+        found = {"U": part.U, "Z": part.Z, "log_scale": part.log_scale, "decay": part.log_decay}
+        near = part.near
+        if near is not None:
+            found |= {"k": torch.where(near.keep, near.k, 0.0), "count": near.count}
+            found |= {"kept": near.keep.sum(-2)}
+        state |= {f"{name} {number}": x.detach().numpy() for name, x in found.items()}
     return output.detach().numpy(), grads, state, (int(after.start), int(after.stop))
 
 
@@ -84,6 +87,8 @@ CASES = {
     "long window": {"causal": True, "window": 18, "feature_map": "taylor:order=2"},
     "softmax": {"causal": True, "feature_map": "softmax", "mask": "rows"},
     "full softmax": {"feature_map": "softmax"},
+    "heads that differ": {"causal": True, "window": (None, 5), "mask": "rows", "first": True},
+    "full heads that differ": {"window": (4, None), "mask": "rows"},
     "full window": {"window": 4, "mask": "rows"},
     "full sinks": {"window": 3, "sinks": 3, "feature_map": "favor:features=6"},
     "decay": {"causal": True, "log_decay": "token", "normalize": False},

@@ -21,6 +21,7 @@ from kerneltrick.attention import (
     check_far,
     check_inputs,
     check_scale,
+    dial_of,
     resolve,
 )
 from kerneltrick.engines import Rule
@@ -94,8 +95,11 @@ def check_problem(
     inputs = check_inputs(who, q, k, v)
     check_causal(who, inputs, causal)
     dial = Dial.get(setting)
+    if dial.by_head:
+        groups = dial.groups(inputs.k.shape[-3], inputs.q.shape[-3])
+        dial = dial_of(groups[0]) if len(groups) == 1 else dial
     chosen = numpy_map(dial.feature_map, q)
-    dial = Dial(chosen, dial.window, dial.sinks, dial.far)
+    dial = dataclasses.replace(dial, feature_map=chosen)
     rule, _ = resolve(who, dial, inputs._replace(headless=False), scale=scale)
     gain, relative = None, False
     if not rule.all_far:

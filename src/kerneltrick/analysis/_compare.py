@@ -19,7 +19,7 @@ from kerneltrick._version import __version__
 from kerneltrick.analysis import _curves as curves
 from kerneltrick.analysis._blocks import WHOLE_UP_TO, Floats
 from kerneltrick.analysis._data import AttentionData
-from kerneltrick.analysis._fitted import FittedMaps, Setting, of_heads, read_setting
+from kerneltrick.analysis._fitted import FittedMaps, Setting, has_window, of_heads, read_setting
 from kerneltrick.analysis._limit import Limit
 from kerneltrick.analysis._metrics import mean
 from kerneltrick.analysis._pieces import (
@@ -125,6 +125,8 @@ class _CompareRun:
             if isinstance(setting, FittedMaps):
                 setting.check_serves(self.data)
                 self.notes += setting.notes(self.causal, self.scale, data.q.shape[-1])
+            elif setting.by_head and data.heads == tuple(range(data.q.shape[1])):
+                setting.groups(data.k.shape[1])  # which checks the heads
         self.heads = self._usable()
         if not self.heads:
             raise ValueError("no head is left to compare: " + "; ".join(self.notes))
@@ -144,7 +146,7 @@ class _CompareRun:
         self.windows = lengths if self.data.q.shape[2] == self.data.k.shape[2] else ()
         self.pieces = len(self.heads) * (2 + len(chosen)) + points
         self.pieces += (1 + len(chosen)) if measure else 0
-        alone = sum(not (setting.window or setting.sinks) for setting in chosen)
+        alone = sum(not has_window(setting) for setting in chosen)
         self.pieces += (1 + min(BEST, alone)) * len(self.windows)
 
     def _usable(self) -> list[tuple[int, int]]:
@@ -355,7 +357,8 @@ class _CompareRun:
 
     def _layer(self, setting: Setting, step: int = 1) -> Dial:
         """Return the dial of the first layer for every `step`-th query head."""
-        return of_heads(setting, [(self.data.layers[0], j) for j in self.data.heads[::step]])
+        heads = [(self.data.layers[0], j) for j in self.data.heads[::step]]
+        return of_heads(setting, heads, self.data.groups)
 
     def _name(self, place: tuple[int, int]) -> str:
         return "{}.{}".format(*self.problem.numbers(place))

@@ -354,9 +354,22 @@ def _listing(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def of_heads(setting: Setting, heads: Heads) -> Dial:
-    """Return the dial for data with these (layer, head) pairs."""
-    return setting if isinstance(setting, Dial) else setting.of_heads(heads)
+def of_heads(setting: Setting, heads: Heads, groups: int) -> Dial:
+    """Return the dial for data with these (layer, query head) pairs, whose keys are not shared.
+
+    In the data that they come from, so many query heads share a key–value head.
+    """
+    if not isinstance(setting, Dial):
+        return setting.of_heads(heads)
+    if not setting.by_head:
+        return setting
+    window, sinks = zip(*(setting.at_head(head // groups) for _, head in heads), strict=True)
+    return dataclasses.replace(setting, window=window, sinks=sinks, whole=())
+
+
+def has_window(setting: Setting) -> bool:
+    """Return whether some keys have exact weights beside the map."""
+    return bool(setting.window or setting.sinks or (isinstance(setting, Dial) and setting.whole))
 
 
 def scale_of(setting: Setting) -> float | None:

@@ -17,7 +17,7 @@ from kerneltrick.analysis._fitted import FittedMaps, names_file
 from kerneltrick.attention import Dial, Far
 
 MOST_TOKENS = 256
-LEARNED = "learned"  # a map that the page cannot draw
+LEARNED = "learned"  # a map that the page cannot draw: learned, or with heads that differ
 
 
 def picture(
@@ -62,12 +62,12 @@ def _describe(dial: Dial, d: int) -> dict[str, Any]:
         projection = _pack(feature_map.weights(d).T, "<f4")
     return {
         "map": str(dial),
-        "name": LEARNED if learned else feature_map.name,
+        "name": LEARNED if learned or dial.by_head else feature_map.name,
         "parameters": parameters,
         "scale": feature_map.default_scale(d),
         "projection": projection,
-        "window": dial.window,
-        "sinks": dial.sinks,
+        "window": 0 if dial.by_head else dial.window,
+        "sinks": 0 if dial.by_head else dial.sinks,
         "gain": gain,
         "relative": far.relative,
     }

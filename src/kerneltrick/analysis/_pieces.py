@@ -12,7 +12,7 @@ import numpy as np
 from kerneltrick.analysis import _curves as curves
 from kerneltrick.analysis._blocks import Floats
 from kerneltrick.analysis._data import AttentionData
-from kerneltrick.analysis._fitted import Setting, of_heads, scale_of
+from kerneltrick.analysis._fitted import Setting, has_window, of_heads, scale_of
 from kerneltrick.analysis._limit import Limit, weight_limit
 from kerneltrick.analysis._quality import analyze_map
 from kerneltrick.analysis._types import HeadMetrics
@@ -64,7 +64,7 @@ def limit_piece(problem: ComparisonInputs, place: tuple[int, int]) -> Any:
 def map_piece(problem: ComparisonInputs, which: int, place: tuple[int, int], limit: Limit) -> Any:
     """Compare a map on a head."""
     setting = problem.settings[which]
-    dial = of_heads(setting, [problem.numbers(place)])
+    dial = of_heads(setting, [problem.numbers(place)], problem.data.groups)
     q, k, v = problem.head(place)
     quality = analyze_map(
         q,
@@ -76,7 +76,7 @@ def map_piece(problem: ComparisonInputs, which: int, place: tuple[int, int], lim
         softmax_scale=problem.scale,
         seed=problem.seed,
     )
-    near = setting.window or setting.sinks or is_window_alone(setting)
+    near = has_window(setting) or is_window_alone(setting)
     m = dial.feature_map.dim(q.shape[-1])
     return HeadMetrics.of(quality, None if near else limit, m).to_dict()
 
@@ -91,7 +91,8 @@ def curve_piece(problem: ComparisonInputs, text: str) -> Any:
 def window_piece(problem: ComparisonInputs, which: int, window: int) -> Any:
     """Compare a map with a window on all heads."""
     setting = setting_at(problem.settings[which], window)
-    dial = of_heads(setting, [problem.numbers(place) for place in problem.heads])
+    places = [problem.numbers(place) for place in problem.heads]
+    dial = of_heads(setting, places, problem.data.groups)
     q, k, v = problem.all_heads()
     sums = head_errors(
         q, k, v, dial, problem.causal, problem.scale, problem.seed, scale_of(setting)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kerneltrick._arrays import Array
 from kerneltrick.analysis._blocks import Floats, blocks, check_problem, repeated
-from kerneltrick.analysis._fitted import Setting
+from kerneltrick.analysis._fitted import Setting, has_window
 from kerneltrick.analysis._sampled import sampled_rows
 from kerneltrick.attention import Dial
 
@@ -40,7 +40,7 @@ def best_settings(errors: Sequence[tuple[float, Setting]]) -> list[int]:
     alone = [
         (error, place)
         for place, (error, setting) in enumerate(errors)
-        if not (setting.window or setting.sinks or math.isnan(error) or is_window_alone(setting))
+        if not (has_window(setting) or math.isnan(error) or is_window_alone(setting))
     ]
     return [place for _, place in sorted(alone)[:BEST]]
 

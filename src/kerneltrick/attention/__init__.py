@@ -33,7 +33,9 @@ from kerneltrick.attention._keywords import with_keywords_of as with_keywords_of
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._mixed import MixedState
 from kerneltrick.attention._mixed import dial_of as dial_of
+from kerneltrick.attention._mixed import split_call as split_call
 from kerneltrick.attention._mixed import state_from as state_from
+from kerneltrick.attention._mixed import together as together
 from kerneltrick.attention._multihead import (
     KVCache,
     MultiHeadAttention,

@@ -129,6 +129,17 @@ class Dial:
             raise ValueError(f"{who} needs one window for all heads, not {self}")
         return self.window, self.sinks
 
+    def at_head(self, head: int) -> tuple[int, int]:
+        """The window and the sinks of a key–value head; for the whole text, the longest window."""
+        for values in (self.window, self.sinks):
+            if isinstance(values, tuple) and head >= len(values):
+                raise ValueError(f"{self} has no key–value head {head}: it is for {len(values)}")
+        if head in self.whole:
+            return UNBOUNDED, 0
+        window: Any = self.window[head] if isinstance(self.window, tuple) else self.window
+        sinks: Any = self.sinks[head] if isinstance(self.sinks, tuple) else self.sinks
+        return window, sinks
+
     def groups(self, heads: int, queries: int | None = None) -> tuple[HeadGroup, ...]:
         """The key–value heads that attend alike, each with a dial that is the same for all.
 

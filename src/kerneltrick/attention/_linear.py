@@ -12,7 +12,7 @@ from kerneltrick import engines, maps
 from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
 from kerneltrick.attention._call import CheckedCall, check_call, report_zero
 from kerneltrick.attention._dial import Dial, Setting, by_head
-from kerneltrick.attention._heads import HeadGroup, Windows, joined
+from kerneltrick.attention._heads import HeadGroup, Windows
 from kerneltrick.attention._keywords import (
     AttentionKeywords,
     LinearAttentionKeywords,
@@ -22,7 +22,7 @@ from kerneltrick.attention._keywords import (
     read_options,
     with_keywords_of,
 )
-from kerneltrick.attention._mixed import MixedState, split_call
+from kerneltrick.attention._mixed import split_call, together
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, DenseRows, Rule, dense_rows, times
 
@@ -177,14 +177,7 @@ def run_attention(
     made = [
         _run(who, *call.arrays, call.setting, call.options, engine, call.group) for call in calls
     ]
-    if len(made) == 1:
-        return made[0]
-    heads = [call.group.heads for call in calls]
-    queries = [call.group.queries for call in calls]
-    if not options.return_state:
-        return joined(made, queries)
-    outputs, states = zip(*made, strict=True)
-    return joined(outputs, queries), MixedState(states, heads)
+    return together(calls, made, options.return_state)
 
 
 def _run(
@@ -250,7 +243,7 @@ def weights_of(
         _weights(who, call.q, call.k, call.setting, call.options, rows, call.group)
         for call in calls
     ]
-    return made[0] if len(made) == 1 else joined(made, [call.group.queries for call in calls])
+    return together(calls, made)
 
 
 def _weights(

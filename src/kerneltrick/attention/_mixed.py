@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kerneltrick._arrays import Array, is_array, library, register_pytree, register_tree
 from kerneltrick.attention._arguments import Inputs, check_inputs
 from kerneltrick.attention._dial import Dial, Setting, combined
-from kerneltrick.attention._heads import HeadGroup, head_groups, numbers_text, of_heads, select
+from kerneltrick.attention._heads import (
+    HeadGroup,
+    head_groups,
+    joined,
+    numbers_text,
+    of_heads,
+    select,
+)
 from kerneltrick.attention._keywords import Options
 from kerneltrick.attention._state import State
 from kerneltrick.attention._state_file import MIXED, fields, whole_number
@@ -60,6 +67,17 @@ def split_call(
         )
         for group, state in zip(groups, states, strict=True)
     ]
+
+
+def together(calls: Sequence[PartialCall], made: Sequence[Any], with_states: bool = False) -> Any:
+    """The results of these calls as one, heads in their order: arrays, or (array, state) each."""
+    if len(made) == 1:
+        return made[0]
+    queries = [call.group.queries for call in calls]
+    if not with_states:
+        return joined(made, queries)
+    outputs, states = zip(*made, strict=True)
+    return joined(outputs, queries), MixedState(states, [call.group.heads for call in calls])
 
 
 def dial_of(group: HeadGroup) -> Dial:

@@ -95,7 +95,9 @@ def read_maps(texts: list[str] | None, data: AttentionData) -> list[Setting]:
             setting = read_setting(text)
             if isinstance(setting, FittedMaps):
                 setting.check_serves(data)
-            feature_map = of_heads(setting, [(data.layers[0], data.heads[0])]).feature_map
+            feature_map = of_heads(
+                setting, [(data.layers[0], data.heads[0])], data.groups
+            ).feature_map
             feature_map.check_positions(0, n - 1)
             m, d = feature_map.dim(data.q.shape[-1]), data.q.shape[-1]
             if m > MOST_FEATURES:

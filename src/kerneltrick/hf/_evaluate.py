@@ -173,13 +173,13 @@ def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
         "teacher": [exact] * len(own) if teacher is None else None,
         "hybrid": list(own),
     }
-    if any(dial.window or dial.sinks for dial in dials):
+    if any(dial.near for dial in dials):
         found["window alone"] = [
-            Dial(maps.Softmax(), dial.window, dial.sinks) if dial.window or dial.sinks else dial
+            dataclasses.replace(dial, feature_map=maps.Softmax(), far=None) if dial.near else dial
             for dial in dials
         ]
         found["map alone"] = [
-            Dial(dial.feature_map) if dial.window or dial.sinks else dial for dial in dials
+            Dial(dial.feature_map, whole=dial.whole) if dial.near else dial for dial in dials
         ]
     return found
 

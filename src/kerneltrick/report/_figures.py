@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +88,7 @@ def weights_figure(
         if text not in drawn:
             raise ValueError(f"the comparison has no map {text!r}; it has {', '.join(drawn)}")
     q, k = _head(comparison, at_layer, at_head)
+    shared = len(data["heads"]) // data["kv_heads"]
     causal = data["causal"]
     _, softmax = softmax_attention(
         q, k, k, causal=causal, scale=data["scale"], return_weights=True, on_zero="nan"
@@ -94,7 +96,13 @@ def weights_figure(
     shown = {"softmax": softmax}
     for text in feature_maps:
         entry = drawn[text]
-        shown[text] = attention_weights(q, k, _dial(entry, data["d"]), causal=causal, on_zero="nan")
+        shown[text] = attention_weights(
+            q,
+            k,
+            _dial(entry, data["d"], data["heads"][at_head] // shared),
+            causal=causal,
+            on_zero="nan",
+        )
     hidden = ~np.tri(len(q), dtype=bool) if causal else np.zeros((len(q), len(q)), dtype=bool)
     top = float(np.nanquantile(softmax[~hidden], 0.998))
     with picture_style():
@@ -293,10 +301,15 @@ def _head(comparison: Mapping[str, Any], layer: int, head: int) -> tuple[Weights
     return found[0], found[1]
 
 
-def _dial(entry: Mapping[str, Any], d: int) -> Dial:
+def _dial(entry: Mapping[str, Any], d: int, head: int) -> Dial:
+    """The dial of a key–value head."""
     if entry["name"] == "t2r" and entry["projection"] is not None:
         weight = np.frombuffer(decode(entry["projection"], "projection"), dtype="<f4")
         learned = maps.T2R(weight=weight.reshape(-1, d).T.astype(np.float64))
         far = Far(entry["gain"], entry["relative"]) if entry["window"] or entry["sinks"] else None
         return Dial(learned, entry["window"], entry["sinks"], far)
-    return Dial.get(entry["map"])
+    dial = Dial.get(entry["map"])
+    if not dial.by_head:
+        return dial
+    window, sinks = dial.at_head(head)
+    return dataclasses.replace(dial, window=[window], sinks=[sinks], whole=())

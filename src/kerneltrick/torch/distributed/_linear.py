@@ -23,10 +23,13 @@ from kerneltrick.attention import (
     LinearAttentionKeywords,
     Options,
     State,
+    by_head,
     check_inputs,
     combined,
     read_options,
     resolve,
+    split_call,
+    together,
     with_keywords_of,
 )
 from kerneltrick.engines import UNBOUNDED, Near
@@ -91,6 +94,14 @@ def linear_attention(
     """
     who = "linear_attention"
     options = read_options(who, keywords, LinearAttentionKeywords)
+    if by_head(feature_map, options.window, options.sinks):
+        calls = split_call(who, q, k, v, feature_map, options)
+        outputs = []
+        for each in calls:
+            own: Any = {x: y for x, y in each.options._asdict().items() if x in keywords}
+            how: Any = {**keywords, **own, "group": group, "return_state": return_state}
+            outputs.append(linear_attention(*each.arrays, each.setting, **how))
+        return together(calls, outputs, return_state)
     state = options.state
     dial = Dial(*combined(who, feature_map, options.window, options.sinks, options.far))
     chosen = dial.feature_map
@@ -155,7 +166,7 @@ def _text_of_call(q: Tensor, k: Tensor, v: Tensor, dial: Dial, options: Options)
     """What all ranks must agree on."""
     ids = options.segment_ids
     said = {
-        "map": Dial(dial.feature_map, dial.window, dial.sinks),
+        "map": dataclasses.replace(dial, far=None),
         "far": _text_of(dial.far),
         "causal": options.causal,
         "scale": options.scale,
