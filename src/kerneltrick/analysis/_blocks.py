@@ -21,7 +21,6 @@ from kerneltrick.attention import (
     check_far,
     check_inputs,
     check_scale,
-    dial_of,
     resolve,
 )
 from kerneltrick.engines import Rule
@@ -97,7 +96,7 @@ def check_problem(
     dial = Dial.get(setting)
     if dial.by_head:
         groups = dial.groups(inputs.k.shape[-3], inputs.q.shape[-3])
-        dial = dial_of(groups[0]) if len(groups) == 1 else dial
+        dial = groups[0].dial if len(groups) == 1 else dial
     chosen = numpy_map(dial.feature_map, q)
     dial = dataclasses.replace(dial, feature_map=chosen)
     rule, _ = resolve(who, dial, inputs._replace(headless=False), scale=scale)

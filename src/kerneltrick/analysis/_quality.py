@@ -18,7 +18,7 @@ from kerneltrick.analysis._sampled import (
     rank_correlation,
 )
 from kerneltrick.analysis._weights import WeightComparison, WeightTotals, ratio
-from kerneltrick.attention import Dial, State, dial_of, select
+from kerneltrick.attention import Dial, State, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def state_bytes(dial: Dial, k: Array, v: Array, n: int) -> int:
         size = 0
         for group in dial.groups(k.shape[-3]):
             own_k, own_v = select(k, group.heads, -3), select(v, group.heads, -3)
-            size += state_bytes(dial_of(group), own_k, own_v, n)
+            size += state_bytes(group.dial, own_k, own_v, n)
         return size
     token = (k.nbytes + v.nbytes) // k.shape[-2]
     if isinstance(dial.feature_map, maps.Softmax) and not (dial.window or dial.sinks):

@@ -14,6 +14,7 @@ from kerneltrick.attention._delta_weights import delta_weights
 from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
 from kerneltrick.attention._dial import Dial, Far
+from kerneltrick.attention._dial import HeadGroup as HeadGroup
 from kerneltrick.attention._dial import by_head as by_head
 from kerneltrick.attention._dial import check_far as check_far
 from kerneltrick.attention._dial import check_window as check_window
@@ -21,7 +22,6 @@ from kerneltrick.attention._dial import combined as combined
 from kerneltrick.attention._dial import dial_text as dial_text
 from kerneltrick.attention._dial import read_tail as read_tail
 from kerneltrick.attention._dial import resolve as resolve
-from kerneltrick.attention._heads import HeadGroup as HeadGroup
 from kerneltrick.attention._heads import Windows as Windows
 from kerneltrick.attention._heads import select as select
 from kerneltrick.attention._keywords import LinearAttentionKeywords as LinearAttentionKeywords
@@ -32,7 +32,6 @@ from kerneltrick.attention._keywords import read_options as read_options
 from kerneltrick.attention._keywords import with_keywords_of as with_keywords_of
 from kerneltrick.attention._linear import attention_weights, linear_attention
 from kerneltrick.attention._mixed import MixedState
-from kerneltrick.attention._mixed import dial_of as dial_of
 from kerneltrick.attention._mixed import split_call as split_call
 from kerneltrick.attention._mixed import state_from as state_from
 from kerneltrick.attention._mixed import together as together

@@ -33,8 +33,7 @@ from kerneltrick.attention._arguments import (
     restarts,
     token_array,
 )
-from kerneltrick.attention._dial import Setting, check_far, resolve
-from kerneltrick.attention._heads import HeadGroup
+from kerneltrick.attention._dial import Dial, HeadGroup, Setting, check_far, resolve
 from kerneltrick.attention._keywords import OnZero, Options, Positions
 from kerneltrick.attention._state import State, carry_of, fingerprint, known_int
 from kerneltrick.attention._state_file import LONGEST
@@ -66,6 +65,9 @@ def check_call(
     Where q, k and v are the only arrays, what is found depends on types, shapes and numbers. It is
     remembered, since for a small call the checks take longer than the work.
     """
+    if isinstance(feature_map, Dial) and not (feature_map.far or options.window or options.sinks):
+        options = options._replace(window=feature_map.window, sinks=feature_map.sinks)
+        feature_map = feature_map.feature_map
     found = _remembered(who, q, k, v, feature_map, options)
     if found is None or any(found.padded):
         return _check(who, q, k, v, feature_map, options)

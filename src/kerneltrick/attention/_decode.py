@@ -13,11 +13,11 @@ from kerneltrick import maps
 from kerneltrick._arrays import Array, Wide, as_numpy, constant, is_array
 from kerneltrick.attention._arguments import VanishingNormalizerError, check_count, check_on_zero
 from kerneltrick.attention._call import check_call
-from kerneltrick.attention._dial import Dial, combined
-from kerneltrick.attention._heads import HeadGroup, Windows, places
+from kerneltrick.attention._dial import Dial, HeadGroup, combined
+from kerneltrick.attention._heads import Windows, places
 from kerneltrick.attention._keywords import OnZero, Options
 from kerneltrick.attention._linear import linear_attention
-from kerneltrick.attention._mixed import MixedState, dial_of, states_of
+from kerneltrick.attention._mixed import MixedState, states_of
 from kerneltrick.attention._state import State, state_of
 from kerneltrick.engines import Carry, decoder, in_lines
 
@@ -125,13 +125,13 @@ class Decoder:
         dial = Dial(*self._setting())
         groups = dial.groups(self.shape[-1], self.shape[-1] * self.groups)
         if len(groups) == 1:
-            own = groups[0]
-            self.feature_map, self.window, self.sinks, self.far = own[2:]
-            self.whole = ()
+            own = groups[0].dial
+            self.feature_map, self.window, self.sinks = own.feature_map, own.window, own.sinks
+            self.far, self.whole = own.far, ()
             self._load(state)
             return
         for group, before in zip(groups, states_of("Decoder", state, groups), strict=True):
-            made = self._like(dial_of(group), (*self.shape[:-1], len(group.heads)), before)
+            made = self._like(group.dial, (*self.shape[:-1], len(group.heads)), before)
             self._parts.append(
                 _HeadDecoder(made, group, places(group.heads), places(group.queries))
             )

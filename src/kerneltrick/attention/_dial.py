@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,15 +27,18 @@ from kerneltrick._arrays import (
 )
 from kerneltrick.attention._arguments import Inputs, check_count, check_scale
 from kerneltrick.attention._heads import (
-    HeadGroup,
+    HeadKind,
     Windows,
     check_sinks,
     check_whole,
     check_windows,
-    head_groups,
+    for_each,
+    head_kinds,
     numbers_text,
+    of_heads,
     read_heads,
     read_numbers,
+    select,
 )
 from kerneltrick.engines import UNBOUNDED, Rule
 
@@ -164,6 +167,50 @@ class Dial:
         if self.far is not None and self.far.relative:
             text += ",relative"
         return text
+
+
+class HeadGroup(NamedTuple):
+    """Key–value heads that attend alike, the query heads that use them, and how they attend."""
+
+    heads: tuple[int, ...]
+    queries: tuple[int, ...]
+    dial: Dial  # with the weights and gains of these heads
+
+
+def head_groups(who: str, dial: Dial, heads: int, queries: int) -> tuple[HeadGroup, ...]:
+    """The kinds of heads of a call with so many key–value and query heads, by their first head."""
+    windows = for_each(who, "windows", dial.window, heads)
+    sinks = for_each(who, "numbers of sinks", dial.sinks, heads)
+    if dial.whole and dial.whole[-1] >= heads:
+        raise ValueError(
+            f"{who} got {dial}, but there are only {heads} key–value heads, 0 to {heads - 1}"
+        )
+    kinds = head_kinds(windows, sinks, tuple(dial.whole), dial.feature_map.has_features)
+    if dial.far is None and not dial.feature_map.weighted:
+        return _plain_groups(dial.feature_map, kinds, heads, queries)
+    return tuple(_group(dial, kind, heads, queries) for kind in kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_groups(
+    feature_map: maps.FeatureMap, kinds: tuple[HeadKind, ...], heads: int, queries: int
+) -> tuple[HeadGroup, ...]:
+    """The groups of a dial without arrays; the same objects every time, as a call is short."""
+    dial = Dial(feature_map)
+    return tuple(_group(dial, kind, heads, queries) for kind in kinds)
+
+
+def _group(dial: Dial, kind: HeadKind, heads: int, queries: int) -> HeadGroup:
+    (own, window, sinks), shared = kind, queries // heads
+    own_queries = tuple(head * shared + i for head in own for i in range(shared))
+    if window == UNBOUNDED:  # nothing is far, so the map does not matter and keeps no sums
+        return HeadGroup(own, own_queries, Dial(maps.Softmax()))
+    far, feature_map = dial.far if window or sinks else None, dial.feature_map
+    if len(own) < heads:
+        feature_map = of_heads(feature_map, own, heads)
+        if far is not None and is_array(far.gain) and tuple(far.gain.shape) == (queries,):
+            far = dataclasses.replace(far, gain=select(far.gain, own_queries, 0))
+    return HeadGroup(own, own_queries, Dial(feature_map, window, sinks, far))
 
 
 # Which attention: a map or its text, with its window, or what these were resolved to.

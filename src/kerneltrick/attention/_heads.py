@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -19,27 +19,9 @@ from kerneltrick._arrays import Array, constant, index_dtype, is_array, space
 from kerneltrick.attention._arguments import check_count
 from kerneltrick.engines import UNBOUNDED
 
-if TYPE_CHECKING:
-    from kerneltrick.attention._dial import Dial, Far
-
 Windows: TypeAlias = int | Sequence[int | None] | None  # None: the whole text
+HeadKind: TypeAlias = tuple[tuple[int, ...], int, int]  # heads, their window and their sinks
 WHOLE = "whole"  # its name in texts
-
-
-class HeadGroup(NamedTuple):
-    """Key–value heads that attend alike, the query heads that use them, and how they attend."""
-
-    heads: tuple[int, ...]
-    queries: tuple[int, ...]
-    feature_map: maps.FeatureMap  # with the weights of these heads
-    window: int
-    sinks: int
-    far: Far | None
-
-    @property
-    def whole(self) -> bool:
-        """Whether these heads see the whole text."""
-        return not (self.feature_map.has_features or self.window or self.sinks)
 
 
 def check_windows(who: str, window: Any) -> int | tuple[int, ...]:
@@ -93,22 +75,7 @@ def read_heads(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split("+"))
 
 
-def head_groups(who: str, dial: Dial, heads: int, queries: int) -> tuple[HeadGroup, ...]:
-    """The kinds of heads of a call with so many key–value and query heads, by their first head."""
-    windows, sinks = (
-        _for_each("windows", who, dial.window, heads),
-        _for_each("numbers of sinks", who, dial.sinks, heads),
-    )
-    for head in dial.whole:
-        if head >= heads:
-            raise ValueError(
-                f"{who} got {dial}, but there are only {heads} key–value heads, 0 to {heads - 1}"
-            )
-    kinds = _kinds(windows, sinks, tuple(dial.whole), dial.feature_map.has_features)
-    return tuple(_group(dial, *kind, heads, queries) for kind in kinds)
-
-
-def _for_each(what: str, who: str, values: Any, heads: int) -> tuple[int, ...]:
+def for_each(who: str, what: str, values: Any, heads: int) -> tuple[int, ...]:
     if isinstance(values, int):
         return (values,) * heads
     if len(values) != heads:
@@ -120,30 +87,15 @@ def _for_each(what: str, who: str, values: Any, heads: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _kinds(
+def head_kinds(
     windows: tuple[int, ...], sinks: tuple[int, ...], whole: tuple[int, ...], features: bool
-) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+) -> tuple[HeadKind, ...]:
     """The heads of each kind, their window and their sinks."""
     found: dict[tuple[int, int], list[int]] = {}
     for head, kind in enumerate(zip(windows, sinks, strict=True)):
         exact = head in whole or kind[0] == UNBOUNDED or not (features or any(kind))
         found.setdefault((UNBOUNDED, 0) if exact else kind, []).append(head)
     return tuple((tuple(own), *kind) for kind, own in found.items())
-
-
-def _group(
-    dial: Dial, own: tuple[int, ...], window: int, sinks: int, heads: int, queries: int
-) -> HeadGroup:
-    shared = queries // heads
-    own_queries = tuple(head * shared + i for head in own for i in range(shared))
-    if window == UNBOUNDED:  # nothing is far, so the map does not matter and keeps no sums
-        return HeadGroup(own, own_queries, maps.Softmax(), 0, 0, None)
-    far, feature_map = dial.far if window or sinks else None, dial.feature_map
-    if len(own) < heads:
-        feature_map = of_heads(feature_map, own, heads)
-        if far is not None and is_array(far.gain) and tuple(far.gain.shape) == (queries,):
-            far = dataclasses.replace(far, gain=select(far.gain, own_queries, 0))
-    return HeadGroup(own, own_queries, feature_map, window, sinks, far)
 
 
 def of_heads(feature_map: maps.FeatureMap, own: tuple[int, ...], heads: int) -> maps.FeatureMap:
@@ -178,6 +130,7 @@ def select(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
     return space(x).take(x, constant(index, x, index_dtype(x)), axis=axis)
 
 
+@functools.lru_cache(maxsize=256)
 def places(chosen: tuple[int, ...]) -> slice | np.ndarray[Any, Any]:
     """An index for these entries: a slice where they are evenly spaced."""
     step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
@@ -190,7 +143,13 @@ def joined(
     parts: Sequence[Annotated[Array, "(..., own heads, n, M)"]], heads: Iterable[tuple[int, ...]]
 ) -> Annotated[Array, "(..., heads, n, M)"]:
     """The results of groups of heads as one array, heads in their order."""
-    order = [head for own in heads for head in own]
-    whole = space(parts[0]).concat(list(parts), axis=-3)
-    places = tuple(int(place) for place in np.argsort(order))
-    return whole if places == tuple(range(len(places))) else select(whole, places, -3)
+    whole, order = space(parts[0]).concat(list(parts), axis=-3), _order(tuple(heads))
+    return whole if order is None else select(whole, order, -3)
+
+
+@functools.lru_cache(maxsize=256)
+def _order(heads: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
+    """Where each head is among these groups; None if they are in order."""
+    every = [head for own in heads for head in own]
+    found = tuple(sorted(range(len(every)), key=every.__getitem__))
+    return None if list(found) == sorted(found) else found

@@ -11,8 +11,8 @@ import numpy as np
 from kerneltrick import engines, maps
 from kerneltrick._arrays import Array, astype, namespace, untranslated, zeros
 from kerneltrick.attention._call import CheckedCall, check_call, report_zero
-from kerneltrick.attention._dial import Dial, Setting, by_head
-from kerneltrick.attention._heads import HeadGroup, Windows
+from kerneltrick.attention._dial import Dial, HeadGroup, Setting, by_head
+from kerneltrick.attention._heads import Windows
 from kerneltrick.attention._keywords import (
     AttentionKeywords,
     LinearAttentionKeywords,
@@ -175,7 +175,7 @@ def run_attention(
         return _run(who, q, k, v, feature_map, options, engine)
     calls = split_call(who, q, k, v, feature_map, options)
     made = [
-        _run(who, *call.arrays, call.setting, call.options, engine, call.group) for call in calls
+        _run(who, *call.arrays, call.group.dial, call.options, engine, call.group) for call in calls
     ]
     return together(calls, made, options.return_state)
 
@@ -240,7 +240,7 @@ def weights_of(
     v = namespace(q=q, k=k).zeros_like(k[..., :1]) if k.ndim >= 1 else k
     calls = split_call(who, q, k, v, feature_map, options)
     made = [
-        _weights(who, call.q, call.k, call.setting, call.options, rows, call.group)
+        _weights(who, call.q, call.k, call.group.dial, call.options, rows, call.group)
         for call in calls
     ]
     return together(calls, made)

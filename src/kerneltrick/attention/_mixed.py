@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from kerneltrick._arrays import Array, is_array, library, register_pytree, register_tree
 from kerneltrick.attention._arguments import Inputs, check_inputs
-from kerneltrick.attention._dial import Dial, Setting, combined
+from kerneltrick.attention._dial import Dial, HeadGroup, Setting, combined, head_groups
 from kerneltrick.attention._heads import (
-    HeadGroup,
-    head_groups,
     joined,
     numbers_text,
     of_heads,
@@ -30,7 +28,6 @@ class PartialCall(NamedTuple):
     q: Array
     k: Array
     v: Array
-    setting: Dial
     options: Options
 
     @property
@@ -50,7 +47,7 @@ def split_call(
     plain = options._replace(window=0, sinks=0, far=None)
     if len(groups) == 1:
         own = groups[0]
-        return [PartialCall(own, q, k, v, dial_of(own), plain)]
+        return [PartialCall(own, q, k, v, plain)]
     if options.log_decay is not None:
         raise ValueError(
             "log_decay cannot be combined with window or sinks: exact weights do not decay"
@@ -62,7 +59,6 @@ def split_call(
             select(q, group.queries, -3),
             select(k, group.heads, -3),
             select(v, group.heads, -3),
-            dial_of(group),
             _options_of(group, plain, inputs)._replace(state=state),
         )
         for group, state in zip(groups, states, strict=True)
@@ -78,11 +74,6 @@ def together(calls: Sequence[PartialCall], made: Sequence[Any], with_states: boo
         return joined(made, queries)
     outputs, states = zip(*made, strict=True)
     return joined(outputs, queries), MixedState(states, [call.group.heads for call in calls])
-
-
-def dial_of(group: HeadGroup) -> Dial:
-    """How the heads of a group attend."""
-    return Dial(group.feature_map, group.window, group.sinks, group.far)
 
 
 def _options_of(group: HeadGroup, options: Options, inputs: Inputs) -> Options:
@@ -114,7 +105,7 @@ def states_of(who: str, state: Any, groups: tuple[HeadGroup, ...]) -> tuple[Stat
         return state.parts
     if not isinstance(state, State):
         raise TypeError(f"state must be a State, not {type(state).__name__}")
-    needed = ", ".join(f"{dial_of(group)} in heads {numbers_text(group.heads)}" for group in groups)
+    needed = ", ".join(f"{group.dial} in heads {numbers_text(group.heads)}" for group in groups)
     raise ValueError(f"the state is of {state.fingerprint}, but {who} needs {needed}")
 
 
@@ -235,9 +226,9 @@ def empty_mixed(dial: Dial, inputs: Inputs, empty: Callable[[Dial, Array, Array]
     heads = inputs.k.shape[-3]
     groups = head_groups("State.empty", dial, heads, heads)
     if len(groups) == 1:
-        return empty(dial_of(groups[0]), inputs.restore(inputs.k), inputs.restore(inputs.v))
+        return empty(groups[0].dial, inputs.restore(inputs.k), inputs.restore(inputs.v))
     made = [
-        empty(dial_of(group), select(inputs.k, group.heads, -3), select(inputs.v, group.heads, -3))
+        empty(group.dial, select(inputs.k, group.heads, -3), select(inputs.v, group.heads, -3))
         for group in groups
     ]
     return MixedState(made, [group.heads for group in groups])

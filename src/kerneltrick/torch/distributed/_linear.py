@@ -100,7 +100,7 @@ def linear_attention(
         for each in calls:
             own: Any = {x: y for x, y in each.options._asdict().items() if x in keywords}
             how: Any = {**keywords, **own, "group": group, "return_state": return_state}
-            outputs.append(linear_attention(*each.arrays, each.setting, **how))
+            outputs.append(linear_attention(*each.arrays, each.group.dial, **how))
         return together(calls, outputs, return_state)
     state = options.state
     dial = Dial(*combined(who, feature_map, options.window, options.sinks, options.far))
