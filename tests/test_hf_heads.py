@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hf_models import tiny  # noqa: E402
+from hf_models import save_tiny, tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
@@ -264,3 +264,177 @@ def test_a_ranking_that_was_killed_goes_on(model, tmp_path):
 def test_windows_must_be_longer_than_what_a_limited_head_sees(model):
     with pytest.raises(ValueError, match="rank_heads needs windows of more than 68 tokens"):
         kt.hf.rank_heads(model, windows())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            auto = "AutoModelForCausalLM" if kind == "Llama" else "AutoModel"
+            made[kind] = save_tiny(tmp_path_factory.mktemp(kind), kind, auto)
+        return made[kind]
+
+    return get
+
+
+def words(count, length=32):
+    drawn = np.random.default_rng(7).integers(3, 50, (count, length))
+    return drawn.tolist()
+
+
+def whole_heads(model):
+    return {
+        (layer, head)
+        for layer, setting in enumerate(model.settings)
+        for head in kt.hf._linearized.dial_of(setting).whole
+    }
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_a_share_of_heads_is_kept_without_training_and_the_folder_loads(folders, tmp_path, kind):
+    where, texts, out = folders(kind), words(12), tmp_path / "out"
+    made = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", keep="auto", out=out)
+    count = {"Llama": 1, "Bert": 2}[kind]  # a quarter of 4 and of 8
+    assert made.fit is None
+    assert made.tuned is None
+    assert made.kept == {}
+    assert whole_heads(made.model) == set(made.ranking.order[:count])
+    assert f"Heads that see the whole text: {count} of {4 * count}." in made.remarks
+    rows = [row.name for row in made.judged.rows]
+    assert rows == ["teacher", "hybrid", "window for all heads"]
+    record = kt.hf.read_record(out)
+    again = kt.hf.HeadRanking.from_record(record["heads"])
+    assert again.order == made.ranking.order
+    auto = transformers.AutoModelForCausalLM if kind == "Llama" else transformers.AutoModel
+    loaded = auto.from_pretrained(out).eval()
+    ids = torch.tensor([words(13)[-1]])
+    with torch.inference_mode():
+        ours, theirs = loaded(ids)[0], made.model(ids)[0]
+        assert torch.equal(ours, theirs)
+        with Probe(auto.from_pretrained(where).eval(), 4, 1) as probe:
+            gates = probe.gates(0)
+            for layer, head in whole_heads(made.model):
+                gates[layer, head] = 1
+            same = probe.run(ids[0].tolist(), gates)
+        expected = ours if kind == "Llama" else ours.mean(1)
+        assert torch.allclose(same, expected, atol=1e-5)
+    if kind == "Llama":
+        said = loaded.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)
+        more = ids
+        with torch.inference_mode():
+            for _ in range(said.shape[1] - ids.shape[1]):
+                more = torch.cat([more, loaded(more, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(said, more)
+
+
+def test_the_curve_has_the_figures_of_models_with_other_shares(folders):
+    where, texts = folders("Llama"), words(12)
+    how = {"keep": "auto", "held_out": "end"}
+    half = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", share=0.5, **how)
+    curve = half.judged.curve
+    assert [x.heads for x in curve] == [0, 1, 2]
+    assert sum(x.knee for x in curve) == 1
+    rows = {row.name: row.figures["perplexity"] for row in half.judged.rows}
+    assert curve[0].quality == pytest.approx(rows["window for all heads"], rel=1e-4)
+    assert curve[2].quality == pytest.approx(rows["hybrid"], rel=1e-4)
+    quarter = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", **how)
+    assert curve[1].quality == pytest.approx(quarter.judged.rows[1].figures["perplexity"], rel=1e-4)
+
+
+def test_heads_are_kept_as_far_as_a_budget_allows(folders):
+    where, texts = folders("Llama"), words(6)
+    sizes = []
+    for dial in ("softmax@window=4,sinks=1", "softmax"):
+        data = kt.hf.capture(where, token_ids=texts[0])
+        sizes.append(kt.hf._choose.state_bytes(kt.Dial.get(dial), data) / 2)
+
+    def count(budget):
+        setting = kt.Dial.get("softmax@window=4,sinks=1")
+        made = kt.hf.linearize(where, texts, setting, keep="auto", budget=budget)
+        return len(whole_heads(made.model))
+
+    exact = round(3 * sizes[0] + sizes[1])
+    assert (count(exact), count(exact - 1)) == (1, 0)
+    with pytest.raises(ValueError, match=r"of 4 heads need .* bytes, more than the budget of 10;"):
+        count(10)
+
+
+def test_a_map_is_kept_only_where_it_helps_on_held_out_text(folders, tmp_path):
+    where, texts, out = folders("Llama"), words(14), tmp_path / "out"
+    made = kt.hf.linearize(
+        where, texts, "hedgehog:activation=exp@window=4,sinks=1", keep="auto", out=out
+    )
+    said = next(x for x in made.remarks if "keep no map" in x)
+    assert said.endswith(": " + (", ".join(map(str, made.bare)) or "none") + ".")
+    maps = [kt.hf._linearized.dial_of(x).feature_map.has_features for x in made.model.settings]
+    assert [not x for x in maps] == [layer in made.bare for layer in range(2)]
+    assert sorted(map(int, made.model.maps)) == [x for x in range(2) if x not in made.bare]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    ids = torch.tensor([texts[0]])
+    with torch.inference_mode():
+        assert torch.equal(loaded(ids).logits, made.model(ids).logits)
+
+
+def test_a_map_that_adds_nothing_is_dropped_and_one_that_helps_stays(folders):
+    from kerneltrick.hf._loss import drop_maps, loss, outcome, softmax_everywhere, window_alone
+
+    where, texts = folders("Llama"), words(2)
+    setting = "hedgehog:activation=exp@window=4,sinks=1,gain={},whole=1"
+    network = transformers.AutoModelForCausalLM.from_pretrained(where).eval()
+    dials = {0: kt.Dial.get(setting.format(3)), 1: kt.Dial.get(setting.format(-60))}
+    model = kt.hf._linearized.assemble(network, dials, causal=True)
+
+    def lost():
+        found = []
+        with torch.no_grad():
+            for ids in texts:
+                with model.attending_by(softmax_everywhere(model)):
+                    wanted = outcome(model, ids, {})
+                found.append(float(loss(model, outcome(model, ids, {}), wanted)))
+        return np.mean(found)
+
+    with model.attending_by([window_alone(dials[0]), model.settings[1]]):
+        without = lost()
+    before = lost()
+    assert before < without  # the first map helps, the second is too quiet to be heard
+    assert drop_maps(model, texts) == (1,)
+    assert lost() == pytest.approx(before)
+    assert str(model.settings[1]) == "softmax@window=4,sinks=1,whole=1"
+    assert list(model.maps) == ["0"]
+
+
+def test_layers_are_kept_if_they_are_asked_for(folders):
+    made = kt.hf.linearize(
+        folders("Llama"), words(6), "softmax@window=4,sinks=1", keep="auto", unit="layer", share=0.5
+    )
+    assert made.ranking is None
+    assert len(made.kept) == 1
+
+
+def test_the_command_keeps_heads_and_shows_the_curve(folders, run, tmp_path):
+    text, other = ((" ".join(f"w{x}" for x in np.random.default_rng(seed).integers(3, 50, 420)))
+                   for seed in (0, 1))  # fmt: skip
+    (tmp_path / "fit.txt").write_text(text)
+    (tmp_path / "other.txt").write_text(other)
+    out = tmp_path / "out"
+    how = ("--length", 32, "--window", 4, "--sinks", 1)
+    code, printed, _ = run("linearize", folders("Llama"), "--text", tmp_path / "fit.txt",
+                           "--out", out, "--keep", "auto", *how)  # fmt: skip
+    assert code == 0
+    assert "Heads that see the whole text: 1 of 4." in printed
+    assert "knee" in printed
+    given = ("evaluate", out, "--text", tmp_path / "other.txt", "--length", 32)
+    code, printed, _ = run(*given, "--shares", "0,0.5,1")
+    assert code == 0
+    assert "window for all heads" in printed
+    assert " 4   100%" in printed
+    for wrong, message in [
+        ((*given, "--shares", "2"), "--shares must be numbers between 0 and 1"),
+        (("linearize", folders("Llama"), "--text", tmp_path / "fit.txt", "--out", tmp_path / "no",
+          "--unit", "word"), "--unit must be head or layer"),
+    ]:  # fmt: skip
+        code, _, complaint = run(*wrong)
+        assert code != 0
+        assert message in complaint

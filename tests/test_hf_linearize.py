@@ -322,7 +322,9 @@ def test_layers_keep_softmax_as_asked_or_where_a_map_changes_the_model_most(fold
     asked = kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[0])
     assert asked.kept == {0: "as requested"}
     assert str(asked.model.settings[0]) == "softmax"
-    found = kt.hf.linearize(folders("Llama"), windows, SETTING, keep="auto", share=0.5)
+    found = kt.hf.linearize(
+        folders("Llama"), windows, SETTING, keep="auto", unit="layer", share=0.5
+    )
     changed, held_out = {}, torch.tensor([list(windows[len(windows) // 2])])
     for layer in (0, 1):  # the other keeps softmax
         alone = kt.hf.linearize(folders("Llama"), windows, SETTING, keep=[1 - layer]).model
@@ -493,7 +495,7 @@ def test_layers_keep_softmax_as_far_as_a_budget_allows(folders):
             folders("Llama"), token_ids=windows[0])))  # fmt: skip
 
     def kept(budget):
-        how = {"keep": "auto", "budget": budget}
+        how = {"keep": "auto", "unit": "layer", "budget": budget}
         return len(kt.hf.linearize(folders("Llama"), windows, "elu@window=4", **how).kept)
 
     assert (kept(sum(sizes)), kept(sum(sizes) - 1)) == (1, 0)

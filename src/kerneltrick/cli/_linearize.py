@@ -32,7 +32,7 @@ from kerneltrick.cli._output import (
 )
 from kerneltrick.report import render_evaluation
 
-PLANTED, PROMPTS = 4, 2  # windows with a planted number, and windows that are continued
+PROMPTS = 2  # windows that are continued
 PAUSE = 30.0  # seconds between lines of progress where there is no terminal
 FINETUNE = ("none", "maps", "lora", "all")
 MODEL = "Folder of the model, or its name on the hub."
@@ -57,9 +57,14 @@ def linearize_command(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")],
     feature_map: Annotated[
-        str,
-        typer.Option("--map", metavar="MAP", help="hedgehog, t2r, or any map with a window."),
-    ] = "hedgehog:activation=exp",
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="MAP",
+            help="hedgehog, t2r, any map with a window, or softmax for the window alone. Default: "
+            "softmax if heads are kept and nothing is trained, else hedgehog:activation=exp.",
+        ),
+    ] = None,
     window: Annotated[
         str,
         typer.Option(
@@ -79,13 +84,16 @@ def linearize_command(
         typer.Option(
             "--keep",
             metavar="LAYERS",
-            help="Layers that keep softmax: none, numbers such as 0,3, or auto for those whose "
-            "linearisation changes the model most.",
+            help="Layers that keep softmax: none, numbers such as 0,3, or auto for the heads that "
+            "need the whole text most (see --unit).",
         ),
     ] = "none",
+    unit: Annotated[
+        str, typer.Option("--unit", metavar="UNIT", help="What --keep auto keeps: head or layer.")
+    ] = "head",
     share: Annotated[
         float,
-        typer.Option("--share", min=0, max=1, help="Largest share of layers for --keep auto."),
+        typer.Option("--share", min=0, max=1, help="Share of heads or layers for --keep auto."),
     ] = 0.25,
     budget: Annotated[
         str | None,
@@ -95,6 +103,14 @@ def linearize_command(
             help="Memory budget per stream after --length tokens for `auto` settings, e.g. 2M.",
         ),
     ] = None,
+    ranking: Annotated[
+        str,
+        typer.Option(
+            "--ranking",
+            metavar="HOW",
+            help="How heads are ranked: fast (gradients of gates) or slow (heads one by one).",
+        ),
+    ] = "fast",
     finetune: Annotated[
         str,
         typer.Option(
@@ -131,6 +147,15 @@ def linearize_command(
     second time. If it is stopped, the same command continues where it stopped.
     """
     exact = 0 if window == "auto" else read_count("--window", window, 0, "auto, or ")
+    for option, value, known in (
+        ("--unit", unit, ("head", "layer")),
+        ("--ranking", ranking, ("fast", "slow")),
+    ):
+        if value not in known:
+            raise UsageError(f"{option} must be {' or '.join(known)}, not {value!r}")
+    if feature_map is None:
+        untrained = keep == "auto" and unit == "head" and finetune == "none"
+        feature_map = "softmax" if untrained else "hedgehog:activation=exp"
     try:
         setting = Dial(*combined("linearize", feature_map, exact, sinks))
     except ValueError as error:
@@ -159,8 +184,10 @@ def linearize_command(
                 features=features,
                 key_weight=key_weight,
                 keep=kept,
+                unit=unit,
                 share=share,
                 budget=most,
+                ranking=ranking,
                 finetune=finetune,
                 held_out=judged,
                 out=out,
@@ -204,6 +231,18 @@ def evaluate_command(
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "8k",
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
+    trials: Annotated[
+        int, typer.Option("--trials", min=0, help="Planted numbers to recall, for each depth.")
+    ] = 20,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            "--shares",
+            metavar="SHARES",
+            help="Measure quality with these shares of heads that see the whole text, e.g. "
+            "0,0.1,0.25,0.5; for models made with --keep auto.",
+        ),
+    ] = None,
     contexts: Annotated[
         str | None,
         typer.Option(
@@ -226,6 +265,7 @@ def evaluate_command(
     outputs = outputs_of(html, json)
     words, count = read_text(text), read_count("--tokens", tokens)
     timed = [read_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
+    wanted = [_read_share(piece) for piece in shares.split(",")] if shares else []
     hf = load_hf()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
     with progress_lines(quiet) as progress:
@@ -233,7 +273,8 @@ def evaluate_command(
             model,
             ids,
             teacher=teacher,
-            passkeys=hf.passkeys(model, ids[:PLANTED]),
+            passkeys=hf.passkeys(model, ids, trials=trials),
+            shares=wanted,
             contexts=timed,
             prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
             progress=progress,
@@ -290,11 +331,22 @@ def read_count(option: str, text: str, least: int = 1, other: str = "") -> int:
     return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
 
 
+def _read_share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise UsageError(f"--shares must be numbers between 0 and 1, such as 0,0.25, not {text!r}")
+    return found
+
+
 def _values(result: Any) -> dict[str, Any]:
     """Return the figures as they stand in the JSON file."""
     found = dataclasses.asdict(result)
     found["speeds"] = [speed._asdict() for speed in result.speeds]
     found["continuations"] = [x._asdict() for x in result.continuations]
+    found["curve"] = [x._asdict() for x in result.curve]
     return {"format": "kerneltrick.evaluate/1", "version": __version__, **found}
 
 
@@ -306,7 +358,7 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
     for name in names:
         table.add_column(name, justify="right")
     for row in result.rows:
-        table.add_row(row.name, *(f"{row.figures[name]:.4g}" for name in names))
+        table.add_row(row.name, *(_figure(row, name) for name in names))
     words.print(plain(f"{result.windows} windows of {result.length} tokens"))
     words.print(table)
     known = [text for start, text in FIGURES.items() if any(x.startswith(start) for x in names)]
@@ -315,9 +367,28 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
     if own is not None:
         size = f"After {result.length} tokens, the state of one stream takes {own:,} bytes"
         words.print(plain(f"{size}; the teacher's keys and values take {softmax:,}.", "dim"))
+    if result.curve:
+        words.print(_curve_table(result))
     if result.speeds:
         words.print(_speed_table(result.speeds))
     words.print(plain(result.verdict))
+
+
+def _figure(row: Any, name: str) -> str:
+    error = f" ± {row.errors[name]:.2g}" if row.errors.get(name) else ""
+    return f"{row.figures[name]:.4g}{error}"
+
+
+def _curve_table(result: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    what = "perplexity" if "perplexity" in result.rows[0].figures else "cosine"
+    for name in ("whole heads", "share", what):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for x in result.curve:
+        row = (str(x.heads), f"{x.share:.0%}", f"{x.quality:.4g}", "knee" if x.knee else "")
+        table.add_row(*row)
+    return table
 
 
 def _speed_table(speeds: Any) -> Table:

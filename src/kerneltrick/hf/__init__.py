@@ -16,6 +16,7 @@ from kerneltrick.hf._accelerate import (
 )
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
+from kerneltrick.hf._curve import CurvePoint
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
@@ -42,6 +43,7 @@ __all__ = [
     "Cache",
     "CaptureError",
     "Continuation",
+    "CurvePoint",
     "Evaluation",
     "EvaluationRow",
     "Gain",

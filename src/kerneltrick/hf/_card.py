@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kerneltrick._version import __version__
-from kerneltrick.hf._evaluate import Evaluation
+from kerneltrick.hf._evaluate import Evaluation, EvaluationRow
 from kerneltrick.hf._linearized import Linearized
 
 
@@ -37,7 +37,7 @@ def model_card(
         "| | " + " | ".join(names) + " |",
         "|---" * (len(names) + 1) + "|",
         *(
-            f"| {row.name} | " + " | ".join(f"{row.figures[name]:.4g}" for name in names) + " |"
+            f"| {row.name} | " + " | ".join(shown_figure(row, name) for name in names) + " |"
             for row in judged.rows
         ),
         "",
@@ -51,6 +51,14 @@ def model_card(
         ]
     for words in remarks:
         lines += [words, ""]
+    if judged.curve:
+        what = "perplexity" if "perplexity" in names else "cosine"
+        lines += [f"| heads that see the whole text | share | {what} |", "|---|---|---|"]
+        lines += [
+            f"| {x.heads} | {x.share:.0%} | {x.quality:.4g}{' (the knee)' if x.knee else ''} |"
+            for x in judged.curve
+        ]
+        lines.append("")
     lines += ["| layer | attention | error |", "|---|---|---|"]
     for number, layer in enumerate(model.config.layers):
         why = f" ({kept[number]})" if number in kept else ""
@@ -73,6 +81,12 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def shown_figure(row: EvaluationRow, name: str) -> str:
+    """Return a figure of a row as text, with its standard error if it has one."""
+    error = f" ± {row.errors[name]:.2g}" if row.errors.get(name) else ""
+    return f"{row.figures[name]:.4g}{error}"
 
 
 def _weights(model: Linearized) -> str:

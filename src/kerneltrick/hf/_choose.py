@@ -1,4 +1,4 @@
-"""Choices that `linearize` makes by measuring: the window, and the layers that keep softmax."""
+"""Choices that `linearize` makes: the window, and the layers or heads that keep softmax."""
 
 from __future__ import annotations
 
@@ -76,24 +76,27 @@ def state_bytes(dial: Dial, data: AttentionData) -> int:
     return int(state.nbytes)
 
 
-def most_kept(layers: int, share: float, budget: int | None, sizes: tuple[int, int]) -> int:
-    """Return how many layers may keep softmax: a share of them, or what a budget allows.
+def most_kept(
+    count: int, share: float, budget: int | None, sizes: tuple[float, float], unit: str = "layer"
+) -> int:
+    """Return how many layers or heads may keep softmax: a share of them, or what a budget allows.
 
-    layers: the number of layers.
+    count: the number of layers or heads.
     budget: the bytes that one stream may hold; None uses `share`.
-    sizes: the bytes that a layer holds when it is linearised, and with softmax.
+    sizes: the bytes that one holds when it is linearised, and with softmax.
+    unit: what is counted, for messages.
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"linearize needs a share of layers between 0 and 1, not {share}")
+        raise ValueError(f"linearize needs a share of {unit}s between 0 and 1, not {share}")
     if budget is None:
-        return math.floor(share * layers)
-    least, more = layers * sizes[0], sizes[1] - sizes[0]
+        return math.floor(share * count)
+    least, more = count * sizes[0], sizes[1] - sizes[0]
     if least > budget:
         raise ValueError(
-            f"the maps and windows of {layers} layers need {least:,} bytes, more than the budget "
-            f"of {budget:,}; use a larger budget, or a shorter window"
+            f"the maps and windows of {count} {unit}s need {least:,.0f} bytes, more than the "
+            f"budget of {budget:,}; use a larger budget, or a shorter window"
         )
-    return layers if more <= 0 else (budget - least) // more
+    return count if more <= 0 else min(count, math.floor((budget - least) / more))
 
 
 def keep_layers(losses: Mapping[int, float], most: int) -> dict[int, str]:
@@ -110,6 +113,11 @@ def keep_layers(losses: Mapping[int, float], most: int) -> dict[int, str]:
 def is_softmax(dial: Dial) -> bool:
     """Return whether a dial has no feature map."""
     return not dial.feature_map.has_features
+
+
+def is_exact(dial: Dial) -> bool:
+    """Return whether all heads of a dial see the whole text."""
+    return is_softmax(dial) and not dial.near
 
 
 def with_features(dial: Dial, features: int | None, data: AttentionData) -> Dial:

@@ -18,15 +18,17 @@ from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
+from kerneltrick.hf._curve import CurvePoint, head_curve
 from kerneltrick.hf._generate import Continuation, continuations
-from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._heads import HeadRanking
+from kerneltrick.hf._linearized import Linearized, dial_of
+from kerneltrick.hf._loss import window_alone
 from kerneltrick.hf._overlap import overlap_remark
 from kerneltrick.hf._passkey import Passkey
 from kerneltrick.hf._record import FITTED, RECORD, read_json
 from kerneltrick.hf._speed import Speed, speeds
 from kerneltrick.hf._texts import model_kind
 from kerneltrick.hf._verdict import verdict
-from kerneltrick.torch import LearnedMap
 
 EDGES = (0, 64, 256, 1024, 4096)  # perplexity is reported between these positions
 
@@ -35,8 +37,9 @@ EDGES = (0, 64, 256, 1024, 4096)  # perplexity is reported between these positio
 class EvaluationRow:
     """The figures of one way to attend."""
 
-    name: str  # teacher, hybrid, window alone or map alone
+    name: str  # teacher, hybrid, window alone, map alone or window for all heads
     figures: dict[str, float]
+    errors: dict[str, float]  # the standard errors of figures that are shares of trials
     state_bytes: int | None  # bytes of one stream after a window; None for encoders
     states: dict[str, int]  # the same at the end of each range of positions
 
@@ -49,7 +52,8 @@ class Evaluation:
     next token is the teacher's; and recall, which is how often a number planted at some depth of
     the text is repeated at its end. Encoders have the mean cosine of their embeddings (means over
     tokens) with the teacher's; pairs, which is the rank correlation of all similarities; and
-    nearest, which is how often the nearest neighbour is the same.
+    nearest, which is how often the nearest neighbour is the same. `curve` has the quality with
+    other numbers of heads that see the whole text, if heads were ranked.
     """
 
     rows: tuple[EvaluationRow, ...]
@@ -58,6 +62,7 @@ class Evaluation:
     verdict: str
     speeds: tuple[Speed, ...] = ()
     continuations: tuple[Continuation, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
 
 
 def evaluate(
@@ -68,6 +73,8 @@ def evaluate(
     passkeys: Sequence[Passkey] = (),
     contexts: Sequence[int] = (),
     prompts: Sequence[Sequence[int]] = (),
+    ranking: HeadRanking | None = None,
+    shares: Sequence[float] = (),
     progress: ProgressReport | None = None,
 ) -> Evaluation:
     """Compare a linearised model with its teacher, with its window alone and with its map alone.
@@ -80,6 +87,8 @@ def evaluate(
     passkeys: texts with a planted number (see `passkeys`), for language models.
     contexts: numbers of tokens after which the speed and memory of model and teacher are measured.
     prompts: token numbers for language models to continue.
+    ranking: how much heads need the whole text. For a folder, the default is what it records.
+    shares: shares of heads that see the whole text, for the curve; the best heads are taken.
     progress: called with what is being done, how many steps are done, and how many there are.
     """
     if len({len(ids) for ids in windows}) != 1:
@@ -118,19 +127,27 @@ def evaluate(
         states = {
             name: _states(model, own or exact, windows[0], run.ends) for name, own in ways.items()
         }
+    record = {} if folder is None else read_json(Path(folder) / RECORD) or {}
+    if ranking is None and "heads" in record:
+        ranking = HeadRanking.from_record(record["heads"])
+    if shares and ranking is None:
+        raise ValueError(
+            "shares of heads need a ranking: use a model that linearize made with --keep auto"
+        )
+    curve = (
+        () if ranking is None else head_curve(model, ranking, windows, shares, teacher, progress)
+    )
     timed = speeds(model, contexts, progress=progress) if contexts else ()
     asked = prompts if model.config.language else ()
     written = continuations(model, ways, teacher, asked, progress) if asked else ()
     model.train(training)
     rows = tuple(
-        EvaluationRow(name, run.figures(name), next(reversed(held.values()), None), held)
+        EvaluationRow(name, *run.figures(name), next(reversed(held.values()), None), held)
         for name, held in states.items()
     )
     said = verdict({row.name: row.figures for row in rows}, timed)
-    if folder is not None:
-        record = read_json(Path(folder) / RECORD) or {}
-        said += overlap_remark(windows, record.get(FITTED, ()))
-    return Evaluation(rows, len(windows), len(windows[0]), said, timed, written)
+    said += overlap_remark(windows, record.get(FITTED, ()))
+    return Evaluation(rows, len(windows), len(windows[0]), said, timed, written, curve)
 
 
 def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
@@ -167,21 +184,27 @@ def _check_teacher(model: Linearized, teacher: Any) -> None:
 def _ways(model: Linearized, teacher: Any) -> dict[str, list[Any] | None]:
     """Return the settings of each way to attend; None stands for the given teacher."""
     own = model.settings
-    dials = [x.dial if isinstance(x, LearnedMap) else x for x in own]
+    dials = [dial_of(x) for x in own]
     exact = Dial(maps.Softmax())
     found: dict[str, list[Any] | None] = {
         "teacher": [exact] * len(own) if teacher is None else None,
         "hybrid": list(own),
     }
-    if any(dial.near for dial in dials):
-        found["window alone"] = [
-            dataclasses.replace(dial, feature_map=maps.Softmax(), far=None) if dial.near else dial
-            for dial in dials
-        ]
-        found["map alone"] = [
-            Dial(dial.feature_map, whole=dial.whole) if dial.near else dial for dial in dials
-        ]
+    if any(dial.near and dial.feature_map.has_features for dial in dials):
+        found["window alone"] = [window_alone(dial) for dial in dials]
+        found["map alone"] = [_map_alone(dial) for dial in dials]
+    near = [dial for dial in dials if dial.near]
+    if near and (len(near) < len(dials) or any(dial.whole for dial in near)):
+        every = Dial(maps.Softmax(), near[0].window, near[0].sinks)
+        found["window for all heads"] = [every] * len(own)
     return found
+
+
+def _map_alone(dial: Dial) -> Dial:
+    """Return the dial without its window and sinks; whole heads stay whole."""
+    if not (dial.near and dial.feature_map.has_features):
+        return dial
+    return Dial(dial.feature_map, whole=dial.whole)
 
 
 def _states(
@@ -232,7 +255,7 @@ class _LanguageHead:
         right = bool((said == batch[0, -count:]).all())
         self.recalled.setdefault(name, {}).setdefault(passkey.depth, []).append(right)
 
-    def figures(self, name: str) -> dict[str, float]:
+    def figures(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         losses = np.stack(self.losses[name])
         found = {"perplexity": math.exp(losses.mean())}
         for a, b in self.spans if len(self.spans) > 1 else []:
@@ -240,9 +263,13 @@ class _LanguageHead:
             if part.size:
                 found[f"{a}–{b - 1}"] = math.exp(part.mean())
         found["agreement"] = float(np.mean(self.same[name]))
-        for depth, right in self.recalled.get(name, {}).items():
-            found[f"recall at {depth:.0%}"] = float(np.mean(right))
-        return found
+        asked = self.recalled.get(name, {})
+        tried = {f"recall at {depth:.0%}": right for depth, right in sorted(asked.items())}
+        if len(tried) > 1:
+            tried["recall"] = [x for right in asked.values() for x in right]
+        shares = {what: float(np.mean(right)) for what, right in tried.items()}
+        errors = {what: math.sqrt(p * (1 - p) / len(tried[what])) for what, p in shares.items()}
+        return {**found, **shares}, errors
 
 
 class _Encoder:
@@ -258,7 +285,7 @@ class _Encoder:
         mean = out.last_hidden_state[0].double().mean(0)
         self.embeddings.setdefault(name, []).append((mean / mean.norm()).cpu().numpy())
 
-    def figures(self, name: str) -> dict[str, float]:
+    def figures(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         ours, theirs = np.stack(self.embeddings[name]), np.stack(self.embeddings["teacher"])
         found = {"cosine": float((ours * theirs).sum(-1).mean())}
         if len(ours) >= 3:
@@ -268,7 +295,7 @@ class _Encoder:
             for x in (a, b):
                 np.fill_diagonal(x, -np.inf)
             found["nearest"] = float((a.argmax(-1) == b.argmax(-1)).mean())
-        return found
+        return found, {}
 
 
 def _rank_correlation(a: Any, b: Any) -> float:

@@ -57,6 +57,12 @@ class HeadRanking:
     sinks: int
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """The number of layers, and of key–value heads in each."""
+        layers, heads = next(iter(self.scores.values())).shape
+        return layers, heads
+
+    @property
     def order(self) -> tuple[Head, ...]:
         """All heads, those that need the whole text most first.
 
@@ -78,6 +84,17 @@ class HeadRanking:
         for layer, head in self.order[:count]:
             found.setdefault(layer, []).append(head)
         return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}
+
+    def record(self) -> dict[str, Any]:
+        """Return the ranking as plain values; `from_record` reads them."""
+        scores = {name: x.tolist() for name, x in self.scores.items()}
+        return {"window": self.window, "sinks": self.sinks, "scores": scores}
+
+    @staticmethod
+    def from_record(found: Mapping[str, Any]) -> HeadRanking:
+        """Return the ranking that `record` described."""
+        scores = {name: np.array(x, dtype=np.float64) for name, x in found["scores"].items()}
+        return HeadRanking(scores, found["window"], found["sinks"])
 
 
 def rank_heads(
@@ -135,7 +152,7 @@ def rank_heads(
             text = _Text(probe, x)
             for piece in text.pieces(fast):
                 meter(done)
-                part, done = f"{number} {piece.name} {piece.layers.start}", done + 1
+                part, done = f"{number} {piece.name} {piece.part}", done + 1
                 if store.get(part) is None:
                     store.put(part, piece.measure().double().tolist())
                 found = scores.setdefault(piece.name, np.zeros(probe.shape))
@@ -158,6 +175,7 @@ class _Piece(NamedTuple):
     """A piece of the work: the scores (layers, heads) of some layers on one text."""
 
     name: str
+    part: str  # what tells it from other pieces of that name
     layers: slice
     measure: Callable[[], Any]
 
@@ -188,11 +206,23 @@ class _Text:
     def pieces(self, fast: bool) -> list[_Piece]:
         layers, heads = self.probe.shape
         if fast:
-            return [_Piece(f"{self.kind}gate", slice(0, layers), self.gradient)]
+            # The variants of a planted fact are short enough for one batch.
+            points = TAIL_POINTS if self.tail else POINTS
+            values = ((np.arange(points) + 0.5) / points).tolist()
+            return [
+                _Piece(
+                    f"{self.kind}gate",
+                    f"{batch[0]:g}",
+                    slice(0, layers),
+                    functools.partial(self.gradient, batch, points),
+                )
+                for batch in ([values] if self.tail else [[x] for x in values])
+            ]
         step = max(1, ROWS // heads) if self.tail else 1
         return [
             _Piece(
                 self.kind + ("limited" if limited else "freed"),
+                str(start),
                 slice(start, min(start + step, layers)),
                 functools.partial(self.change, start, min(start + step, layers), limited),
             )
@@ -211,22 +241,20 @@ class _Text:
             losses = self._losses(self.probe.vary(gates, self.places))
             return (losses if limited else self._lost - losses).reshape(-1, heads)
 
-    def gradient(self) -> Any:
-        """Return the share of each head in what is lost while all gates go from 1 to 0.
+    def gradient(self, values: Sequence[float], points: int) -> Any:
+        """Return the share of each head in what is lost while all gates go from 1 to 0, in part.
 
         The loss at the end is the integral of the gradients along the way, which falls to the heads
         one by one (integrated gradients).
+
+        values: the values of the gates at which gradients are taken.
+        points: how many there are on the whole way.
         """
-        probe, points = self.probe, TAIL_POINTS if self.tail else POINTS
         with torch.no_grad():
             self._begin(True)
-        values = ((np.arange(points) + 0.5) / points).tolist()
-        found = torch.zeros(probe.shape)
-        for batch in [values] if self.tail else [[x] for x in values]:  # a text fills memory alone
-            gates = torch.stack([probe.gates(x) for x in batch]).requires_grad_(True)
-            self._losses(probe.vary(gates, self.places)).sum().backward()
-            found -= gates.grad.sum(0) / points
-        return found
+        gates = torch.stack([self.probe.gates(x) for x in values]).requires_grad_(True)
+        self._losses(self.probe.vary(gates, self.places)).sum().backward()
+        return -gates.grad.sum(0) / points
 
     def _begin(self, limited: bool) -> None:
         """Run the model as it is; then, if variants start there, with all heads limited."""

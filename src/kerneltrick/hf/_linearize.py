@@ -18,6 +18,7 @@ from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import check_original, load_network, place_of, quiet, record
 from kerneltrick.hf._choose import (
     choose_window,
+    is_exact,
     is_softmax,
     keep_layers,
     most_kept,
@@ -29,10 +30,11 @@ from kerneltrick.hf._evaluate import Evaluation, evaluate
 from kerneltrick.hf._finetune import Tuned, peft_package
 from kerneltrick.hf._finetune import finetune as tune
 from kerneltrick.hf._folder import check_folder, save_folder
-from kerneltrick.hf._linearized import Linearized, assemble, attention_modules
-from kerneltrick.hf._loss import layer_losses
+from kerneltrick.hf._heads import HeadRanking, rank_heads
+from kerneltrick.hf._linearized import Linearized, assemble, attention_modules, with_whole
+from kerneltrick.hf._loss import drop_maps, layer_losses
 from kerneltrick.hf._overlap import overlap_remark, sketch
-from kerneltrick.hf._passkey import passkeys
+from kerneltrick.hf._passkey import Passkey, passkeys
 from kerneltrick.hf._record import FITTED
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._recorder import register as register_recorder
@@ -42,7 +44,10 @@ from kerneltrick.maps import one_of
 from kerneltrick.torch import Fit, fit
 
 CHOOSING = 2  # validation windows that choose the layers which keep softmax
-PLANTED = 4  # windows in which a number is planted, for language models
+TRIALS = 4  # planted numbers for each depth that evaluate a language model
+RANKED, RANKED_TRIALS = 4, 3  # validation windows, and planted numbers a depth, that rank heads
+RANKED_LENGTH = 512  # tokens around a planted number that ranks heads, at most
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
 
 
@@ -59,6 +64,8 @@ class Linearization:
     dropped: int = 0  # windows that were not fitted to, as they repeat text of validation windows
     judged: Evaluation | None = None  # the figures on held-out windows, if there were any
     sketch: tuple[str, ...] = ()  # a sketch of the text, by which `evaluate` knows it again
+    ranking: HeadRanking | None = None  # how much heads need the whole text, if it was measured
+    bare: tuple[int, ...] | None = None  # layers whose map did not help, if that was measured
 
     @property
     def changed(self) -> bool:
@@ -76,6 +83,16 @@ class Linearization:
             )
         if self.window is not None:
             found.append(f"Window: {self.window}.")
+        if self.ranking is not None:
+            dials = [Dial.get(layer["dial"]) for layer in self.model.config.layers]
+            layers, heads = self.ranking.shape
+            count = sum(heads if is_exact(dial) else len(dial.whole) for dial in dials)
+            found.append(f"Heads that see the whole text: {count} of {layers * heads}.")
+        if self.bare is not None:
+            found.append(
+                f"Layers whose window and sinks alone are as good as their map on held-out text, "
+                f"and that keep no map: {', '.join(map(str, self.bare)) or 'none'}."
+            )
         if self.tuned is not None:
             found.append(
                 f"Trained end to end (`{self.tuned.trained}`, {self.tuned.tokens:,} tokens): "
@@ -119,6 +136,10 @@ class Linearization:
     def record(self) -> dict[str, Any]:
         """Return the losses, the errors of heads and the choices as plain values, for reports."""
         found: dict[str, Any] = {"kept": self.kept, "window": self.window, "dropped": self.dropped}
+        if self.ranking is not None:
+            found["heads"] = self.ranking.record()
+        if self.bare is not None:
+            found["bare"] = self.bare
         if self.fit is not None:
             names = ("before", "after", "history", "steps", "stopped")
             found["fit"] = {name: getattr(self.fit, name) for name in names}
@@ -140,6 +161,8 @@ class _Wishes:
     budget: int | None
     finetune: Literal["none", "maps", "lora", "all"]
     seed: int
+    unit: Literal["layer", "head"]
+    ranking: Literal["fast", "slow"]
 
 
 def linearize(
@@ -151,8 +174,10 @@ def linearize(
     features: int | None = None,
     key_weight: bool = False,
     keep: Sequence[int] | Literal["auto"] = (),
+    unit: Literal["layer", "head"] = "head",
     share: float = 0.25,
     budget: int | None = None,
+    ranking: Literal["fast", "slow"] = "fast",
     finetune: Literal["none", "maps", "lora", "all"] = "none",
     held_out: Windows | Literal["end"] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -175,11 +200,15 @@ def linearize(
     window: replaces the window of `setting`. "auto" chooses the shortest window that gives half of
         the output by itself, measured on the validation windows.
     features, key_weight: passed to `kerneltrick.torch.fit`.
-    keep: the numbers of the layers that keep softmax. "auto" chooses the layers that change the
-        model most when each is linearised alone, if they change it more than the average layer.
-    share: the largest share of layers that `keep="auto"` may keep.
+    keep: the numbers of the layers that keep softmax. "auto" chooses key–value heads or layers.
+    unit: what `keep="auto"` chooses. "head" chooses the heads that need the whole text most (see
+        `rank_heads`). At the end, it drops the map of each layer whose window and sinks alone are
+        as good on the validation windows. "layer" chooses the layers that change the model most
+        when each is linearised alone, if they change it more than the average layer.
+    share: the share of heads, or the largest share of layers, that `keep="auto"` keeps.
     budget: the bytes that one stream may hold after one window. It limits what is chosen by "auto"
         and replaces `share`.
+    ranking: how heads are ranked: "fast" uses gradients, "slow" limits and frees heads one by one.
     finetune: what to train end to end afterwards, in a second pass over the windows, so that the
         whole model gives what the original gives. "maps" trains the maps and leaves the weights of
         the original as they are. "all" trains the attention weights too. "lora" trains low-rank
@@ -195,6 +224,8 @@ def linearize(
         beside it, which is removed at the end.
     """
     one_of("linearize", "finetune", finetune, FINETUNE)
+    one_of("linearize", "unit", unit, ("layer", "head"))
+    one_of("linearize", "ranking", ranking, ("fast", "slow"))
     if budget is not None and "auto" not in (keep, window):
         raise ValueError(
             "budget limits what is chosen automatically: set keep or window to auto as well "
@@ -213,7 +244,9 @@ def linearize(
         held_out = "end" if held_out is None else held_out
         unfinished = resume or target.with_name(f".{target.name}.unfinished")
     used, judged = hold_out(windows, held_out)
-    wishes = _Wishes(setting, window, features, key_weight, keep, share, budget, finetune, seed)
+    wishes = _Wishes(
+        setting, window, features, key_weight, keep, share, budget, finetune, seed, unit, ranking
+    )
     with _enough_memory(len(windows[0])):
         found = _fit_and_train(where, split(used), wishes, progress, unfinished)
         found = dataclasses.replace(found, sketch=tuple(sketch(used)))
@@ -222,7 +255,7 @@ def linearize(
     if target is not None:
         found.save(target, force=force)
         if resume is None and unfinished is not None:
-            for path in (unfinished, _tuning(unfinished)):
+            for path in (unfinished, _tuning(unfinished), _ranked(unfinished)):
                 path.unlink(missing_ok=True)
     return found
 
@@ -267,8 +300,15 @@ def _fit_and_train(
         raise ValueError(
             "linearize needs a map, or a window beside softmax; softmax alone is the model itself"
         )
-    causal = bool(validation[0].causal)
-    if wishes.keep == "auto":
+    causal, ranked = bool(validation[0].causal), None
+    kept: dict[int, str] = {}
+    if wishes.keep == "auto" and wishes.unit == "head":
+        ranked = _rank(where, network, windows, dial, wishes, progress, resume)
+        whole, heads = ranked.kept(most), ranked.shape[1]
+        dials = {
+            layer: with_whole(own, whole.get(layer, ()), heads) for layer, own in dials.items()
+        }
+    elif wishes.keep == "auto":
         every = assemble(network, dials, causal=causal)
         kept = keep_layers(layer_losses(every, windows.validation[:CHOOSING], progress), most)
     else:
@@ -286,7 +326,41 @@ def _fit_and_train(
             resume=None if resume is None else _tuning(resume),
         )
     made.config.finetune = wishes.finetune
-    return Linearization(made, found, kept, where, tuned, why, windows.dropped)
+    bare = None
+    if ranked is not None and found is not None:
+        teacher = _load(where, ()) if wishes.finetune in ("lora", "all") else None
+        bare = drop_maps(made, windows.validation[:CHOOSING], teacher, progress)
+    return Linearization(
+        made, found, kept, where, tuned, why, windows.dropped, ranking=ranked, bare=bare
+    )
+
+
+def _rank(
+    where: str,
+    network: Any,
+    windows: Split,
+    dial: Dial,
+    wishes: _Wishes,
+    progress: ProgressReport | None,
+    resume: Path | None,
+) -> HeadRanking:
+    """Rank the heads on validation windows, and on facts planted in windows that are fitted to."""
+    window, sinks = dial.alike("linearize")
+    planted: list[Passkey] = []
+    if network.can_generate() and network.get_output_embeddings() is not None:
+        with contextlib.suppress(CaptureError):  # there is no tokenizer
+            texts = [ids[:RANKED_LENGTH] for ids in windows.fitted]
+            planted = passkeys(where, texts, trials=RANKED_TRIALS, seed=wishes.seed)
+    return rank_heads(
+        network,
+        windows.validation[:RANKED],
+        window=window,
+        sinks=sinks,
+        planted=planted,
+        fast=wishes.ranking == "fast",
+        progress=progress,
+        resume=None if resume is None else _ranked(resume),
+    )
 
 
 def _load(where: str, keep: Sequence[int] | Literal["auto"]) -> Any:
@@ -306,12 +380,14 @@ def _load(where: str, keep: Sequence[int] | Literal["auto"]) -> Any:
 
 
 def _most_kept(layers: int, dial: Dial, data: AttentionData, wishes: _Wishes) -> int:
-    """Return how many layers may keep softmax."""
+    """Return how many layers or heads may keep softmax."""
     if wishes.keep != "auto":
         return 0
     each = (with_features(dial, wishes.features, data), Dial(maps.Softmax()))
     small, large = (state_bytes(x, data) for x in each)
-    return most_kept(layers, wishes.share, wishes.budget, (small, large))
+    heads = data.k.shape[1] if wishes.unit == "head" else 1
+    sizes = (small / heads, large / heads)
+    return most_kept(layers * heads, wishes.share, wishes.budget, sizes, wishes.unit)
 
 
 def _judge(found: Linearization, windows: Windows, progress: ProgressReport | None) -> Evaluation:
@@ -319,9 +395,17 @@ def _judge(found: Linearization, windows: Windows, progress: ProgressReport | No
     planted = []
     if found.model.config.language:
         with contextlib.suppress(CaptureError):  # there is no tokenizer
-            planted = passkeys(found.teacher, windows[:PLANTED])
+            planted = passkeys(found.teacher, windows, trials=TRIALS)
     teacher = found.teacher if found.changed else None
-    result = evaluate(found.model, windows, teacher=teacher, passkeys=planted, progress=progress)
+    result = evaluate(
+        found.model,
+        windows,
+        teacher=teacher,
+        passkeys=planted,
+        ranking=found.ranking,
+        shares=SHARES if found.ranking is not None else (),
+        progress=progress,
+    )
     remark = overlap_remark(windows, found.sketch)
     return dataclasses.replace(result, verdict=result.verdict + remark)
 
@@ -342,6 +426,11 @@ def _enough_memory(length: int) -> Iterator[None]:
 def _tuning(resume: Path) -> Path:
     """Return the file that keeps the training end to end, beside that of the fit."""
     return resume.with_name(f"{resume.name}.tuning")
+
+
+def _ranked(resume: Path) -> Path:
+    """Return the file that keeps the ranking of heads, beside that of the fit."""
+    return resume.with_name(f"{resume.name}.heads")
 
 
 def _means(found: Fit) -> dict[int, float]:

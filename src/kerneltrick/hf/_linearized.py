@@ -171,6 +171,14 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
             for module, setting in zip(modules, own, strict=True):
                 module.__dict__[_SETTING] = setting
 
+    def replace_settings(self, dials: Mapping[int, Dial]) -> None:
+        """Give layers dials without weights, for good."""
+        for number, dial in dials.items():
+            self.config.layers[number] = {"dial": str(dial)}
+            if str(number) in self.maps:
+                del self.maps[str(number)]
+        self._attach()
+
     def _run(self, given: Any, wanted: bool | None, keywords: dict[str, Any]) -> Any:
         """Call the original; if it would make a cache, give it one of constant size."""
         if self.config.causal:
@@ -263,6 +271,18 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
         made.generation_config = model.generation_config
     made.to(model.device).train(model.training)
     return made
+
+
+def dial_of(setting: Dial | LearnedMap) -> Dial:
+    """Return the dial of a layer's setting."""
+    return setting.dial if isinstance(setting, LearnedMap) else setting
+
+
+def with_whole(dial: Dial, whole: Sequence[int], heads: int) -> Dial:
+    """Return a dial in which these key–value heads see the whole text, and no others."""
+    if len(whole) == heads:
+        return Dial(maps.Softmax())
+    return dataclasses.replace(dial, whole=tuple(sorted(whole)))
 
 
 def attention_modules(model: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention import Dial
-from kerneltrick.hf._linearized import Linearized
+from kerneltrick.hf._linearized import Linearized, dial_of
 
 
 def softmax_everywhere(model: Linearized) -> list[Dial]:
@@ -18,17 +19,21 @@ def softmax_everywhere(model: Linearized) -> list[Dial]:
     return [Dial(maps.Softmax())] * len(model.settings)
 
 
-def outcome(model: Linearized, ids: Sequence[int], weights: Mapping[str, Any]) -> Any:
+def outcome(
+    model: Any, ids: Sequence[int], weights: Mapping[str, Any], language: bool | None = None
+) -> Any:
     """Return the logits (n, V) of a language model, or the hidden states (n, F) of all layers.
 
     ids: the token numbers of the window.
     weights: parameters to use instead of the model's own, by name.
+    language: whether the model predicts tokens; by default, what its configuration says.
     """
     batch = torch.tensor([list(ids)], device=model.device)
-    how = {"use_cache": False} if model.config.language else {"output_hidden_states": True}
+    language = model.config.language if language is None else language
+    how = {"use_cache": False} if language else {"output_hidden_states": True}
     given = {"input_ids": batch, **how}
     out = torch.func.functional_call(model, dict(weights), (), given)
-    if model.config.language:
+    if language:
         return out.logits[0].float()
     return [x[0].float() for x in out.hidden_states]
 
@@ -67,6 +72,60 @@ def layer_losses(
                 losses[layer] += float(loss(model, found, wanted)) / len(windows)
     meter.close(len(windows) * len(own))
     return losses
+
+
+def drop_maps(
+    model: Linearized,
+    windows: Sequence[Sequence[int]],
+    teacher: Any = None,
+    progress: ProgressReport | None = None,
+) -> tuple[int, ...]:
+    """Drop the map of each layer whose window and sinks alone are as good, and return the layers.
+
+    A layer is asked while all others keep their maps. Of the model with all maps, with those that
+    helped and with none, the best stays.
+
+    windows: the windows that decide.
+    teacher: the original; None is the model itself with softmax in each layer.
+    """
+    own = model.settings
+    bare = [window_alone(dial_of(x)) for x in own]
+    mapped = [at for at, x in enumerate(own) if dial_of(x).feature_map.has_features]
+    meter = Progress("asking which maps help", len(mapped) + 3, progress)
+    with torch.no_grad():
+        wanted = []
+        for ids in windows:
+            if teacher is not None:
+                wanted.append(outcome(teacher, ids, {}, model.config.language))
+                continue
+            with model.attending_by(softmax_everywhere(model)):
+                wanted.append(outcome(model, ids, {}))
+
+        def lost(dropped: Sequence[int]) -> float:
+            settings = [bare[at] if at in dropped else x for at, x in enumerate(own)]
+            with model.attending_by(settings):
+                found = [outcome(model, ids, {}) for ids in windows]
+            each = [float(loss(model, a, b)) for a, b in zip(found, wanted, strict=True)]
+            return sum(each) / len(each)
+
+        losses = {(): lost(()), tuple(mapped): lost(mapped)}
+        useless = []
+        for done, layer in enumerate(mapped):
+            meter(done)
+            if lost([layer]) <= losses[()]:
+                useless.append(layer)
+        losses.setdefault(tuple(useless), lost(useless))
+    meter.close(len(mapped) + 3)
+    chosen = min(losses, key=lambda dropped: (losses[dropped], -len(dropped)))
+    model.replace_settings({layer: bare[layer] for layer in chosen})
+    return chosen
+
+
+def window_alone(dial: Dial) -> Dial:
+    """Return the dial without its map: softmax over the window, the sinks and whole heads."""
+    if not dial.near:
+        return dial
+    return dataclasses.replace(dial, feature_map=maps.Softmax(), far=None)
 
 
 def _distance(found: Any, wanted: Any) -> Any:

@@ -30,6 +30,9 @@ def verdict(figures: Mapping[str, Mapping[str, float]], speeds: Sequence[Speed] 
         found = f"the mean cosine of embeddings with the teacher's is {cosine:.3f}"
         losses = [1 - x["cosine"] for x in (figures["hybrid"], alone) if x]
         beside = "" if alone is None else f"; {alone['cosine']:.3f} with the window alone"
+    every = figures.get("window for all heads")
+    if every is not None:
+        beside += f"; {next(iter(every.values())):.3g} with a window for all heads"
     slow = _slower(speeds)
     if not useful:
         return f"Keep softmax: {found}."

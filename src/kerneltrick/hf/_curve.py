@@ -1,0 +1,100 @@
+"""Quality against the number of heads that see the whole text, from one ranking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kerneltrick import maps
+from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.attention import Dial
+from kerneltrick.hf._heads import HeadRanking
+from kerneltrick.hf._linearized import Linearized, dial_of, with_whole
+
+
+class CurvePoint(NamedTuple):
+    """The quality of a model in which so many heads see the whole text."""
+
+    heads: int
+    share: float
+    quality: float  # perplexity, or the mean cosine of embeddings with the teacher's
+    knee: bool = False  # whether the curve bends most here
+
+
+def head_curve(
+    model: Linearized,
+    ranking: HeadRanking,
+    windows: Sequence[Sequence[int]],
+    shares: Sequence[float],
+    teacher: Any = None,
+    progress: ProgressReport | None = None,
+) -> tuple[CurvePoint, ...]:
+    """Return the quality for several shares of heads, the best ones, without any training.
+
+    teacher: the original, for embeddings; None is the model itself with softmax in each layer.
+    """
+    layers, heads = ranking.shape
+    counts = sorted({round(share * layers * heads) for share in shares})
+    limited = [_limited(dial_of(x), ranking) for x in model.settings]
+    meter = Progress("measuring shares of heads", len(counts) * len(windows), progress)
+    found, done = [], 0
+    with torch.inference_mode():
+        exact = [Dial(maps.Softmax())] * layers
+        for count in counts:
+            whole = ranking.kept(count)
+            settings = [with_whole(x, whole.get(at, ()), heads) for at, x in enumerate(limited)]
+            values = []
+            for ids in windows:
+                meter(done)
+                done += 1
+                batch = torch.tensor([list(ids)], device=model.device)
+                with model.attending_by(settings):
+                    ours = _outcome(model, batch)
+                if not model.config.language:
+                    if teacher is not None:
+                        theirs = _outcome(teacher, batch)
+                    else:
+                        with model.attending_by(exact):
+                            theirs = _outcome(model, batch)
+                    ours = torch.nn.functional.cosine_similarity(ours, theirs, dim=0)
+                values.append(float(ours))
+            mean = sum(values) / len(values)
+            quality = math.exp(mean) if model.config.language else mean
+            found.append(CurvePoint(count, count / (layers * heads), quality))
+    meter.close(done)
+    return _marked(found)
+
+
+def _outcome(model: Any, batch: Any) -> Any:
+    """Return the loss of the next tokens, or the embedding of the text."""
+    if model.get_output_embeddings() is None:
+        return model(input_ids=batch).last_hidden_state[0].double().mean(0)
+    logits = model(input_ids=batch, use_cache=False).logits[0, :-1].float()
+    return torch.nn.functional.cross_entropy(logits, batch[0, 1:])
+
+
+def _limited(dial: Dial, ranking: HeadRanking) -> Dial:
+    """Return the dial of a layer without whole heads."""
+    if dial.near:
+        return with_whole(dial, (), -1)
+    return Dial(maps.Softmax(), ranking.window, ranking.sinks)
+
+
+def _marked(points: list[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """Mark the knee: the point that is furthest from the line between the two ends."""
+    if len(points) < 3:
+        return tuple(points)
+    first, last = points[0], points[-1]
+    height = first.quality - last.quality or 1.0
+    away = [
+        abs(
+            (x.heads - first.heads) / (last.heads - first.heads)
+            + (x.quality - first.quality) / height
+        )
+        for x in points
+    ]
+    knee = max(range(len(points)), key=away.__getitem__)
+    return tuple(x._replace(knee=at == knee) for at, x in enumerate(points))
