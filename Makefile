@@ -32,7 +32,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize sanitize-arm test test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-jax-old test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -95,6 +95,12 @@ sanitize-arm: $(VENV)/.backend ## run the fuzzer for ARM64, cross-compiled, in a
 test: $(VENV)/.test ## run all tests except the slow ones
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"
 
+test-jax-old: $(VENV)/.test ## run the tests of JAX with the oldest JAX that has them, in an environment of its own
+	$(PYTHON) -m venv build/jax-old
+	build/jax-old/bin/python -m pip install -q --disable-pip-version-check "jax==0.5.3" "jaxlib==0.5.3" \
+	  absl-py flatbuffers array-api-compat safetensors typer rich pytest hypothesis array-api-strict
+	PYTHONPATH=src build/jax-old/bin/python -m pytest -q tests/test_jax_native.py
+
 test-all: $(VENV)/.test ## run all tests, with more examples of each property (half an hour)
 	HYPOTHESIS_PROFILE=all $(PYTEST)
 
@@ -120,6 +126,7 @@ bench: $(VENV)/.test ## measure time and memory, into docs/performance.md
 bench-native: $(VENV)/.test ## measure the compiled core against its targets, into docs/performance.md
 	$(BIN)/python benchmarks/native.py --write docs/performance.md
 	$(BIN)/python benchmarks/delta_peers.py --write docs/performance.md
+	$(BIN)/python benchmarks/jax_peers.py --write docs/performance.md
 
 bench-models: $(VENV)/.test ## measure whole models of transformers, into docs/performance.md
 	$(BIN)/python benchmarks/models.py --write docs/performance.md

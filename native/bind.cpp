@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,44 +13,12 @@
 #include "cost.h"
 #include "operators.h"
 #include "pool.h"
+#include "record.h"
+#include "xla.h"
 
 namespace nb = nanobind;
 
 namespace {
-
-// Reads the fields of a call one after the other.
-class Reader {
-  public:
-    explicit Reader(const nb::bytes& b) : at_(static_cast<const char*>(b.data())), end_(at_ + b.size()) {}
-
-    void done() const {
-        if (at_ != end_) throw std::runtime_error("a call of another size");
-    }
-    void operator()(int64_t& x) { x = next<int64_t>(); }
-    void operator()(double& x) { x = next<double>(); }
-    void operator()(bool& x) { x = next<int64_t>() != 0; }
-    void operator()(kt::Type& x) { x = kt::Type(next<int64_t>()); }
-    void operator()(kt::Map& x) { x = kt::Map(next<int64_t>()); }
-    template <class V> void operator()(V*& x) { x = reinterpret_cast<V*>(next<int64_t>()); }
-    void operator()(kt::View& x) {
-        (*this)(x.data);
-        (*this)(x.offset);
-        (*this)(x.token);
-        (*this)(x.element);
-    }
-
-  private:
-    template <class V> V next() {
-        static_assert(sizeof(V) == 8);
-        if (end_ - at_ < 8) throw std::runtime_error("a call of another size");
-        V x;
-        std::memcpy(&x, at_, 8);
-        at_ += 8;
-        return x;
-    }
-
-    const char *at_, *end_;
-};
 
 // Collects the fields of a call as numbers of Python's.
 class Writer {
@@ -72,13 +39,8 @@ class Writer {
     }
 };
 
-// A call and, where there is more than one struct, its gradient.
 template <class... Part> std::tuple<Part...> parts(const nb::bytes& call) {
-    std::tuple<Part...> made;
-    Reader read(call);
-    std::apply([&](auto&... part) { (kt::each_field(part, read), ...); }, made);
-    read.done();
-    return made;
+    return kt::parts<Part...>(call.data(), call.size());
 }
 
 bool interrupted() {  // called on the thread of the Python caller, without the GIL
@@ -323,6 +285,8 @@ NB_MODULE(_core, m) {
         .def(nb::init<const nb::bytes&>())
         .def("step", &DeltaDecoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("beta").none(),
              nb::arg("out"), nb::arg("log_decay").none(), nb::arg("erase").none(), nb::arg("read").none());
+    // For XLA, which calls it without Python.
+    m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&kt::xla::handle)); });
     m.def("isa", [] { return kt::kernels().name; });
     m.def("isas", [] {
         nb::list found;

@@ -39,12 +39,22 @@ def test_wrong_thread_counts_are_refused(wrong):
 def test_show_config_says_what_runs(capsys, isa):
     kt.set_num_threads(np.int64(3))
     assert kt.show_config() is None
-    assert capsys.readouterr().out == (
-        f"compiled core: yes\ninstruction set: {isa} of {', '.join(ISAS)}\nthreads: 3\n"
-    )
-    assert kt.show_config(mode="dicts") == {
-        "compiled": True, "instruction_set": isa, "instruction_sets": ISAS, "threads": 3,
-    }  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "compiled core: yes",
+        f"instruction set: {isa} of {', '.join(ISAS)}",
+        "threads: 3",
+    ]
+    found = kt.show_config(mode="dicts")
+    assert lines[3].startswith("compiled core for JAX arrays on the CPU: ")
+    assert lines[3].endswith("by XLA" if found["jax"] == "core" else found["jax"])
+    del found["jax"]
+    assert found == {
+        "compiled": True,
+        "instruction_set": isa,
+        "instruction_sets": ISAS,
+        "threads": 3,
+    }
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match='mode must be "stdout" or "dicts"'):
         kt.show_config("json")
@@ -79,6 +89,7 @@ def test_without_the_core_everything_else_works():
         kt.set_num_threads(3)
         kt.show_config()
         found = kt.show_config(mode="dicts")
+        assert found.pop("jax").startswith("there is no compiled core")
         assert found == {
             "compiled": False, "instruction_set": None, "instruction_sets": [], "threads": 1,
         }, found

@@ -32,7 +32,6 @@ from kerneltrick._arrays._library import (
     stop_gradient,
     surroundings,
     swap_axes,
-    traces_once,
     widened,
     zeros,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "stop_gradient",
     "surroundings",
     "swap_axes",
-    "traces_once",
     "tree",
     "untranslated",
     "whole",

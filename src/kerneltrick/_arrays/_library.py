@@ -310,11 +310,6 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     return np.from_dlpack(x)
 
 
-def traces_once(like: Array) -> bool:
-    """Whether a library compiles a call (JAX): then one program serves with and without a state."""
-    return library(like) == "jax"
-
-
 def max_blocks(like: Array) -> int:
     """How many chunks may be handled at once; one in JAX, whose loop costs nothing."""
     return 1 if library(like) == "jax" else 16

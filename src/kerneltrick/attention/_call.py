@@ -18,7 +18,6 @@ from kerneltrick._arrays import (
     is_floating,
     stand_in,
     surroundings,
-    traces_once,
     widened,
     zeros,
 )
@@ -200,7 +199,7 @@ def _rule(
         sinks=sinks,
         relative=relative,
         wants_state=options.return_state,
-        starts_empty=options.state is None and not traces_once(inputs.q),
+        starts_empty=options.state is None,
     )
     return rule, gain
 

@@ -15,7 +15,6 @@ from kerneltrick._arrays import (
     constant,
     is_floating,
     namespace,
-    traces_once,
     zeros,
 )
 from kerneltrick.attention._arguments import (
@@ -31,7 +30,7 @@ from kerneltrick.attention._arguments import (
 from kerneltrick.attention._delta_state import DeltaState, checked_state
 from kerneltrick.attention._state import known_int
 from kerneltrick.attention._state_file import LONGEST
-from kerneltrick.engines import DeltaData, DeltaRule, empty_state
+from kerneltrick.engines import DeltaData, DeltaRule
 
 
 class DeltaOptions(NamedTuple):
@@ -73,8 +72,6 @@ def check_delta_call(
     S = None
     if state is not None:
         S = checked_state(state, k, v, headless)
-    elif traces_once(q):  # one program serves with and without a state
-        S = empty_state(k, v)
     start = 0 if state is None else state.stop
     known = known_int(start)
     stop = 0 if known is None else known + v.shape[-2]

@@ -6,6 +6,7 @@ import operator
 from typing import Any, Literal
 
 from kerneltrick.engines._core_call import check_isa, core, missing_core
+from kerneltrick.engines._xla_call import unavailable
 
 MOST_THREADS = 1024
 
@@ -40,10 +41,11 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     The instruction sets are those that this machine and build have: `baseline` (SSE2 or NEON),
     `avx2` and `avx512`, compiled from one source. The fuzzer and the tests take every one that the
     machine has; AVX-512 has run on AMD's processors only. KERNELTRICK_ISA=avx2 keeps away from it.
+    `jax` is "core" where XLA calls the core for JAX arrays on the CPU, or else says why not.
 
     >>> import kerneltrick as kt
     >>> sorted(kt.show_config(mode="dicts"))
-    ['compiled', 'instruction_set', 'instruction_sets', 'threads']
+    ['compiled', 'instruction_set', 'instruction_sets', 'jax', 'threads']
     """
     if mode not in ("stdout", "dicts"):
         raise ValueError(f'mode must be "stdout" or "dicts", not {mode!r}')
@@ -52,6 +54,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
         "instruction_set": None,
         "instruction_sets": [],
         "threads": 1,
+        "jax": unavailable() or "core",
     }
     if core() is not None:
         check_isa()
@@ -66,4 +69,6 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     print("compiled core: yes")
     print(f"instruction set: {found['instruction_set']} of {', '.join(found['instruction_sets'])}")
     print(f"threads: {found['threads']}")
+    reason = "by XLA" if found["jax"] == "core" else f"no, {found['jax']}"
+    print(f"compiled core for JAX arrays on the CPU: {reason}")
     return None

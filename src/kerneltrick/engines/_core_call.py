@@ -24,7 +24,6 @@ NumpyArray = np.ndarray[Any, Any]
 # As in native/operators.h.
 OPERATORS = ("attention", "delta_rule", "short_convolution", "selective_scan")
 LINE = 64  # bytes of a cache line
-NO_TOKEN = -(2**63)  # native/core.h
 VIEW = ("data", "offset", "token", "element")  # the parts of a View, in order
 
 
@@ -37,6 +36,8 @@ class Layout(NamedTuple):
     forward: struct.Struct  # packs the slots of a forward pass
     backward: struct.Struct  # packs those and the slots of the gradient
     words: str  # the list without its remarks
+    addresses: tuple[int, ...]  # the slots that hold the address of an array
+    offsets: tuple[int, ...]  # those that hold the address of the offsets of a View's rows
 
 
 @functools.cache
@@ -58,6 +59,7 @@ def read_layout(text: str) -> Layout:
     maps: dict[str, int] = {}
     slots: dict[str, int] = {}
     formats, words, count = {"FIELD": "", "GRADIENT": ""}, [], 0
+    addresses, offsets = [], []
     for kind, inside in re.findall(r"^KT_(\w+)\((.*?)\)", text, re.MULTILINE):
         parts = [" ".join(part.split()) for part in inside.split(",")]
         words.append(" ".join([kind.lower(), *parts]) + ";")
@@ -67,6 +69,10 @@ def read_layout(text: str) -> Layout:
             continue
         form = {"View": "q" * len(VIEW), "double": "d"}.get(parts[0], "q")
         slots[parts[1]] = count
+        if parts[0] == "View" or parts[0].endswith("*"):
+            addresses.append(count)
+        if parts[0] == "View":
+            offsets.append(count + VIEW.index("offset"))
         count += len(form)
         formats["GRADIENT" if kind == "GRADIENT" else "FIELD"] += form
     whole = formats["FIELD"] + formats["GRADIENT"]
@@ -77,6 +83,8 @@ def read_layout(text: str) -> Layout:
         struct.Struct("=" + formats["FIELD"]),
         struct.Struct("=" + whole),
         "".join(words),
+        tuple(addresses),
+        tuple(offsets),
     )
 
 
@@ -184,12 +192,11 @@ class CoreCall:
         getattr(core(), f"{self.operator}_forward")(self.packed())
 
     def backward(self) -> None:
-        call = self._layout.backward.pack(*self._values)
-        getattr(core(), f"{self.operator}_backward")(call)
+        getattr(core(), f"{self.operator}_backward")(self.packed(gradient=True))
 
-    def packed(self) -> bytes:
-        """The call without its gradient, as the core reads it."""
-        pack = self._layout.forward
+    def packed(self, gradient: bool = False) -> bytes:
+        """The call as the core reads it, with its gradient or without."""
+        pack = self._layout.backward if gradient else self._layout.forward
         return pack.pack(*self._values[: pack.size // 8])
 
 

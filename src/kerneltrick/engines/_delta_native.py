@@ -85,6 +85,10 @@ def delta_native(rule: DeltaRule, data: DeltaData) -> DeltaResult:
         from kerneltrick.engines import _delta_native_torch
 
         return _delta_native_torch.run(rule, data)
+    if library(data.q) == "jax":
+        from kerneltrick.engines import _delta_native_jax
+
+        return _delta_native_jax.jax_delta_rule(rule, data)
     given = delta_arguments(rule, data)
     made = compute(given, assemble(given, type_number(dtype_name(data.q))))
     return DeltaResult(made.output, made.state if rule.wants_state else None)
@@ -138,6 +142,13 @@ def assemble(given: DeltaArguments, kind: int) -> CoreCall:
 
 def compute(given: DeltaArguments, call: CoreCall) -> DeltaMade:
     """The forward pass on NumPy arrays."""
+    made = give_results(given, call)
+    call.forward()
+    return made
+
+
+def give_results(given: DeltaArguments, call: CoreCall) -> DeltaMade:
+    """The arrays that the forward pass writes, which the call is given."""
     v = given.v
     output = aligned(v.shape, v.dtype)
     call.view("output", output, v.shape[:-2])
@@ -147,7 +158,6 @@ def compute(given: DeltaArguments, call: CoreCall) -> DeltaMade:
     if given.gradient:
         size = kept_states(v.shape[-2]) * given.q.shape[-1] * v.shape[-1]
         states = call.array("states", aligned((*v.shape[:-2], size), _compute(call)))
-    call.forward()
     return DeltaMade(output, state, states)
 
 
@@ -159,6 +169,19 @@ def differentiate(
     states: NumpyArray | None,
 ) -> DeltaGradients:
     """The backward pass on NumPy arrays; rows of d_q, d_k, d_erase and d_read are value heads."""
+    made = give_gradients(given, call, d_output, d_state, states)
+    call.backward()
+    return made
+
+
+def give_gradients(
+    given: DeltaArguments,
+    call: CoreCall,
+    d_output: NumpyArray,
+    d_state: NumpyArray | None,
+    states: NumpyArray | None,
+) -> DeltaGradients:
+    """The arrays that the backward pass reads and writes, which the call is given."""
     q, v, wide = given.q, given.v, _compute(call)
     lead, n, d = v.shape[:-2], v.shape[-2], q.shape[-1]
     call.view("d_output", d_output, lead)
@@ -181,7 +204,6 @@ def differentiate(
     if given.state is not None:
         first = np.zeros(given.state.shape, wide) if d_state is None else np.array(d_state, wide)
         made["state"] = call.array("d_state", first)
-    call.backward()
     return DeltaGradients(**made)
 
 

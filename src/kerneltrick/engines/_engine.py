@@ -54,6 +54,10 @@ def _host(name: str, rule: AnyRule, data: AnyData) -> Host:
     if name == "numpy" and not rule.weighted:
         return "eager"
     weights = rule.fused[1:] if isinstance(rule, Rule) and rule.fused is not None else ()
+    if name == "jax":
+        from kerneltrick.engines import _jax_host
+
+        return _jax_host.host((*arrays_of(data), *weights))
     if name != "torch":
         return "eager" if all(x is None or is_concrete(x) for x in weights) else "foreign"
     from kerneltrick.engines import _torch_host
@@ -78,7 +82,10 @@ def _anything(signature: Signature) -> bool:
 
 
 def _the_rule(signature: Signature) -> Any:
-    return signature.rule
+    rule = signature.rule
+    if isinstance(rule, Rule) and rule.starts_empty:  # one program serves with and without a state
+        rule = dataclasses.replace(rule, starts_empty=False)
+    return rule
 
 
 def _no_reason(signature: Signature) -> Exception:

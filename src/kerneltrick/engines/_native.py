@@ -25,7 +25,6 @@ from kerneltrick._arrays import (
     whole,
 )
 from kerneltrick.engines._core_call import (
-    NO_TOKEN,
     CoreCall,
     NumpyArray,
     aligned,
@@ -107,7 +106,7 @@ class Prepared(NamedTuple):
 
 def supports(signature: Signature) -> bool:
     """Whether the core runs a call, with every gradient that may be asked for."""
-    if signature.library not in ("numpy", "torch") or signature.dtype not in CODES:
+    if signature.library not in ("numpy", "torch", "jax") or signature.dtype not in CODES:
         return False
     if core() is None or signature.host == "foreign":
         return False
@@ -128,8 +127,8 @@ def reason(signature: Signature) -> Exception:
     if core() is None:
         return RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
     return ValueError(
-        "the native engine cannot run this call: it takes NumPy arrays and CPU tensors of "
-        "float16, bfloat16, float32 or float64, and gives gradients for maps without log-scale "
+        "the native engine cannot run this call: it takes NumPy arrays, CPU tensors and JAX arrays "
+        "of float16, bfloat16, float32 or float64, and gives gradients for maps without log-scale "
         f"and those it has fused; here are {signature.library} {signature.dtype} and "
         f'{signature.rule.feature_map}. Use engine="auto"'
     )
@@ -151,6 +150,10 @@ def run(rule: Rule, data: Data, fused: Fused, scales: Scales = (None, None)) -> 
         from kerneltrick.engines import _native_torch
 
         return _native_torch.torch_attention(rule, data, fused, scales)
+    if library(data.q) == "jax":
+        from kerneltrick.engines import _native_jax
+
+        return _native_jax.jax_attention(rule, data, fused, scales)
     return numpy_attention(rule, data, fused, scales)
 
 
@@ -217,6 +220,13 @@ def plain(how: Fused) -> Fused:
 
 def compute(given: Arguments, call: CoreCall) -> CoreResult:
     """The forward pass on NumPy arrays; outputs in the type of sums if a gradient may follow."""
+    made = give_results(given, call)
+    call.forward()
+    return made
+
+
+def give_results(given: Arguments, call: CoreCall) -> CoreResult:
+    """The arrays that the forward pass writes, which the call is given."""
     q, k, v, kind, dtype = given.q, given.k, given.v, call["type"], given.q.dtype
     rule = rule_of(given.rule)
     if given.gradient:
@@ -249,7 +259,6 @@ def compute(given: Arguments, call: CoreCall) -> CoreResult:
         call["near_slots_after"] = slots
         call.array("near_after", index)
         call.array("seen_after", count)
-    call.forward()
     return CoreResult(output, zero, sums, log_scale, bad, saved, index, count)
 
 
@@ -273,7 +282,7 @@ def near_tokens_at(data: Data, index: Array, count: Array) -> Near:
     before = data.carry.near
     assert before is not None
     xp = space(data.k)
-    keep = index != NO_TOKEN
+    keep = index != xp.iinfo(index.dtype).min  # NO_TOKEN of core.h
     own, old = (xp.where(keep & (x >= 0), x, xp.zeros_like(x)) for x in (index, -1 - index))
 
     def pick(kept_before: Array, given: Array) -> Array:
@@ -299,7 +308,8 @@ def along(x: Array, index: Array) -> Array:
     """x (..., n, e) at index (..., l, 1)."""
     if library(x) == "torch":
         return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
-    return np.take_along_axis(x, index, -2)
+    numbers = space(x) if library(x) == "jax" else np
+    return numbers.take_along_axis(x, index, -2)
 
 
 @functools.lru_cache(maxsize=256)
@@ -357,24 +367,13 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCal
     )
     call = CoreCall(outline, start=given.start)
     weight = drawn if weight is None else weight
-    if own is not None:
-        weight = np.eye(d) if weight is None else weight
+    weight, bias = stacked(weight, given.bias, own, d, np)
     if weight is not None:
-        dtype = np.float64 if wide_weights else compute
-        weight = np.ascontiguousarray(weight, dtype=dtype)
-        count = weight.shape[0] if weight.ndim == 3 else 1
-        if given.bias is not None:
-            bias = given.bias.astype(compute)
-            bias = bias.reshape(-1, bias.shape[-1])
-            count = max(count, len(bias))  # one weight for all heads, and a bias for each, or so
-            call.array("bias", np.broadcast_to(bias, (count, bias.shape[-1])))
-        weight = np.broadcast_to(weight, (count, *weight.shape[-2:]))
-        if own is not None:  # behind those of queries
-            own = own.reshape(-1, *own.shape[-2:]).astype(dtype)
-            weight = np.concatenate([weight, own])
-            call["key_weight_heads"] = len(own)
-        call.array("weight", weight)
-        call["weight_heads"] = count
+        call.array("weight", weight.astype(np.float64 if wide_weights else compute, copy=False))
+        call["key_weight_heads"] = 0 if own is None else math.prod(own.shape[:-2])
+        call["weight_heads"] = len(weight) - call["key_weight_heads"]
+        if bias is not None:
+            call.array("bias", bias.astype(compute, copy=False))
     lead, lead_q = k.shape[:-2], q.shape[:-2]
     call.place("q", q)
     call.place("k", k)
@@ -403,12 +402,35 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCal
     return call
 
 
+def stacked(
+    weight: Array | None, bias: Array | None, own: Array | None, d: int, xp: Any
+) -> tuple[Any, Any]:
+    """The weights of all heads, those of keys last (h + h_k, d, columns), and biases (h, columns).
+
+    There may be one weight for all heads, and a bias for each, or the other way round. `xp` is
+    NumPy, or JAX's NumPy.
+    """
+    if weight is None and own is not None:
+        weight = xp.eye(d)
+    if weight is None:
+        return None, None
+    count = weight.shape[0] if weight.ndim == 3 else 1
+    if bias is not None:
+        bias = bias.reshape(-1, bias.shape[-1])
+        count = max(count, len(bias))
+        bias = xp.broadcast_to(bias, (count, bias.shape[-1]))
+    weight = xp.broadcast_to(weight, (count, *weight.shape[-2:]))
+    if own is not None:
+        weight = xp.concatenate([weight, own.reshape(-1, *own.shape[-2:])])
+    return weight, bias
+
+
 def _assemble_near(given: Arguments, call: CoreCall) -> None:
     if given.gain is not None:
-        call.array("gain", given.gain.astype(np.float64))
+        call.array("gain", given.gain.astype(np.float64, copy=False))
     if given.near_count is None:
         return
-    call.array("seen", given.near_count.astype(np.int64))
+    call.array("seen", given.near_count.astype(np.int64, copy=False))
     near: Any = (given.near_k, given.near_v, given.near_positions, given.near_keep)
     k, v, positions, keep = near  # all of them, or none
     if k.shape[-2]:
@@ -416,4 +438,4 @@ def _assemble_near(given: Arguments, call: CoreCall) -> None:
         call.view("near_k", k, lead)
         call.view("near_v", v, lead)
         call.view("near_keep", keep, lead)
-        call.view("near_positions", positions.astype(np.float64), lead)
+        call.view("near_positions", positions.astype(np.float64, copy=False), lead)

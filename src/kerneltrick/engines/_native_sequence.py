@@ -70,7 +70,8 @@ AS_GIVEN = {
 
 def supports(signature: Signature) -> bool:
     """Whether the core runs a call, with every gradient that may be asked for."""
-    if signature.library not in ("numpy", "torch") or signature.dtype not in CODES:
+    libraries = ("numpy", "torch", *(("jax",) if signature.rule.operator == "delta_rule" else ()))
+    if signature.library not in libraries or signature.dtype not in CODES:
         return False
     return core() is not None and signature.host != "foreign"
 
@@ -81,8 +82,9 @@ def reason(signature: Signature) -> Exception:
         return RuntimeError(f"there is no compiled core: {missing_core()}; or use another engine")
     return ValueError(
         "the native engine takes NumPy arrays and CPU tensors of float16, bfloat16, float32 or "
-        f"float64, not {signature.library} arrays of {signature.dtype}, nor tensors with tangents "
-        'or on another device. Use engine="auto"'
+        "float64, and for the delta rule JAX arrays on the CPU, not "
+        f"{signature.library} arrays of {signature.dtype}, nor tensors with tangents or on another "
+        'device. Use engine="auto"'
     )
 
 

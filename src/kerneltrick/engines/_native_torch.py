@@ -18,8 +18,9 @@ import torch
 from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
-from kerneltrick.engines._core_call import aligned, core
+from kerneltrick.engines._core_call import core
 from kerneltrick.engines._native import Arguments, CoreResult
+from kerneltrick.engines._native_gradient import give_gradients
 from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, rule_of
 from kerneltrick.engines._torch_host import traced
 from kerneltrick.maps import Fused
@@ -120,12 +121,6 @@ def to_torch(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     return made.view(torch.bfloat16) if dtype == torch.bfloat16 else made
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """As torch.empty, in memory that `aligned` gives."""
-    name = "int16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
-    return to_torch(aligned(tuple(shape), name), dtype)
-
-
 def _none(dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype)
 
@@ -186,44 +181,18 @@ def _attend_backward(
 ) -> tuple[Tensor, ...]:
     given, asked = _plain(arguments), Arguments._make(arguments)
     call = _native.assemble(given, _native.type_number(dtype_name(asked.q)))
-    lead, lead_q = given.k.shape[:-2], given.q.shape[:-2]
-    call["output_type"] = _native.type_number(dtype_name(output))
-    call.view("output", bits(output), lead_q)
-    call.view("d_output", bits(d_output), lead_q)
-    _native.give_saved(call, bits(saved))
-    call.array("sums", given.sums)
-    call.array("log_scale", given.log_scale)
-    made = [_empty(x.shape, x.dtype) for x in asked[:3]]
-    for name, x, where in zip(("d_q", "d_k", "d_v"), made, (lead_q, lead, lead), strict=True):
-        call.view(name, bits(x), where)
-
-    def zeros(name: str, shape: tuple[int, ...]) -> Tensor:
-        x = torch.zeros(shape, dtype=torch.float64)
-        call.array(name, x.numpy())
-        return x
-
-    assert asked.sums is not None  # calls with a gradient have a state, if an empty one
-    d_state = torch.zeros(asked.sums.shape, dtype=torch.float64)
-    if d_sums is not None:
-        d_state.copy_(d_sums)
-    call.array("d_sums", d_state.numpy())
-    d_decay, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain = map(_none, (torch.float64,) * 7)
-    if given.near_k is not None and given.near_v is not None:
-        d_near_k, d_near_v = (torch.zeros_like(x) for x in (asked.near_k, asked.near_v))
-        call.view("d_near_k", bits(d_near_k), lead)
-        call.view("d_near_v", bits(d_near_v), lead)
-    all_far = rule_of(given.rule).all_far
-    if not all_far:
-        d_gain = zeros("d_gain", lead_q)
-    if asked.log_decay is not None:
-        d_decay = zeros("d_log_decay", asked.log_decay.shape)
+    last = None if d_sums is None else bits(d_sums)
+    made = give_gradients(given, call, bits(d_output), last, bits(output), bits(saved))
+    d_decay, d_state, d_weight, d_bias, d_gain = (
+        _none(torch.float64) if x is None else to_torch(x)
+        for x in (made.log_decay, made.sums, made.weight, made.bias, made.gain)
+    )
+    d_near_k, d_near_v = (
+        _none(torch.float64) if x is None else to_torch(x, asked.q.dtype)
+        for x in (made.near_k, made.near_v)
+    )
     weight, bias, own = asked.weight, asked.bias, asked.key_weight
-    heads, more = call["weight_heads"], call["key_weight_heads"]
-    if not (weight is None and bias is None and own is None):
-        d_weight = zeros("d_weight", (heads + more, call["inputs"], call["columns"]))
-        d_weight, d_own = d_weight[:heads], d_weight[heads:]
-    if bias is not None:
-        d_bias = zeros("d_bias", (heads, call["columns"]))
+    d_weight, d_own = d_weight[: call["weight_heads"]], d_weight[call["weight_heads"] :]
     call.backward()
     if weight is not None:
         d_weight = d_weight.sum_to_size(1, *weight.shape[-2:]) if weight.ndim == 2 else d_weight
@@ -240,10 +209,11 @@ def _attend_backward(
         d_bias = d_bias.reshape(bias.shape).to(bias.dtype)
     if asked.log_decay is not None:
         d_decay = d_decay.to(asked.log_decay.dtype)
-    if asked.gain is not None and not all_far:
+    if asked.gain is not None and made.gain is not None:
         gain = asked.gain
         d_gain = d_gain.reshape(-1, gain.shape[0]).sum(0).reshape(gain.shape).to(gain.dtype)
-    return (*made, d_decay, d_state, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain)
+    first = (to_torch(x, asked.q.dtype) for x in made[:3])
+    return (*first, d_decay, d_state, d_weight, d_bias, d_own, d_near_k, d_near_v, d_gain)
 
 
 def _attend_backward_shapes(
