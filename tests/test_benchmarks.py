@@ -152,6 +152,27 @@ def test_a_quick_run_prints_every_target_of_the_delta_rule(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_quick_run_prints_every_target_of_jax(tmp_path):
+    import jax_peers
+
+    pytest.importorskip("kerneltrick._core")
+    pytest.importorskip("jax")
+    path = tmp_path / "performance.md"
+    path.write_text(f"{jax_peers.START}\n{jax_peers.END}\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "jax_peers.py"), "--quick", "--write", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
+    assert [row.split(",")[0] for row in rows] == [
+        "| elu",
+        "| elu",
+        "| Hedgehog",
+        "| gated delta rule",
+        "| a call of 16 tokens",
+    ]
+
+
+@pytest.mark.slow
 def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
 

@@ -106,3 +106,15 @@ def test_several_processes_are_one():
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(re.findall(r"rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
     assert "torchrun --nproc-per-node 2" in run("context_parallel", status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["flax", "equinox"])
+def test_a_language_model_in_jax_learns_and_streams(framework):
+    pytest.importorskip("jax")
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
+    printed = run(f"{framework}_language_model", "--steps", "120", "--width", "32")
+    losses = numbers(r"loss (\S+)", printed)
+    assert losses[-1] < losses[0] / 2
+    assert numbers(r"streamed differ by (\S+)", printed)[0] < 1e-4
+    assert "letters as in the text" in printed

@@ -133,6 +133,12 @@ TABLES = {  # by their first line
         ("benchmarks/delta_peers.py", "native/delta*", f"{PACKAGE}/engines/_delta_native*.py"),
         timed=True,
     ),
+    "<!-- jax:begin -->": Product(
+        "bench-native",
+        ("benchmarks/jax_peers.py", "native/ffi.cpp", f"{PACKAGE}/engines/_xla_call.py",
+         f"{PACKAGE}/engines/_jax*.py", f"{PACKAGE}/engines/*native_jax.py"),
+        timed=True,
+    ),
     "<!-- models:begin -->": Product(
         "bench-models",
         ("benchmarks/models.py", f"{PACKAGE}/hf/_published.py", f"{PACKAGE}/hf/_state_space.py",
