@@ -427,6 +427,39 @@ def test_the_page_of_a_linearised_model_shows_its_figures(open_report, width):
         assert tab.page.locator(f"#{name} circle").count() == 4
 
 
+def test_the_page_shows_what_each_head_sees_and_the_knee_of_the_curve(open_report):
+    heads = {
+        "window": 64,
+        "sinks": 4,
+        "scores": {"gate": [[1, 2, 3], [4, 5, 6]]},
+        "whole": {"1": [0, 2]},
+    }
+    curve = [
+        {"heads": n, "share": n / 6, "quality": y, "knee": n == 2}
+        for n, y in ((0, 40.0), (2, 25.0), (6, 23.0))
+    ]
+    rows = copy.deepcopy(EVALUATION["rows"])
+    rows[1]["errors"] = {"recall at 10%": 0.25}
+    rows.append({**rows[1], "name": "window for all heads"})
+    told = {**EVALUATION, "rows": rows, "curve": curve, "record": {"heads": heads}}
+    tab = open_report(told, render=report.render_evaluation)
+    names = tab.page.locator("#whole .cell").evaluate_all("all => all.map((x) => x.title)")
+    assert len(names) == 6
+    assert names[3:5] == [
+        "layer 1, head 0: the whole text",
+        "layer 1, head 1: a window of 64 and 4 sinks",
+    ]
+    assert "2 of 6 see the whole text" in tab.text("#whole-reading")
+    marks = tab.page.locator("#curve .point title").all_text_contents()
+    assert marks[1] == "2 heads (33\xa0%): perplexity 25.00, the knee"
+    assert tab.page.locator("#curve .note").all_text_contents() == ["knee"]
+    assert "50\xa0% ± 25\xa0%" in tab.text("#rows-table")
+    assert "window for all heads" in tab.page.locator("#size .note").all_text_contents()
+    tab = open_report(EVALUATION, render=report.render_evaluation)
+    for hidden in ("#whole-section", "#curve-section"):
+        assert not tab.page.locator(hidden).is_visible()
+
+
 def test_quality_is_drawn_against_the_bytes_of_every_stretch_of_positions(open_report):
     tab = open_report(EVALUATION, render=report.render_evaluation)
     marks = tab.page.locator("#size .point title").all_text_contents()

@@ -662,8 +662,9 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(folders, run, tmp_pa
     assert run(*command, "--out", tmp_path / "a")[::2] == (0, "")  # it took less than half a minute
     monkeypatch.setattr("kerneltrick.cli._linearize.PAUSE", 0.0)
     said = run(*command, "--out", tmp_path / "b")[2].splitlines()
-    assert any(re.fullmatch(r"held-out error .*: \d+/\d+", line) for line in said)
-    assert any(re.fullmatch(r"evaluating: \d+/\d+", line) for line in said)
+    left = r"\d+/\d+, about \d+ s left"
+    assert any(re.fullmatch(rf"held-out error .*: {left}", line) for line in said)
+    assert any(re.fullmatch(rf"evaluating: {left}", line) for line in said)
     assert run(*command, "--out", tmp_path / "c", "-q")[1:] == ("", "")
 
 

@@ -305,15 +305,24 @@ def progress_lines(quiet: bool) -> Iterator[ProgressReport | None]:
         with progress_bar(quiet) as report:
             yield report
         return
-    last = time.monotonic()
+    last, stage, begun = time.monotonic(), -1, (0.0, 0)
 
     def print_line(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PAUSE:
-            last = time.monotonic()
-            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+        nonlocal last, stage, begun
+        now = time.monotonic()
+        if total != stage:
+            stage, begun = total, (now, done)
+        if now - last >= PAUSE:
+            last, pieces = now, done - begun[1]
+            left = (now - begun[0]) / pieces * (total - done) if pieces > 0 else None
+            more = "" if left is None else f", about {_duration(left)} left"
+            print(f"{what}: {done}/{total}{more}", file=sys.stderr, flush=True)
 
     yield print_line
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def load_hf() -> Any:

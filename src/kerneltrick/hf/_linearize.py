@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,6 +74,16 @@ class Linearization:
         return self.tuned is not None and self.tuned.trained != "maps"
 
     @property
+    def whole(self) -> dict[int, tuple[int, ...]]:
+        """The key–value heads that see the whole text, by layer, if heads were ranked."""
+        if self.ranking is None:
+            return {}
+        every = tuple(range(self.ranking.shape[1]))
+        dials = [Dial.get(layer["dial"]) for layer in self.model.config.layers]
+        found = [every if is_exact(dial) else tuple(dial.whole) for dial in dials]
+        return {layer: heads for layer, heads in enumerate(found) if heads}
+
+    @property
     def remarks(self) -> list[str]:
         """Sentences about how the model was made."""
         found = []
@@ -84,10 +95,9 @@ class Linearization:
         if self.window is not None:
             found.append(f"Window: {self.window}.")
         if self.ranking is not None:
-            dials = [Dial.get(layer["dial"]) for layer in self.model.config.layers]
-            layers, heads = self.ranking.shape
-            count = sum(heads if is_exact(dial) else len(dial.whole) for dial in dials)
-            found.append(f"Heads that see the whole text: {count} of {layers * heads}.")
+            count = sum(map(len, self.whole.values()))
+            every = math.prod(self.ranking.shape)
+            found.append(f"Heads that see the whole text: {count} of {every}.")
         if self.bare is not None:
             found.append(
                 f"Layers whose window and sinks alone are as good as their map on held-out text, "
@@ -137,7 +147,7 @@ class Linearization:
         """Return the losses, the errors of heads and the choices as plain values, for reports."""
         found: dict[str, Any] = {"kept": self.kept, "window": self.window, "dropped": self.dropped}
         if self.ranking is not None:
-            found["heads"] = self.ranking.record()
+            found["heads"] = {**self.ranking.record(), "whole": self.whole}
         if self.bare is not None:
             found["bare"] = self.bare
         if self.fit is not None:

@@ -1,5 +1,5 @@
 // Tables that can be sorted by any column. The first column names the row (`text`); rows that are not
-// `fixed` can be selected.
+// `fixed` can be selected. A column may have `more` to say after its value.
 
 const sorting = {}; // by table: the key of a column, and 1 or −1
 
@@ -28,7 +28,7 @@ function bodyCell(column, row, longest) {
   if (column.text && row.fixed) return make("th", { scope: "row", title: row.help }, column.text(row));
   if (column.text) return make("th", { scope: "row" }, make("button", { type: "button" }, column.text(row)));
   const value = column.of(row);
-  const cell = make("td", { "data-key": column.key, title: Number.isFinite(value) ? String(value) : null }, column.write(value));
+  const cell = make("td", { "data-key": column.key, title: Number.isFinite(value) ? String(value) : null }, column.write(value) + (column.more ? column.more(row) : ""));
   if (column.bar && Number.isFinite(value)) {
     cell.classList.add("bar-cell");
     cell.style.setProperty("--share", String(Math.min(1, value / longest)));

@@ -1,7 +1,7 @@
 // A linearised model: its quality, how it was made, its speed, and text it generates.
 
 const record = values.record || {};
-const SERIES = { teacher: "soft", hybrid: 0, "window alone": 1, "map alone": 2 };
+const SERIES = { teacher: "soft", hybrid: 0, "window alone": 1, "map alone": 2, "window for all heads": 3 };
 const HELP = {
   perplexity: "exp of the mean loss; lower is better",
   agreement: "how often the most likely next token is the teacher's",
@@ -20,6 +20,9 @@ const MEANINGS = [
   ["nearest", "Nearest: how often its nearest other text is also the teacher's."],
 ];
 const isShare = (name) => /agreement|recall|nearest/.test(name);
+
+// A share of trials, with its standard error.
+const sureness = (row, name) => (row.errors && row.errors[name] ? ` ± ${percent(number(row.errors[name]))}` : "");
 
 function helpOf(name) {
   if (/^\d/.test(name)) return `perplexity of the tokens at positions ${name}`;
@@ -43,7 +46,7 @@ function drawRows() {
   const names = Object.keys(values.rows[0].figures);
   const columns = [
     { key: "name", label: "attention", text: (row) => row.name, of: (row) => row.at },
-    ...names.map((name) => ({ key: name, label: name, help: helpOf(name), write: isShare(name) ? percent : (x) => short(x, 4), of: (row) => number(row.figures[name]) })),
+    ...names.map((name) => ({ key: name, label: name, help: helpOf(name), write: isShare(name) ? percent : (x) => short(x, 4), more: (row) => sureness(row, name), of: (row) => number(row.figures[name]) })),
     { key: "state", label: "state", help: `bytes per stream after ${values.length} tokens`, write: bytes, of: (row) => number(row.state_bytes) },
   ];
   const held = values.rows.some((row) => row.state_bytes !== null);
@@ -69,6 +72,35 @@ function drawHeads() {
   const reasons = new Map();
   for (const [layer, why] of Object.entries(kept)) reasons.set(why, [...(reasons.get(why) || []), layer]);
   byId("kept").textContent = [...reasons].map(([why, layers]) => `${layers.length > 1 ? "Layers" : "Layer"} ${layers.join(", ")} ${layers.length > 1 ? "keep" : "keeps"} softmax: ${why}.`).join(" ");
+}
+
+// What each key–value head sees, and the quality with other numbers of heads that see everything.
+function drawWhole() {
+  const heads = record.heads;
+  byId("whole-section").hidden = !heads;
+  if (heads) {
+    const scores = Object.values(heads.scores)[0];
+    const sees = (l, h) => (heads.whole[l] || []).includes(h);
+    const count = scores.flatMap((row, l) => row.filter((_, h) => sees(l, h))).length;
+    layMosaic(byId("whole"), [...scores.keys()], [...scores[0].keys()], (l, h) => {
+      const words = `layer ${l}, head ${h}: ${sees(l, h) ? "the whole text" : `a window of ${heads.window} and ${heads.sinks} sinks`}`;
+      const cell = make("span", { class: "cell", role: "img", "aria-label": words, title: words });
+      cell.style.backgroundColor = errorColour(sees(l, h) ? 1 : 0);
+      return cell;
+    });
+    byId("whole-reading").textContent = `Each square is a key–value head. ${count} of ${scores.length * scores[0].length} see the whole text (strong colour); the others see a window of ${heads.window} tokens and ${heads.sinks} sinks.`;
+  }
+  const curve = values.curve || [];
+  byId("curve-section").hidden = curve.length < 2;
+  if (curve.length < 2) return;
+  const what = "perplexity" in values.rows[0].figures ? "perplexity" : "cosine";
+  const points = curve.map((p) => ({ x: p.heads, y: number(p.quality), words: `${p.heads} heads (${percent(p.share)}): ${what} ${short(number(p.quality), 4)}${p.knee ? ", the knee" : ""}` }));
+  const plot = drawLines("curve", [{ series: 0, points }], { xs: [0, Math.max(1, ...points.map((p) => p.x))], xAxis: LINEAR, xLabel: "heads that see the whole text", yLabel: what, title: `${what} against whole heads` });
+  const knee = curve.findIndex((p) => p.knee);
+  if (knee >= 0) {
+    const [x, y] = placeOf(plot, points[knee], Infinity);
+    drawLabels(plot, [{ x, y, text: "knee", weight: 1, strong: true }]);
+  }
 }
 
 // Lines {name, series, points} with a mark at each point.
@@ -174,6 +206,7 @@ function drawTexts() {
 }
 
 view.draw = () => {
+  drawWhole();
   drawHeads();
   drawTrainings();
   drawSizes();
