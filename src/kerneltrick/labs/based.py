@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick import attention_weights, linear_attention, maps, softmax_attention
 from kerneltrick.labs._inputs import in_float64
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +95,10 @@ def taylor_feature_map(x: Array) -> Array:
     array([[5.]])
     """
     (y,) = in_float64(x=x)
-    features = maps.get("taylor:order=2").phi(y * y.shape[-1] ** -0.25)
+    y = y * y.shape[-1] ** -0.25
+    i, j = np.triu_indices(y.shape[-1], 1)
+    constant, squares = np.ones((*y.shape[:-1], 1)), y**2 / np.sqrt(2)
+    features = np.concatenate([constant, y, squares, y[..., i] * y[..., j]], axis=-1)
     return np.asarray(features.astype(x.dtype))
 
 
@@ -115,7 +117,9 @@ def based_weights(x: Array, W_q: Array, W_k: Array) -> Array:
     """
     tokens, query_weights, key_weights = in_float64(x=x, W_q=W_q, W_k=W_k)
     q, k = tokens @ query_weights, tokens @ key_weights
-    return np.asarray(attention_weights(q, k, "taylor:order=2", causal=True))
+    t = q @ k.T / np.sqrt(q.shape[1])
+    weights = np.tril(1 + t + t**2 / 2)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def state_size(d: int, value_width: int, compact: bool = True) -> int:
@@ -127,7 +131,7 @@ def state_size(d: int, value_width: int, compact: bool = True) -> int:
     >>> state_size(16, 64), state_size(16, 64, compact=False)
     (9945, 17745)
     """
-    m = maps.get("taylor:order=2").dim(d) if compact else 1 + d + d * d
+    m = (d + 1) * (d + 2) // 2 if compact else 1 + d + d * d
     return m * value_width + m
 
 
@@ -173,8 +177,10 @@ def sliding_window_attention(Q: Array, K: Array, V: Array, window: int) -> Array
     array([1. , 1.5, 2.5, 3.5])
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    _, inside = _parts(len(v), window)
-    t = np.where(inside, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    age = _ages(len(v), window)
+    inside = (age >= 0) & (age < window)
+    t = q @ k.T / np.sqrt(q.shape[1])
+    t = np.where(inside, t, -np.inf)
     weights = np.exp(t - t.max(axis=1, keepdims=True))
     return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
 
@@ -193,20 +199,21 @@ def windowed_taylor_attention(Q: Array, K: Array, V: Array, window: int) -> Arra
     array([1. , 1.5, 3. ])
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    before, inside = _parts(len(v), window)
+    age = _ages(len(v), window)
+    before, inside = age >= window, (age >= 0) & (age < window)
     t = q @ k.T / np.sqrt(q.shape[1])
     # A softmax of the logarithms of all weights; 1 + t + t²/2 is never below ½.
-    logs = np.where(before, np.log(1 + t + t * t / 2), np.where(inside, t, -np.inf))
+    state = np.where(before, np.log(1 + t + t**2 / 2), -np.inf)
+    logs = np.logaddexp(state, np.where(inside, t, -np.inf))
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
 
 
-def _parts(n: int, window: int) -> tuple[Array, Array]:
-    """Two masks (n, n): the keys j that query i finds in its state, and those in its window."""
+def _ages(n: int, window: int) -> Array:
+    """How many tokens before query i key j came, i − j (n, n), if the window is not empty."""
     if window < 1:
         raise ValueError(f"window must be at least 1, the token itself, not {window}")
-    age = np.arange(n)[:, None] - np.arange(n)
-    return age >= window, (age >= 0) & (age < window)
+    return np.arange(n)[:, None] - np.arange(n)
 
 
 def recall_accuracy(
@@ -236,9 +243,11 @@ def recall_accuracy(
         keys, values, order = recall_task(pairs, d, value_width, sharpness, seed)
         queries = keys[order]
         if feature_map is None:
-            read = softmax_attention(queries, keys, values)
+            scores = queries @ keys.T / np.sqrt(d)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            read = weights @ values / weights.sum(axis=1, keepdims=True)
         else:
-            read = linear_attention(queries, keys, values, feature_map, normalize=False)
+            read = feature_map(queries) @ (feature_map(keys).T @ values)
         answers = np.argmax(read @ values.T, axis=1)
         right.append(np.mean(answers == order))
     return float(np.mean(right))

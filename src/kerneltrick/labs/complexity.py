@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kerneltrick import costs
-
 
 def quadratic_features(D: int) -> int:
     """The number of features of the exact map of (q·k + 1)²: m = (D+1)(D+2)/2.
@@ -49,8 +47,7 @@ def softmax_multiply_adds(n: int, D: int, M: int, causal: bool = False) -> int:
     24
     """
     pairs = n * (n + 1) // 2 if causal else n * n
-    per_pair = costs.softmax().multiply_adds.at(n=1, D=D, M=M)
-    return int(pairs * per_pair)
+    return pairs * (D + M)
 
 
 def linear_multiply_adds(n: int, m: int, M: int, causal: bool = False) -> int:
@@ -63,8 +60,7 @@ def linear_multiply_adds(n: int, m: int, M: int, causal: bool = False) -> int:
     >>> linear_multiply_adds(1000, m=561, M=80)
     90882000
     """
-    cost = costs.recurrent() if causal else costs.linear()
-    return int(cost.multiply_adds.at(n=n, m=m, M=M))
+    return 2 * n * m * (M + 1)
 
 
 def weights_bytes(n: int, heads: int = 1, dtype: str = "float32") -> int:
@@ -75,7 +71,7 @@ def weights_bytes(n: int, heads: int = 1, dtype: str = "float32") -> int:
     >>> weights_bytes(4096)
     67108864
     """
-    return int(heads * costs.softmax().memory.at(n=n, w=np.dtype(dtype).itemsize))
+    return heads * n * n * np.dtype(dtype).itemsize
 
 
 def state_bytes(m: int, M: int, heads: int = 1, dtype: str = "float32") -> int:
@@ -84,7 +80,7 @@ def state_bytes(m: int, M: int, heads: int = 1, dtype: str = "float32") -> int:
     >>> state_bytes(64, 64)
     16640
     """
-    return int(heads * costs.linear().memory.at(m=m, M=M, w=np.dtype(dtype).itemsize))
+    return heads * (m * M + m) * np.dtype(dtype).itemsize
 
 
 def crossover_length(D: int, m: int, M: int, causal: bool = False) -> int:
@@ -128,4 +124,4 @@ def longest_context(budget: int, heads: int = 1, dtype: str = "float32") -> int:
     >>> longest_context(64 * 2**20)
     4096
     """
-    return math.isqrt(budget // weights_bytes(1, heads, dtype))
+    return math.isqrt(budget // (heads * np.dtype(dtype).itemsize))

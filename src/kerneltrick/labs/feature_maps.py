@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick import attention_weights, maps
-from kerneltrick.analysis import analyze_map, compare_weights
 from kerneltrick.labs._inputs import floating, in_float64
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +36,8 @@ def elu_plus_one(x: Array) -> Array:
     >>> elu_plus_one(np.array([[2.0, 0.0]]))
     array([[3., 1.]])
     """
-    return np.asarray(maps.get("elu").phi(*floating(x=x)))
+    (x,) = floating(x=x)
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
 def relu_feature_map(x: Array) -> Array:
@@ -47,7 +46,8 @@ def relu_feature_map(x: Array) -> Array:
     >>> relu_feature_map(np.array([[-2.0, 3.0]]))
     array([[0., 3.]])
     """
-    return np.asarray(maps.get("relu").phi(*floating(x=x)))
+    (x,) = floating(x=x)
+    return np.maximum(x, 0)
 
 
 def squared_relu_feature_map(x: Array) -> Array:
@@ -56,7 +56,8 @@ def squared_relu_feature_map(x: Array) -> Array:
     >>> squared_relu_feature_map(np.array([[-2.0, 3.0]]))
     array([[0., 9.]])
     """
-    return np.asarray(maps.get("relu2").phi(*floating(x=x)))
+    (x,) = floating(x=x)
+    return np.maximum(x, 0) ** 2
 
 
 def exp_feature_map(x: Array) -> Array:
@@ -65,7 +66,8 @@ def exp_feature_map(x: Array) -> Array:
     >>> exp_feature_map(np.array([[0.0, -np.inf]]))
     array([[1., 0.]])
     """
-    return np.asarray(maps.get("exp").phi(*floating(x=x)))
+    (x,) = floating(x=x)
+    return np.exp(x)
 
 
 def softmax_kernel_feature_map(x: Array, projection_matrix: Array) -> Array:
@@ -87,9 +89,8 @@ def softmax_kernel_feature_map(x: Array, projection_matrix: Array) -> Array:
             f"but projection_matrix is {projection.shape} and x is {y.shape}"
         )
     y = y * d**-0.25
-    features, log_scale = maps.random_features(y, y @ projection.T)
-    assert log_scale is not None  # random features always have one
-    return np.asarray((features * np.exp(log_scale)[..., None]).astype(x.dtype))
+    exponents = y @ projection.T - np.sum(y**2, axis=-1, keepdims=True) / 2
+    return np.asarray((np.exp(exponents) / np.sqrt(len(projection))).astype(x.dtype))
 
 
 def compute_implicit_attention(Q: Array, K: Array, feature_map: FeatureMap) -> Array:
@@ -104,7 +105,12 @@ def compute_implicit_attention(Q: Array, K: Array, feature_map: FeatureMap) -> A
            [0., 1.]])
     """
     q, k = in_float64(Q=Q, K=K)
-    return np.asarray(attention_weights(q, k, feature_map).astype(Q.dtype))
+    weights = feature_map(q) @ np.swapaxes(feature_map(k), -1, -2)
+    sums = weights.sum(axis=-1, keepdims=True)
+    empty = np.argwhere(sums[..., 0] == 0)
+    if len(empty):
+        raise ZeroDivisionError(f"the weights of query {tuple(empty[0].tolist())} add up to 0")
+    return np.asarray((weights / sums).astype(Q.dtype))
 
 
 def show_attention(A: Array) -> None:
@@ -143,10 +149,19 @@ def compare_to_softmax(
     ['correlation', 'max_diff', 'mse']
     """
     q, k = in_float64(Q=Q, K=K)
-    found = compare_weights(q, k, feature_map, softmax_scale=scale)
-    if found.undefined_rows:
-        compute_implicit_attention(q, k, feature_map)  # raises, and names the first such row
-    return {"mse": found.mse, "max_diff": found.max_diff, "correlation": found.correlation}
+    s = q.shape[-1] ** -0.5 if scale is None else scale
+    A, S = compute_implicit_attention(q, k, feature_map), _softmax_weights(q, k, s)
+    return {
+        "mse": float(np.mean((A - S) ** 2)),
+        "max_diff": float(np.max(np.abs(A - S))),
+        "correlation": float(np.corrcoef(A.ravel(), S.ravel())[0, 1]),
+    }
+
+
+def _softmax_weights(Q: Array, K: Array, s: float) -> Array:
+    scores = s * (Q @ np.swapaxes(K, -1, -2))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def analyze_feature_map_quality(
@@ -172,16 +187,19 @@ def analyze_feature_map_quality(
     (0.0, 1.0)
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    found = analyze_map(q, k, v, feature_map)
-    if found.undefined_rows:
-        compute_implicit_attention(q, k, feature_map)  # raises, and names the first such row
-    return {
-        "output_relative_error": found.output_relative_error,
-        "output_cosine": found.output_cosine,
-        "mse": found.weights.mse,
-        "max_diff": found.weights.max_diff,
-        "correlation": found.weights.correlation,
-        "smallest_normalizer": found.smallest_normalizer,
-        "condition_number": found.condition_number,
-        "negative_fraction": found.negative_fraction,
+    s = q.shape[-1] ** -0.5
+    A, S = compute_implicit_attention(q, k, feature_map), _softmax_weights(q, k, s)
+    B = feature_map(q) @ np.swapaxes(feature_map(k), -1, -2)
+    mapped, exact = A @ v, S @ v
+    lengths = np.linalg.norm(mapped, axis=-1) * np.linalg.norm(exact, axis=-1)
+    found = {
+        "output_relative_error": np.linalg.norm(mapped - exact) / np.linalg.norm(exact),
+        "output_cosine": np.mean(np.sum(mapped * exact, axis=-1) / lengths),
+        "mse": np.mean((A - S) ** 2),
+        "max_diff": np.max(np.abs(A - S)),
+        "correlation": np.corrcoef(A.ravel(), S.ravel())[0, 1],
+        "smallest_normalizer": np.min(np.abs(B.sum(axis=-1))),
+        "condition_number": np.max(np.abs(B).sum(axis=-1) / np.abs(B.sum(axis=-1))),
+        "negative_fraction": np.mean(A < 0),
     }
+    return {name: float(value) for name, value in found.items()}

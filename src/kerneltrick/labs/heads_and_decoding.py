@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick import attention, costs
 from kerneltrick.labs._inputs import in_float64
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +65,12 @@ def softmax_attention(Q: Array, K: Array, V: Array, causal: bool = False) -> Arr
            [2.]])
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    return np.asarray(attention.softmax_attention(q, k, v, causal=causal).astype(V.dtype))
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    output = weights / weights.sum(axis=-1, keepdims=True) @ v
+    return np.asarray(output.astype(V.dtype))
 
 
 def hard_attention(Q: Array, K: Array, V: Array) -> Array:
@@ -79,8 +83,9 @@ def hard_attention(Q: Array, K: Array, V: Array) -> Array:
     >>> hard_attention(np.array([[1.0, 1, 2]]), K, V)
     array([[1., 4., 3.]])
     """
-    q, k, v = in_float64(Q=Q, K=K, V=V)
-    return np.asarray(attention.hard_attention(q, k, v, scale=1.0).astype(V.dtype))
+    q, k = in_float64(Q=Q, K=K)
+    best = np.argmax(q @ k.T, axis=1)
+    return np.asarray(V[best])
 
 
 def hard_attention_gradients(
@@ -99,10 +104,11 @@ def hard_attention_gradients(
     array([[11.],
            [ 0.]])
     """
-    q, k, v, dO = in_float64(Q=Q, K=K, V=V, grad=grad)
-    _, selected = attention.hard_attention(q, k, v, scale=1.0, return_weights=True)
-    dV = np.swapaxes(selected, -1, -2) @ dO
-    return np.zeros_like(Q), np.zeros_like(K), dV.astype(V.dtype)
+    q, k = in_float64(Q=Q, K=K)
+    best = np.argmax(q @ k.T, axis=1)
+    dV = np.zeros_like(V)
+    np.add.at(dV, best, grad)
+    return np.zeros_like(Q), np.zeros_like(K), dV
 
 
 def split_heads(X: Array, heads: int) -> Array:
@@ -118,7 +124,8 @@ def split_heads(X: Array, heads: int) -> Array:
            [[3., 4.],
             [7., 8.]]])
     """
-    return attention.split_heads(X, heads)
+    width = X.shape[-1] // heads
+    return np.swapaxes(X.reshape(*X.shape[:-1], heads, width), -3, -2)
 
 
 def combine_heads(X: Array) -> Array:
@@ -128,7 +135,8 @@ def combine_heads(X: Array) -> Array:
     array([[1., 2., 3., 4.],
            [5., 6., 7., 8.]])
     """
-    return attention.combine_heads(X)
+    X = np.swapaxes(X, -3, -2)
+    return X.reshape(*X.shape[:-2], X.shape[-2] * X.shape[-1])
 
 
 def multi_head_attention(
@@ -166,8 +174,10 @@ def multi_query_attention(X: Array, W_q: Array, W_k: Array, W_v: Array, W_o: Arr
             [4.]]])
     """
     x, w_q, w_k, w_v, w_o = in_float64(X=X, W_q=W_q, W_k=W_k, W_v=W_v, W_o=W_o)
-    layer = attention.MultiHeadAttention(w_q, w_k[None], w_v[None], w_o)
-    return np.asarray(layer(x, causal=True).astype(X.dtype))
+    q = np.einsum("bnd,hdk->bhnk", x, w_q)
+    k, v = (x @ w_k)[:, None], (x @ w_v)[:, None]
+    output = softmax_attention(q, k, v, causal=True)
+    return np.asarray(np.einsum("bhnv,hvd->bnd", output, w_o).astype(X.dtype))
 
 
 def decoding_step(
@@ -189,10 +199,14 @@ def decoding_step(
     new, w_q, w_k, w_v, w_o, k, v = in_float64(
         x=x, W_q=W_q, W_k=W_k, W_v=W_v, W_o=W_o, keys=keys, values=values
     )
-    output, cache = attention.MultiHeadAttention(w_q, w_k, w_v, w_o).step(
-        new, attention.KVCache(k, v)
-    )
-    return output.astype(x.dtype), cache.k.astype(x.dtype), cache.v.astype(x.dtype)
+    q = np.einsum("bd,hdk->bhk", new, w_q)[:, :, None]
+    new_k = np.einsum("bd,gdk->bgk", new, w_k)[:, :, None]
+    new_v = np.einsum("bd,gdv->bgv", new, w_v)[:, :, None]
+    k, v = np.concatenate([k, new_k], axis=2), np.concatenate([v, new_v], axis=2)
+    share = len(w_q) // len(w_k)
+    output = softmax_attention(q, np.repeat(k, share, axis=1), np.repeat(v, share, axis=1))
+    output = np.einsum("bhnv,hvd->bd", output, w_o)
+    return output.astype(x.dtype), k.astype(x.dtype), v.astype(x.dtype)
 
 
 def decoding_multiply_adds(b: int, n: int, d: int, h: int, g: int) -> int:
@@ -205,7 +219,9 @@ def decoding_multiply_adds(b: int, n: int, d: int, h: int, g: int) -> int:
     >>> decoding_multiply_adds(b=3, n=4096, d=512, h=8, g=1)
     14352384
     """
-    return int(costs.decoding(g).at(b=b, n=n, d=d, h=h).multiply_adds)
+    k = d // h
+    projections = 2 * d * d + 2 * d * g * k
+    return b * (projections + 2 * n * d)
 
 
 def kept_bytes(
@@ -222,7 +238,5 @@ def kept_bytes(
     >>> kept_bytes(b=1, n=4096, g=8, k=64, v=64, m=64)
     133120
     """
-    w = np.dtype(dtype).itemsize
-    if m is None:
-        return int(costs.decoding().memory.at(w=w, b=b, n=n, g=g, k=k, v=v))
-    return int(costs.linear_decoding().memory.at(w=w, b=b, g=g, m=m, M=v))
+    numbers = n * (k + v) if m is None else m * (v + 1)
+    return b * g * numbers * np.dtype(dtype).itemsize

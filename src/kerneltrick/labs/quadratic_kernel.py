@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick import costs, kernel_attention, linear_attention, maps
 from kerneltrick.labs._inputs import in_float64
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +90,9 @@ def square_map(x: Array) -> Array:
     >>> phi.shape, round(float(phi[0] @ phi[1]), 9)  # (1·3 + 2·4)² = 121
     ((2, 3), 121.0)
     """
-    return np.asarray(maps.get("poly:degree=2,constant=0").phi(*in_float64(x=x)))
+    (x,) = in_float64(x=x)
+    i, j = np.triu_indices(x.shape[1], 1)
+    return np.concatenate([x**2, np.sqrt(2) * x[:, i] * x[:, j]], axis=1)
 
 
 def quadratic_map(x: Array) -> Array:
@@ -104,7 +105,8 @@ def quadratic_map(x: Array) -> Array:
     >>> phi.shape, round(float(phi[0] @ phi[1]), 9)  # (1·3 + 2·4 + 1)² = 144
     ((2, 6), 144.0)
     """
-    return np.asarray(maps.get("poly:degree=2").phi(*in_float64(x=x)))
+    (x,) = in_float64(x=x)
+    return np.concatenate([np.ones((len(x), 1)), np.sqrt(2) * x, square_map(x)], axis=1)
 
 
 def attention_by_kernel(Q: Array, K: Array, V: Array) -> Array:
@@ -117,7 +119,11 @@ def attention_by_kernel(Q: Array, K: Array, V: Array) -> Array:
     array([[18.]])
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    return np.asarray(kernel_attention(q, k, v, quadratic_kernel))
+    S = quadratic_kernel(q, k)
+    sums = S.sum(axis=1, keepdims=True)
+    if np.any(sums == 0):
+        raise ZeroDivisionError("all similarities of a query are 0")
+    return np.asarray(S @ v / sums)
 
 
 def attention_by_features(Q: Array, K: Array, V: Array) -> Array:
@@ -131,7 +137,9 @@ def attention_by_features(Q: Array, K: Array, V: Array) -> Array:
     True
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    return np.asarray(linear_attention(q, k, v, "poly:degree=2"))
+    phi_Q, phi_K = quadratic_map(q), quadratic_map(k)
+    U, Z = phi_K.T @ v, phi_K.sum(axis=0)
+    return np.asarray(phi_Q @ U / (phi_Q @ Z)[:, None])
 
 
 def causal_attention_by_features(Q: Array, K: Array, V: Array) -> Array:
@@ -146,7 +154,14 @@ def causal_attention_by_features(Q: Array, K: Array, V: Array) -> Array:
            [18.]])
     """
     q, k, v = in_float64(Q=Q, K=K, V=V)
-    return np.asarray(linear_attention(q, k, v, "poly:degree=2", causal=True))
+    phi_Q, phi_K = quadratic_map(q), quadratic_map(k)
+    U, Z = np.zeros((phi_K.shape[1], v.shape[1])), np.zeros(phi_K.shape[1])
+    output = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        U += np.outer(phi_K[i], v[i])
+        Z += phi_K[i]
+        output[i] = phi_Q[i] @ U / (phi_Q[i] @ Z)
+    return output
 
 
 def softmax_multiply_adds(n: int, D: int, M: int) -> int:
@@ -168,8 +183,8 @@ def quadratic_multiply_adds(n: int, D: int, M: int) -> int:
     >>> quadratic_multiply_adds(1000, 32, 80)
     89760000
     """
-    parts = costs.quadratic().at(n=n, D=D, M=M).parts
-    return int(parts["U"] + parts["φ(Q)U"])
+    m = (D + 1) * (D + 2) // 2
+    return 2 * n * m * M
 
 
 def crossover(D: int, M: int) -> int:
@@ -180,5 +195,5 @@ def crossover(D: int, M: int) -> int:
     >>> crossover(32, 80)
     802
     """
-    features = (D + 1) * (D + 2) // 2
-    return 2 * features * M // (D + M) + 1
+    m = (D + 1) * (D + 2) // 2
+    return 2 * m * M // (D + M) + 1

@@ -13,7 +13,8 @@ import numpy as np
 
 from kerneltrick.labs.grader import _compare
 from kerneltrick.labs.grader._child import resolve
-from kerneltrick.labs.grader._lab import Case, Exercise, Mistake
+from kerneltrick.labs.grader._lab import Case, Exercise
+from kerneltrick.labs.grader._mistakes import Mistake
 from kerneltrick.labs.grader._process import by_name
 
 

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from kerneltrick.labs.grader._mistakes import Mistake
+
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True)
 class Given:
@@ -32,14 +38,6 @@ class Case:
     raises: type[Exception] | None = None  # the right answer is this exception
     not_finite: str = ""  # the hint for NaN or infinity, which a right solution never gives here
     edge: bool = False  # tells a rare mistake: a usual one is known without it
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A common wrong answer: what it returns, and the hint that names it."""
-
-    hint: str  # "your output matches attention without the normaliser"
-    answer: Callable[..., Any]  # takes what the exercise takes
 
 
 @dataclass(frozen=True)
