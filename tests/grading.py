@@ -25,7 +25,7 @@ def changed(text, server, lab=QUICK):
 
 
 def only(lab, names):
-    """The lab with these exercises alone: all others are those of right_numpy, graded elsewhere."""
+    """The lab with these exercises alone: all others are those of the model, graded elsewhere."""
     return replace(lab, exercises=tuple(e for e in lab.exercises if e.name in names))
 
 

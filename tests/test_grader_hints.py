@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from answers import LABS, right_answers
+from answers import LABS, model
 from grading import LAB, RIGHT, changed, check, only
 
 from kerneltrick.labs import grader
@@ -206,7 +206,7 @@ class TestHints:
 
     def test_of_a_dict(self, server):
         lab = LABS["03"]
-        right = right_answers(lab)["right_numpy"]
+        right = model(lab)
         source = (
             f"{right}\n\ndef compare_to_softmax(Q, K, f, scale=None):\n    return {{'mse': 1}}\n"
         )
@@ -256,7 +256,7 @@ class TestHints:
 
     def test_of_a_part_of_a_returned_value(self, server):
         lab = LABS["07"]
-        source = right_answers(lab)["right_numpy"] + (
+        source = model(lab) + (
             "\n\n_right = recurrent_attention\n"
             "def recurrent_attention(*a, **k):\n"
             "    output, (U, Z) = _right(*a, **k)\n"
@@ -270,7 +270,7 @@ class TestHints:
     def test_several_numbers_may_come_as_an_array(self, server):
         lab = LABS["05"]
         text = "\n\n_right = dot_product_moments\ndef dot_product_moments(*a, **k):\n    "
-        source = right_answers(lab)["right_numpy"] + text + "return np.array(_right(*a, **k)) * "
+        source = model(lab) + text + "return np.array(_right(*a, **k)) * "
         lab = only(lab, {"dot_product_moments"})
         assert check(source + "1\n", server, lab)[1].right
         found, _ = check(source + "[1, 1, 2]\n", server, lab)
@@ -289,7 +289,7 @@ class TestHints:
         text = (
             "\n\nlongest = longest_context\ndef longest_context(budget, heads=1, dtype='float32'):"
         )
-        source = right_answers(lab)["right_numpy"] + text + f"\n    return {returned}\n"
+        source = model(lab) + text + f"\n    return {returned}\n"
         found, _ = check(source, server, only(lab, {"longest_context"}))
         assert hint in found["longest_context"].hint
         assert "times the right one" not in found["longest_context"].hint
@@ -306,7 +306,7 @@ class TestHints:
     def test_of_a_transpose_that_reverses_the_batch(self, first, scores, server):
         lab = LABS["05"]
         source = (
-            right_answers(lab)["right_numpy"]
+            model(lab)
             + "\n\ndef softmax_attention(Q, K, V, causal=False):\n    "
             + f"{first}scores = {scores} / np.sqrt(Q.shape[-1])\n"
             + "    if causal:\n"
@@ -333,7 +333,7 @@ class TestHints:
     def test_of_a_usual_mistake_is_given_although_an_edge_is_wrong_too(self, server):
         """Without the scale, and without the maximum: the scale comes first."""
         lab = LABS["05"]
-        source = right_answers(lab)["right_numpy"] + (
+        source = model(lab) + (
             "\n\ndef softmax_attention(Q, K, V, causal=False):\n"
             "    weights = np.exp(Q @ np.swapaxes(K, -1, -2))\n"
             "    weights = np.tril(weights) if causal else weights\n"
@@ -347,7 +347,7 @@ class TestHints:
     @pytest.mark.parametrize("masked", ["np.tril(weights)", "weights * np.tri(Q.shape[-2])"])
     def test_of_an_overflow_does_not_depend_on_where_the_nan_is(self, masked, server):
         lab = LABS["05"]
-        source = right_answers(lab)["right_numpy"] + (
+        source = model(lab) + (
             "\n\ndef softmax_attention(Q, K, V, causal=False):\n"
             "    weights = np.exp(Q @ np.swapaxes(K, -1, -2) / np.sqrt(Q.shape[-1]))\n"
             f"    weights = {masked} if causal else weights\n"

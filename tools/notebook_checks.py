@@ -346,4 +346,48 @@ assert recall_accuracy(None, 16) == 1, "softmax attention recalls everything"
 assert recall_accuracy(elu_plus_one, 16) < 0.1
 """,
     },
+    "08": {
+        "recurrent_attention": """\
+K, V = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0], [5.0]])
+output, S = recurrent_attention(K, K, V)
+assert np.allclose(output.ravel(), [1, 6]), "write first, then read: the second output is 1 + 5"
+assert S.shape == (2, 1), "S is d×M"
+""",
+        "decayed_attention": """\
+K, V = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0], [5.0]])
+output, S = decayed_attention(K, K, V, decay=np.array([0.5, 0.25]))
+assert np.allclose(output.ravel(), [1, 5.25]), "the old state fades, the new token does not"
+""",
+        "delta_rule": """\
+K, V = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0], [5.0]])
+output, S = delta_rule(K, K, V, beta=np.ones(2))
+assert np.allclose(output.ravel(), [1, 5]), "write only what is missing: 5 − 1 = 4"
+output, S = delta_rule(K, K, V, beta=np.ones(2), state=np.full((2, 1), 3.0))
+assert np.allclose(S.ravel(), [5, 3]), "start from the given state"
+""",
+        "gated_delta_rule": """\
+K, V, half = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0], [5.0]]), np.full(2, 0.5)
+output, S = gated_delta_rule(K, K, V, beta=half, decay=half)
+assert np.allclose(output.ravel(), [0.5, 2.625]), "decay first: 0.25 + ½(5 − 0.25)"
+""",
+        "written_values": """\
+K, V = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0], [5.0]])
+assert np.allclose(written_values(K, V, beta=np.ones(2)).ravel(), [1, 4]), "4 is missing to 5"
+""",
+        "chunked_delta_rule": """\
+Q, K, V, beta = random_tokens(n=50, d=4, width=3)
+found, S = chunked_delta_rule(Q, K, V, beta, chunk=16)
+assert np.allclose(found, delta_rule(Q, K, V, beta)[0]), "the same outputs as token by token"
+assert np.allclose(S, delta_rule(Q, K, V, beta)[1]), "the same state"
+""",
+        "delta_attention": """\
+Q, K, V, beta = random_tokens(n=50, d=4, width=3)
+found = delta_attention(Q, K, beta) @ V
+assert np.allclose(found, delta_rule(Q, K, V, beta)[0]), "AV is the output of the delta rule"
+""",
+        "parity": """\
+found = parity(np.array([1, 0, 1, 1]))
+assert np.allclose(found, [1, 1, 0, 1]), "β = 2 flips the sign of a state that starts at 1"
+""",
+    },
 }

@@ -1,21 +1,29 @@
-"""Right and wrong answers to the labs, one file each: `labNN/right_*.py` and `labNN/wrong_*.py`.
+"""Right and wrong answers to the labs: those of the tables, and the files in `labNN`.
 
-A student's file is the skeleton, all of right_numpy.py behind it, and behind that the file in
-question, which may hold some of the functions only. The docstring of a wrong answer is
-`function: hint`, part of what the grader must say about it.
+A student's file is the model answer, and behind it the functions in question. The docstring of a
+wrong answer in a file is `function: hint`, part of what the grader must say about it.
 """
 
 import ast
+import inspect
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from kerneltrick.labs import grader
+from kerneltrick.labs import _inputs, grader
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LABS = grader.labs()
 
 
-def reference(lab):
-    return Path(lab.reference.__file__).read_text(encoding="utf-8")
+def model(lab):
+    """The model answer as a student would hand it in: without kerneltrick."""
+    text = Path(lab.reference.__file__).read_text(encoding="utf-8")
+    used = (x for x in (_inputs.floating, _inputs.in_float64) if "labs._inputs" in text)
+    checks = map(inspect.getsource, used)
+    return "\n\n".join(
+        [re.sub(r"^from (kerneltrick|__future__).*\n", "", text, flags=re.M), *checks]
+    )
 
 
 def skeleton(lab):
@@ -24,24 +32,42 @@ def skeleton(lab):
 
 def right_answers(lab):
     """{name: source of the student's file}."""
-    return _answers(lab, "right")
+    files = _files(lab, "right")
+    return {"model": model(lab), **{name: f"{model(lab)}\n\n{x}" for name, x in files.items()}}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer: its source, the function that is wrong, and what the hint must contain."""
+
+    own: str
+    function: str
+    hint: str
 
 
 def wrong_answers(lab):
-    return _answers(lab, "wrong")
+    """{name: wrong answer}: from files, and from the table, there one for each kind of mistake."""
+    found = {}
+    for name, text in _files(lab, "wrong").items():
+        function, _, hint = ast.get_docstring(ast.parse(text)).partition(":")
+        found[name] = Wrong(text, function.strip(), " ".join(hint.split()))
+    kinds = set()
+    for exercise in lab.exercises:
+        for mistake in exercise.mistakes:
+            kind = exercise.name, re.sub(r"\d+", "0", mistake.hint)
+            if kind not in kinds:
+                name = f"{exercise.name}: {mistake.hint[:50]}"
+                found[name if name not in found else f"{name} {len(found)}"] = Wrong(
+                    mistake.source, exercise.name, mistake.hint
+                )
+            kinds.add(kind)
+    return found
 
 
-def _answers(lab, kind):
+def wrong_file(lab, wrong):
+    return f"{model(lab)}\n\n{wrong.own}"
+
+
+def _files(lab, kind):
     folder = Path(__file__).parent / f"lab{lab.number}"
-    usual = (folder / "right_numpy.py").read_text(encoding="utf-8")
-    return {
-        path.stem: f"{skeleton(lab)}\n\n{usual}\n\n{path.read_text(encoding='utf-8')}"
-        for path in sorted(folder.glob(f"{kind}_*.py"))
-    }
-
-
-def intended(lab, name):
-    """The function that a wrong answer gets wrong, and the hint it is to be given."""
-    text = (Path(__file__).parent / f"lab{lab.number}" / f"{name}.py").read_text(encoding="utf-8")
-    function, _, hint = ast.get_docstring(ast.parse(text)).partition(":")
-    return function.strip(), " ".join(hint.split())
+    return {x.stem: x.read_text(encoding="utf-8") for x in sorted(folder.glob(f"{kind}_*.py"))}

@@ -136,9 +136,13 @@ def of_mistake(mistake: Mistake, case: Case) -> Any:
     """The answer of a mistake, or the exception it raises; computed once for a whole class."""
     key = (id(mistake), id(case))  # they hold arrays, which have no hash; the values keep them
     if key not in _mistaken:
-        try:
-            answer = call(mistake.answer, case)
-        except Exception as error:
-            answer = error
-        _mistaken[key] = (mistake, case, answer)
+        _mistaken[key] = (mistake, case, answer_of(mistake.answer, case))
     return _mistaken[key][2]
+
+
+def answer_of(function: Callable[..., Any], case: Case) -> Any:
+    """The answer of a function, or the exception it raises."""
+    try:
+        return call(function, case)
+    except Exception as error:
+        return error

@@ -1,7 +1,0 @@
-"""linear_attention_order: a small number (1e-3) in the normaliser"""
-
-
-def linear_attention_order(Q, K, V, feature_map, normalize=False):
-    q, k = feature_map(Q), feature_map(K)
-    output = q @ (k.T @ V)
-    return output / ((q @ k.sum(axis=0))[:, None] + 1e-3) if normalize else output
