@@ -92,7 +92,7 @@ def test_softmax_with_the_weights_of_multihead_attention_is_multihead_attention(
     y, _ = ours(x, key_padding_mask=ignored)
     close(y[~ignored], expected[~ignored])
     assert not y[ignored].any()
-    shown = ours.attention_weights(x, key_padding_mask=ignored)
+    shown = ours.weights(x, key_padding_mask=ignored).weights
     kept = (~ignored)[:, None].expand(3, 4, 10)
     close(shown[kept], weights[kept])
     close(ours(x, mask=~ignored)[0], y)
@@ -171,7 +171,7 @@ def test_packed_texts_of_full_attention_are_those_of_a_batch(name):
     with pytest.raises(ValueError, match="from a state"):
         module(x, module(x)[1], segment_ids=ids)
     with pytest.raises(ValueError, match="one text"):
-        module.attention_weights(x, segment_ids=ids)
+        module.weights(x, segment_ids=ids)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -229,11 +229,11 @@ def test_a_live_state_decodes_what_values_do(dtype, tmp_path):
         frozen = state.frozen()
         state.save(tmp_path / "s")
         loaded = MixerState.load(tmp_path / "s", like=x)
-        weights = module.attention_weights(x[:, 66:], state)
+        weights = module.weights(x[:, 66:], state).weights
         module(x[:, 66:67], state)
         for again in (frozen, loaded):
             close(module(x[:, 66:], again)[0], whole[:, 66:], tolerance)
-        close(module.attention_weights(x[:, 66:], frozen), weights, tolerance)
+        close(module.weights(x[:, 66:], frozen).weights, weights, tolerance)
         close(module(x[:, 60:], kept)[0], whole[:, 60:], tolerance)
         with pytest.raises(ValueError, match="one token at a time"):
             module(x[:, 66:], state)
@@ -333,14 +333,14 @@ def test_full_attention_sees_every_token_also_those_of_a_state():
 def test_weights_are_those_that_forward_mixes_with():
     module, x = layer(window=3, sinks=1, rotary=True), tokens(1, 9)
     v = module.v_proj(x).unflatten(-1, (4, -1)).transpose(1, 2)
-    weights = module.attention_weights(x)
+    weights = module.weights(x).weights
     mixed = (weights @ v).transpose(1, 2).flatten(-2)
     close(module.o_proj(mixed), module(x)[0])
-    close(module.attention_weights(x, rows=[2, 8]), weights[..., [2, 8], :])
+    close(module.weights(x, rows=[2, 8]).weights, weights[..., [2, 8], :])
     long = tokens(1, 4097)
     with pytest.raises(ValueError, match="rows="):
-        module.attention_weights(long)
-    assert module.attention_weights(long, rows=4000).shape == (1, 4, 1, 4097)
+        module.weights(long)
+    assert module.weights(long, rows=4000).weights.shape == (1, 4, 1, 4097)
 
 
 @pytest.mark.parametrize("feature_map", ["elu", "favor:features=16", "taylor", "softmax", "exp"])
@@ -437,9 +437,9 @@ def test_hard_attention_picks_values_and_trains_no_query_or_key(causal):
     assert hard.k_proj.weight.grad is None
     assert hard.v_proj.weight.grad.any()
     assert hard.o_proj.weight.grad.any()
-    weights = hard.attention_weights(x, mask=mask)
+    weights = hard.weights(x, mask=mask).weights
     assert set(weights.unique().tolist()) == {0.0, 1.0}
-    close(hard.attention_weights(x, mask=mask, rows=3), weights[..., [3], :])
+    close(hard.weights(x, mask=mask, rows=3).weights, weights[..., [3], :])
     soft = Attention(SIZE, 4, causal=causal, rotary=True, feature_map="softmax").double()
     soft.load_state_dict(hard.state_dict())
     with torch.no_grad():

@@ -31,6 +31,7 @@ from kerneltrick.attention._keywords import Positions as Positions
 from kerneltrick.attention._keywords import read_options as read_options
 from kerneltrick.attention._keywords import with_keywords_of as with_keywords_of
 from kerneltrick.attention._linear import attention_weights, linear_attention
+from kerneltrick.attention._linear import check_rows as check_rows
 from kerneltrick.attention._mixed import MixedState
 from kerneltrick.attention._mixed import split_call as split_call
 from kerneltrick.attention._mixed import state_from as state_from

@@ -89,7 +89,8 @@ def train_command(
             help="Feature map of the attention layers (elu, favor:features=64, elu@window=64 with "
             "an exact window, softmax) or another mixer: based, retention, mamba, ssd, gla, "
             "rwkv, power_retention, mesa, deltanet, gated_deltanet, kda, gated_deltanet2, comba, "
-            "rwkv7, deltaproduct, hyena. With a+b the layers alternate between a and b.",
+            "rwkv7, deltaproduct, hyena. With a+b the layers alternate between a and b; "
+            "a*3+b repeats a three times before each b.",
         ),
     ] = "elu",
     as_bytes: Annotated[

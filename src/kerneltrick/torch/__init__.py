@@ -12,6 +12,14 @@ from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
 from kerneltrick.torch._fit import Fit, fit
 from kerneltrick.torch._fit import layer_file as layer_file
 from kerneltrick.torch._hard_attention import HardAttention
+from kerneltrick.torch._implied import SUM as SUM
+from kerneltrick.torch._implied import ConvolutionOperator as ConvolutionOperator
+from kerneltrick.torch._implied import DeltaOperator as DeltaOperator
+from kerneltrick.torch._implied import Implied as Implied
+from kerneltrick.torch._implied import LinearOperator as LinearOperator
+from kerneltrick.torch._implied import Operator as Operator
+from kerneltrick.torch._implied import ScanOperator as ScanOperator
+from kerneltrick.torch._implied import shared as shared
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._learned_map import exported as exported

@@ -16,19 +16,17 @@ from kerneltrick.attention import (
     OnZero,
     State,
     Windows,
-    attention_weights,
     check_on_zero,
     combined,
     dial_text,
 )
+from kerneltrick.torch._implied import Implied
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._tokens import unpack
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
-
-MOST_ROWS = 4096  # most rows of weights that are formed without rows=: 64 MB per head
 
 
 class Attention(ProjectedMixer):
@@ -249,7 +247,7 @@ class Attention(ProjectedMixer):
         y, _ = self(texts, mask=mask)
         return y.flatten(0, 1)[where].unflatten(0, x.shape[:2]), None
 
-    def attention_weights(
+    def weights(
         self,
         x: Tensor,
         state: MixerState | None = None,
@@ -259,24 +257,19 @@ class Attention(ProjectedMixer):
         key_padding_mask: Tensor | None = None,
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """The exact weights (batch, num_heads, n, n) with which `forward` mixes the values.
+    ) -> Implied:
+        """The exact weights (batch, num_heads, n, n) with which `forward` mixes values, and these.
 
         `rows` (a number or a list) selects queries, at a cost of O(n) each; above 4096 tokens it is
         required. With a `state`, a row sums to less than 1: the rest of its weight is on the past.
+
+        >>> layer, x = Attention(64, num_heads=4), torch.randn(1, 10, 64)
+        >>> weights, values = layer.weights(x, rows=[3, 9])
+        >>> weights.shape, values.shape
+        (torch.Size([1, 4, 2, 10]), torch.Size([1, 4, 10, 16]))
         """
-        if rows is None and x.shape[1] > MOST_ROWS:
-            raise ValueError(
-                f"the weights of {x.shape[1]} tokens are {x.shape[1]}² numbers for each head: "
-                f"select queries with rows=[…]; without it at most {MOST_ROWS} tokens are allowed"
-            )
         tokens = self._check(x, state, mask, key_padding_mask, segment_ids, cu_seqlens)
-        if tokens.runs is not None and not self.causal:
-            raise ValueError("full attention has weights for one text at a time: unpack the texts")
-        if self.group is not None:
-            raise ValueError("no rank has all the tokens, so their weights cannot be computed")
-        heads = self._heads(tokens, state)
-        return self._weights(tokens, heads, None if state is None else state.value(), rows)
+        return self._implied(tokens, state, rows)
 
     def empty_state(self, batch: int, start: int = 0) -> MixerState:
         """An empty state before token `start`, to read the second half of a text and `merge`."""
@@ -355,10 +348,9 @@ class Attention(ProjectedMixer):
             count = before + after - int(right.value().start)
         return MixerState(self._owner, memory, None, count)
 
-    def _options(self, tokens: Tokens, heads: Heads) -> dict[str, Any]:
-        """The keyword arguments of `linear_attention` for these tokens."""
+    def _attention(self, tokens: Tokens, heads: Heads) -> tuple[Any, dict[str, Any]]:
         mask = tokens.mask
-        return {
+        return self.dial, {
             "causal": self.causal,
             "mask": mask,
             "query_mask": None if self.causal else mask,
@@ -383,12 +375,12 @@ class Attention(ProjectedMixer):
             )
             o = torch.from_numpy(past.step(q, k, v)[:, :, None])
             return o.to(heads.v.dtype), past
-        return self._attend(tokens, heads, past, self.dial, **self._options(tokens, heads))
+        return super()._mix(tokens, heads, past)
 
-    def _weights(self, tokens: Tokens, heads: Heads, past: State | None, rows: Any) -> Tensor:
-        return attention_weights(
-            heads.q, heads.k, self.dial, rows=rows, state=past, **self._options(tokens, heads)
-        )
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Any:
+        if tokens.runs is not None and not self.causal:
+            raise ValueError("full attention has weights for one text at a time: unpack the texts")
+        return super()._operator(tokens, heads, past)
 
     def _kind(self) -> str:
         dial = self._dial  # without weights, which change; the memory of a state checks those

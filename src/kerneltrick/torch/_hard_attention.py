@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
-import numpy as np
+import torch
 
 from kerneltrick.attention import Substitute, hard_attention
 from kerneltrick.torch._attention import Attention
+from kerneltrick.torch._implied import Implied, Rows, shared
 from kerneltrick.torch._mixer import Heads, Tokens
 from kerneltrick.torch._mixer_state import Memory
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picked:
+    """`hard_attention`, whose weights are 1 at the chosen token and 0 elsewhere."""
+
+    found: Implied
+
+    def implied(self, rows: Rows) -> Implied:
+        weights, values = self.found
+        return Implied(weights[..., torch.as_tensor(rows, device=weights.device), :], values)
 
 
 class HardAttention(Attention):
@@ -52,9 +65,9 @@ class HardAttention(Attention):
     def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, None]:
         return self._hard(tokens, heads, False), None
 
-    def _weights(self, tokens: Tokens, heads: Heads, past: Any, rows: Any) -> Tensor:
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Picked:
         weights = self._hard(tokens, heads, True)[1]
-        return weights if rows is None else weights[..., np.atleast_1d(rows), :]
+        return Picked(Implied(weights, shared(heads.v, weights.shape[1])))
 
     def _check_state(self, state: Any) -> None:
         raise ValueError("HardAttention keeps no state: give it whole texts")

@@ -41,7 +41,8 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
     - a map for `Attention`, such as "elu", "hedgehog@window=64" or "softmax"; the weights of a
       learned map are trained with the model,
     - one of `kerneltrick.torch.mixers`, such as "deltanet" or "ssd:state_dim=16",
-    - several of these joined by +, which alternate layer by layer: "based+softmax@window=64",
+    - several of these joined by +, which alternate layer by layer: "based+softmax@window=64";
+      *N repeats one for N layers: "gated_deltanet*3+softmax",
     - a function that takes the number of a layer and returns a module with
       `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state).
 
@@ -78,7 +79,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         }
         for name, value in sizes.items():
             check_count("LanguageModel", name, value, least=1)
-        turns: list[Any] = mixer.split("+") if isinstance(mixer, str) else [mixer]
+        turns: list[Any] = pattern(mixer) if isinstance(mixer, str) else [mixer]
         if len(turns) > num_layers:
             raise ValueError(
                 f"{mixer!r} names {len(turns)} mixers, one for each layer in turn, but num_layers "
@@ -175,6 +176,23 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             if len(made) < length:
                 logits, state = self(token, state)
         return torch.cat([tokens[:, :0], *made], dim=1)
+
+
+def pattern(text: str) -> list[str]:
+    """The mixers of the layers in turn.
+
+    >>> pattern("gated_deltanet*3+softmax")
+    ['gated_deltanet', 'gated_deltanet', 'gated_deltanet', 'softmax']
+    """
+    turns = []
+    for part in text.split("+"):
+        name, star, count = part.partition("*")
+        if star and not (count.isascii() and count.isdigit() and int(count)):
+            raise ValueError(
+                f"{text!r}: the count after * must be a whole number ≥ 1, not {count!r}"
+            )
+        turns += [name] * (int(count) if star else 1)
+    return turns
 
 
 def _chances(scores: Tensor, temperature: float) -> Tensor:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree
 
-from kerneltrick.attention import State, check_count, linear_attention
+from kerneltrick.attention import State, check_count, check_rows, linear_attention
 from kerneltrick.torch import distributed
+from kerneltrick.torch._implied import MOST_ROWS, SUM, Implied, LinearOperator, Operator
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch._tokens import (
@@ -73,7 +74,8 @@ class Heads(NamedTuple):
     beta: Tensor | None = None  # (batch, heads, n): the step size of the delta rule
     erase: Tensor | None = None  # what the delta rule erases; None: k
     read: Tensor | None = None  # what it reads to know how much; None: k
-    skip: Tensor | None = None  # added to the output of the heads
+    own: Tensor | None = None  # a weight that each token's value gets in its own output beside
+    own_v: Tensor | None = None  # these values; None: v
 
 
 class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
@@ -137,6 +139,49 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         """
         return self._run(self._check(x, state, mask, None, segment_ids, cu_seqlens), state)
 
+    def weights(
+        self,
+        x: Tensor,
+        state: MixerState | None = None,
+        *,
+        rows: Any = None,
+        mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Implied:
+        """The weights with which `forward` mixes values, and these values, both exact.
+
+        weights (batch, heads, n, n) @ values (batch, heads, n, width) are the outputs of the heads,
+        before their norm, gate and projection. Every mixer has them, because its output is linear
+        in its values, but only softmax and normalised maps have weights that are positive and sum
+        to 1. Channels are heads where each channel has weights of its own (Mamba, Hyena);
+        `weights.mean(1)` is their mean. DeltaProduct has a column for each step of a token.
+
+        `rows` (a number or a list) selects queries, at a cost of O(n) each; above 4096 tokens it is
+        required. With a `state` the rest of the weight is on the past.
+        """
+        tokens = self._check(x, state, mask, None, segment_ids, cu_seqlens)
+        return self._implied(tokens, state, rows)
+
+    def operator(self, x: Tensor) -> Operator:
+        """What the heads compute for tokens x, with its inputs."""
+        return self._traced(self._check(x, None, None, None, None, None), None)
+
+    def _implied(self, tokens: Tokens, state: MixerState | None, rows: Any) -> Implied:
+        x = tokens.x
+        if rows is None and x.shape[1] > MOST_ROWS:
+            raise ValueError(
+                f"the weights of {x.shape[1]} tokens are {x.shape[1]}² numbers for each head: "
+                f"select queries with rows=[…]; without it at most {MOST_ROWS} tokens are allowed"
+            )
+        return self._traced(tokens, state).implied(check_rows(rows, x.shape[1]))
+
+    def _traced(self, tokens: Tokens, state: MixerState | None) -> Operator:
+        if self.group is not None:
+            raise ValueError("no rank has all the tokens, so their weights cannot be computed")
+        heads = self._heads(tokens, state)
+        return self._operator(tokens, heads, None if state is None else state.value())
+
     def _check(
         self,
         x: Tensor,
@@ -192,8 +237,8 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     def _run(self, tokens: Tokens, state: MixerState | None) -> tuple[Tensor, MixerState | None]:
         heads = self._heads(tokens, state)
         o, memory = self._mix(tokens, heads, None if state is None else state.memory)
-        if heads.skip is not None:
-            o = o + heads.skip
+        if heads.own is not None:
+            o = o + heads.own * (heads.v if heads.own_v is None else heads.own_v)
         y = self._combine(heads, o).to(tokens.dtype)
         if tokens.mask is not None:
             y = torch.where(tokens.mask[..., None], y, torch.zeros_like(y))
@@ -209,24 +254,8 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         self, tokens: Tokens, heads: Heads, past: Memory | None
     ) -> tuple[Tensor, Memory | None]:
         """The output (batch, heads, n, width) of all heads, and the new memory."""
-        return self._attend(
-            tokens,
-            heads,
-            past,
-            "identity",
-            causal=True,
-            normalize=False,
-            scale=1.0,
-            log_decay=heads.log_decay,
-            mask=tokens.mask,
-            segment_ids=tokens.segment_ids,
-        )
-
-    def _attend(
-        self, tokens: Tokens, heads: Heads, past: Memory | None, feature_map: Any, **options: Any
-    ) -> tuple[Tensor, State]:
-        """Linear attention of the heads, here or over the ranks of the group."""
         assert past is None or isinstance(past, State)
+        feature_map, options = self._attention(tokens, heads)
         q, k, v = heads.q, heads.k, heads.v
         if tokens.before is None:
             return linear_attention(q, k, v, feature_map, state=past, return_state=True, **options)
@@ -235,6 +264,17 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             q, k, v, feature_map, state=past, return_state=True, group=self.group, **options
         )
         return made
+
+    def _attention(self, tokens: Tokens, heads: Heads) -> tuple[Any, dict[str, Any]]:
+        """The map and the keyword arguments of `linear_attention`."""
+        options = {"log_decay": heads.log_decay, "mask": tokens.mask}
+        return "identity", {**SUM, **options, "segment_ids": tokens.segment_ids}
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Operator:
+        """What `_mix` computes, as an operator that knows its weights."""
+        feature_map, options = self._attention(tokens, heads)
+        options["state"] = past
+        return LinearOperator(heads.q, heads.k, heads.v, feature_map, options, heads.own)
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
         if self.norm is not None:

@@ -129,7 +129,11 @@ def _load(path: Path) -> tuple[TrainedModel, dict[str, Tensor]]:
         settings = TrainingSettings(**json.loads(metadata["settings"]))
         vocabulary = Vocabulary(json.loads(metadata["characters"]))
         tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
-        weights = {name[6:]: x for name, x in tensors.items() if name.startswith("model.")}
+        weights = {
+            name[6:]: x.float() if x.dtype == torch.float16 else x  # a file may be half as large
+            for name, x in tensors.items()
+            if name.startswith("model.")
+        }
         with torch.device("meta"):  # a file may claim any size
             model = settings.model(vocabulary.size)
         model.load_state_dict(weights, assign=True)

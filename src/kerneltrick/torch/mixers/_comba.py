@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from kerneltrick.torch._mixer import Heads, Tensor, Tokens, unit
-from kerneltrick.torch._mixer_state import Memory, MixerState
+from kerneltrick.torch._mixer import Heads, Tokens, unit
+from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch.mixers._delta_net import GatedDeltaNet
-from kerneltrick.torch.mixers._delta_rule import correct
 
 
 class Comba(GatedDeltaNet):
@@ -34,6 +33,7 @@ class Comba(GatedDeltaNet):
     """
 
     activation = staticmethod(torch.sigmoid)
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -64,6 +64,3 @@ class Comba(GatedDeltaNet):
         b, D = (x.to(k.dtype)[:, None, None] for x in (self.feedback, self.correction))
         p = torch.sigmoid(b) * k
         return heads._replace(q=unit(heads.q) - D * p, k=k, read=p)
-
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return correct(tokens, heads, past)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear
-from kerneltrick.torch._mixer_state import Memory, MixerState
-from kerneltrick.torch.mixers._delta_rule import correct, decay_rates, step_biases
+from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens, linear
+from kerneltrick.torch._mixer_state import MixerState
+from kerneltrick.torch.mixers._delta_rule import DeltaMixer, decay_rates, step_biases
 
 
-class DeltaNet(ProjectedMixer):
+class DeltaNet(DeltaMixer, ProjectedMixer):
     """S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t/√d, ‖q‖ = ‖k‖ = 1.
 
     Yang et al. 2024 (Eq. 3), after Schlag et al. 2021. The gate β_t = σ(w_β·x_t) says how much of
@@ -34,6 +34,8 @@ class DeltaNet(ProjectedMixer):
     >>> torch.allclose(layer(x[:, 99:], state)[0], whole[:, 99:], atol=1e-5), state.memory.nbytes
     (True, 16384)
     """
+
+    options: ClassVar[dict[str, Any]] = {"normalize_qk": True}
 
     def __init__(
         self,
@@ -67,9 +69,6 @@ class DeltaNet(ProjectedMixer):
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
         beta = self.largest_beta * torch.sigmoid(linear(self.beta_proj, tokens.x))
         return super()._heads(tokens, state)._replace(beta=beta.transpose(1, 2))
-
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return correct(tokens, heads, past, normalize_qk=True)
 
 
 class GatedDeltaNet(DeltaNet):

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import check_count
+from kerneltrick.torch._implied import DeltaOperator
 from kerneltrick.torch._mixer import Heads, Tensor, Tokens
 from kerneltrick.torch._mixer_state import Memory
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch.mixers._delta_net import GatedDeltaNet
-from kerneltrick.torch.mixers._delta_rule import correct
 
 
 class DeltaProduct(GatedDeltaNet):
@@ -70,6 +70,14 @@ class DeltaProduct(GatedDeltaNet):
             self.convolution = ShortConvolution(sum(sizes), self.convolution.taps)
 
     def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
+        o, memory = super()._mix(*self._unrolled(tokens, heads), past)
+        return o[:, :, self.steps - 1 :: self.steps], memory
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> DeltaOperator:
+        return super()._operator(*self._unrolled(tokens, heads), past)
+
+    def _unrolled(self, tokens: Tokens, heads: Heads) -> tuple[Tokens, Heads]:
+        """Each step as a token of its own."""
         s = self.steps
         assert heads.beta is not None
         assert heads.log_decay is not None
@@ -82,13 +90,10 @@ class DeltaProduct(GatedDeltaNet):
             None if x is None else x.repeat_interleave(s, dim=-1)
             for x in (tokens.mask, tokens.segment_ids)
         )
-        o, memory = correct(
+        return (
             dataclasses.replace(tokens, mask=mask, segment_ids=ids),
             heads._replace(q=q, k=k, v=v, beta=beta, log_decay=log_decay),
-            past,
-            normalize_qk=True,
         )
-        return o[:, :, s - 1 :: s], memory
 
     def _kind(self) -> str:
         return f", steps={self.steps}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import DeltaState, delta_rule
-from kerneltrick.torch._mixer import Heads, Tensor, Tokens
+from kerneltrick.torch._implied import DeltaOperator
+from kerneltrick.torch._mixer import Heads, Mixer, Tensor, Tokens
 from kerneltrick.torch._mixer_state import Held, Memory
 
 STEPS = (1e-3, 1e-1)  # the range of the step Δ at the start of training
@@ -28,9 +29,8 @@ def correct(
     values 0. All four are columns of one pass, and only A and B are sent.
     """
     assert past is None or isinstance(past, Held)
-    given = {"erase": heads.erase, "read": heads.read, "log_decay": heads.log_decay, **options}
-    given |= {"mask": tokens.mask, "segment_ids": tokens.segment_ids, "return_state": True}
-    given["beta"] = 1.0 if heads.beta is None else heads.beta
+    beta, given = _given(tokens, heads, options)
+    given |= {"beta": beta, "return_state": True}
     state, stop = None if past is None else past.tensor, tokens.start + tokens.x.shape[1]
     q, k, v = heads.q, heads.k, heads.v
     if tokens.before is None:
@@ -47,6 +47,29 @@ def correct(
     (o, P), (B, A) = (x.split([width, d], dim=-1) for x in (o, after.S))
     S = tokens.before.carried(A, B, state)
     return (o + P @ S).to(dtype), Held(A @ S + B, stop)
+
+
+class DeltaMixer(Mixer):
+    """A mixer whose heads are mixed by the delta rule."""
+
+    options: ClassVar[dict[str, Any]] = {}  # keyword arguments of `delta_rule`
+    steps = 1  # corrections for each token
+
+    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
+        return correct(tokens, heads, past, **self.options)
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> DeltaOperator:
+        beta, options = _given(tokens, heads, self.options)
+        return DeltaOperator(heads.q, heads.k, heads.v, beta, options, self.steps)
+
+
+def _given(
+    tokens: Tokens, heads: Heads, options: dict[str, Any]
+) -> tuple[Tensor | float, dict[str, Any]]:
+    """β, and the keyword arguments of `delta_rule` and of `delta_weights`."""
+    given = {"erase": heads.erase, "read": heads.read, "log_decay": heads.log_decay}
+    given |= {"mask": tokens.mask, "segment_ids": tokens.segment_ids}
+    return 1.0 if heads.beta is None else heads.beta, given | options
 
 
 def decay_rates(count: int) -> nn.Parameter:

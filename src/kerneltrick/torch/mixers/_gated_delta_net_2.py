@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kerneltrick.torch._mixer import Heads, Tensor, Tokens, linear, split, unit
-from kerneltrick.torch._mixer_state import Memory, MixerState
-from kerneltrick.torch.mixers._delta_rule import correct
+from kerneltrick.torch._mixer import Heads, Tokens, linear, split, unit
+from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch.mixers._kda import FeatureDecay
 
 
@@ -61,6 +60,3 @@ class GatedDeltaNet2(FeatureDecay):
         c = split(torch.sigmoid(linear(self.write_proj, x)), self.num_heads)
         k = unit(heads.k)
         return heads._replace(q=unit(heads.q), k=k, v=c * heads.v, read=b * k)
-
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return correct(tokens, heads, past)

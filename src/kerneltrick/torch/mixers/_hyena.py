@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kerneltrick.attention import check_count
+from kerneltrick.torch._implied import ConvolutionOperator
 from kerneltrick.torch._mixer import Heads, Mixer, Tokens, linear
 from kerneltrick.torch._mixer_state import Held, Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
@@ -83,10 +84,7 @@ class Hyena(Mixer):
     def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
         assert past is None or isinstance(past, Held)
         batch, n, size = tokens.x.shape
-        z = heads.k * heads.v
-        z = z.to(torch.promote_types(z.dtype, torch.float32))  # the FFT takes nothing narrower
-        if tokens.mask is not None:
-            z = torch.where(tokens.mask[..., None], z, torch.zeros_like(z))
+        z = _values(tokens, heads)
         held = z.new_zeros(batch, 0, size) if past is None else past.tensor.to(z.dtype)
         if tokens.before is not None:  # extend it to the length of the filter, or to all tokens
             reach = self.length - 1
@@ -105,6 +103,11 @@ class Hyena(Mixer):
         return o.to(heads.v.dtype), Held(
             self._tokens_to_hold(tokens, line, row, place), tokens.start + n
         )
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> ConvolutionOperator:
+        z = _values(tokens, heads)
+        text, place, _, longest = _places(tokens)
+        return ConvolutionOperator(z, self.taps(longest, z.dtype), text, place, tokens.mask)
 
     def _convolved(self, line: Tensor, last: bool) -> Tensor:
         """Σ_j h_{i−j} z_j at every place i of each line; with `last`, only at the end."""
@@ -135,6 +138,13 @@ class Hyena(Mixer):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, length={self.length}"
+
+
+def _values(tokens: Tokens, heads: Heads) -> Tensor:
+    """x¹ ⊙ v (batch, n, channels), which the filter mixes."""
+    z = heads.k * heads.v
+    z = z.to(torch.promote_types(z.dtype, torch.float32))  # the FFT takes nothing narrower
+    return z if tokens.mask is None else torch.where(tokens.mask[..., None], z, torch.zeros_like(z))
 
 
 def _places(tokens: Tokens) -> tuple[Tensor, Tensor, int, int]:

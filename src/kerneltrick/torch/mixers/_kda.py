@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear, split
-from kerneltrick.torch._mixer_state import Memory, MixerState
-from kerneltrick.torch.mixers._delta_rule import correct, decay_rates, step_biases
+from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens, linear, split
+from kerneltrick.torch._mixer_state import MixerState
+from kerneltrick.torch.mixers._delta_rule import DeltaMixer, decay_rates, step_biases
 
 
-class FeatureDecay(ProjectedMixer):
+class FeatureDecay(DeltaMixer, ProjectedMixer):
     """What KDA and gated DeltaNet 2 share: decays per feature and a sigmoid gate, of low rank."""
 
     activation = staticmethod(torch.sigmoid)
@@ -80,6 +80,8 @@ class KDA(FeatureDecay):
     (torch.Size([2, 100, 64]), (2, 2, 32, 32))
     """
 
+    options: ClassVar[dict[str, Any]] = {"normalize_qk": True}
+
     def __init__(
         self,
         hidden_size: int,
@@ -105,6 +107,3 @@ class KDA(FeatureDecay):
     def _heads(self, tokens: Tokens, state: MixerState | None) -> Heads:
         beta = torch.sigmoid(linear(self.beta_proj, tokens.x)).transpose(1, 2)
         return super()._heads(tokens, state)._replace(beta=beta)
-
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return correct(tokens, heads, past, normalize_qk=True)

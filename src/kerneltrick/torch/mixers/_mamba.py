@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import check_count, selective_scan
+from kerneltrick.torch._implied import ScanOperator
 from kerneltrick.torch._mixer import Heads, Mixer, Tokens, linear
 from kerneltrick.torch._mixer_state import Held, Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
@@ -106,6 +107,16 @@ class Mamba(Mixer):
         first = None if state is None else state[..., None]
         found = tokens.before.carried(torch.diag_embed(factor), added[..., None], first)
         return found[..., 0]
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> ScanOperator:
+        wide = torch.promote_types(heads.v.dtype, torch.float32)
+        x, B, C, D, bias = (
+            y.to(wide) for y in (heads.v, heads.k, heads.q, self.D, self.step_proj.bias)
+        )
+        assert heads.beta is not None
+        step = functional.softplus(heads.beta.to(wide) + bias)
+        options = {"mask": tokens.mask, "segment_ids": tokens.segment_ids}
+        return ScanOperator(x, step, -torch.exp(self.A_log.to(wide)), B, C, D, options)
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
         return linear(self.o_proj, o)  # the gate is in the scan

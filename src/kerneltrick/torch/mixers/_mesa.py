@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import check_count
+from kerneltrick.torch._implied import Operator
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear, unit
 from kerneltrick.torch._mixer_state import Memory, MixerState
 
@@ -33,7 +34,7 @@ class Mesa(ProjectedMixer):
     |---|---|
     | λ ≥ 1/4, softplus of a weight per head and column | Λ |
     | `steps` | k, steps of the solver |
-    | H, G: one state with the values (v, k) | H, G |
+    | H, G: one state with keys βk and values (v, k) | H, G |
     | log γ_t = log σ(w·x_t + b), β_t = σ(w·x_t + b) | γ_t, β_t |
 
     >>> layer = Mesa(64, num_heads=2, steps=10)
@@ -75,18 +76,32 @@ class Mesa(ProjectedMixer):
         k, x = unit(heads.k), tokens.x
         beta = torch.sigmoid(linear(self.beta_proj, x)).transpose(1, 2)[..., None]
         decay = functional.logsigmoid(linear(self.decay_proj, x)).transpose(1, 2)
-        values = beta * torch.cat([heads.v, k], dim=-1)
-        return heads._replace(q=unit(heads.q), k=k, v=values, log_decay=decay)
+        values = torch.cat([heads.v, k], dim=-1)
+        return heads._replace(q=unit(heads.q), k=beta * k, v=values, log_decay=decay)
 
     def _mix(
         self, tokens: Tokens, heads: Heads, past: Memory | None
     ) -> tuple[Tensor, Memory | None]:
+        o, _, memory = self._solve(tokens, heads, past)
+        return o, memory
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Operator:
+        q = self._solve(tokens, heads, past)[1]
+        values = heads.v[..., : self.value_dim]
+        # A state holds values and keys; without a normaliser it has no part in the weights.
+        return super()._operator(tokens, heads._replace(q=q, v=values), None)
+
+    def _solve(
+        self, tokens: Tokens, heads: Heads, past: Memory | None
+    ) -> tuple[Tensor, Tensor, Memory | None]:
+        """The output of the heads, q*, and the new memory."""
         dtype = heads.q.dtype
         wide = torch.promote_types(dtype, torch.float32)
         q, k, v = (x.to(wide) for x in heads[:3])
         ridge = (functional.softplus(self.ridge) + LEAST).to(wide)[:, None]
         memory = None
-        o, residual, direction = torch.zeros_like(v[..., : self.value_dim]), q, q
+        o, solution = torch.zeros_like(v[..., : self.value_dim]), torch.zeros_like(q)
+        residual = direction = q
         size = start = (q * q).sum(-1, keepdim=True)
         for _ in range(self.steps):
             given = heads._replace(q=direction, k=k, v=v)
@@ -96,11 +111,11 @@ class Mesa(ProjectedMixer):
             curvature = (direction * product).sum(-1, keepdim=True)
             going = size > torch.finfo(wide).eps ** 2 * start  # False once q* is found to rounding
             share = _ratio(size, curvature, going)
-            o = o + share * from_values
+            o, solution = o + share * from_values, solution + share * direction
             residual = residual - share * product
             before, size = size, (residual * residual).sum(-1, keepdim=True)
             direction = residual + _ratio(size, before, going) * direction
-        return o.to(dtype), memory
+        return o.to(dtype), solution.to(dtype), memory
 
     def _kind(self) -> str:
         return f", steps={self.steps}"

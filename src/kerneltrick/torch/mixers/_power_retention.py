@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import check_count
-from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, head_width, linear
-from kerneltrick.torch._mixer_state import Memory, MixerState
+from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens, head_width, linear
+from kerneltrick.torch._mixer_state import MixerState
 
 KEPT = 0.999  # the decay of a token at the start of training
 
@@ -72,18 +72,14 @@ class PowerRetention(ProjectedMixer):
         decay = functional.logsigmoid(linear(self.decay_proj, tokens.x)).transpose(1, 2)
         return super()._heads(tokens, state)._replace(log_decay=decay)
 
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return self._attend(
-            tokens,
-            heads,
-            past,
-            f"poly:degree={self.degree},constant=0",
-            causal=True,
-            log_decay=heads.log_decay,
-            mask=tokens.mask,
-            segment_ids=tokens.segment_ids,
-            on_zero="zero",
-        )
+    def _attention(self, tokens: Tokens, heads: Heads) -> tuple[str, dict[str, Any]]:
+        return f"poly:degree={self.degree},constant=0", {
+            "causal": True,
+            "log_decay": heads.log_decay,
+            "mask": tokens.mask,
+            "segment_ids": tokens.segment_ids,
+            "on_zero": "zero",
+        }
 
     def _kind(self) -> str:
         return f", degree={self.degree}"

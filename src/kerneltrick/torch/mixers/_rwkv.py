@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from kerneltrick.attention import attention_weights
+from kerneltrick.torch._implied import Implied, LinearOperator, Rows, with_own
 from kerneltrick.torch._mixer import (
     Heads,
     Mixer,
@@ -17,13 +20,26 @@ from kerneltrick.torch._mixer import (
     linear,
     split,
 )
-from kerneltrick.torch._mixer_state import MixerState
+from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._short_convolution import previous
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 SHIFT_RANK, DECAY_RANK = 32, 64
 NAMES = ("w", "k", "v", "r", "g")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Late(LinearOperator):
+    """Linear attention whose column j holds the key of the token before j, its number from 1."""
+
+    late: Tensor = None  # (batch, n), 0 where no token comes before
+
+    def implied(self, rows: Rows) -> Implied:
+        made = attention_weights(self.q, self.k, self.feature_map, rows=rows, **self.options)
+        weights = torch.zeros_like(functional.pad(made, (1, 0)))
+        weights = weights.scatter_add(-1, self.late[:, None, None].expand_as(made), made)[..., 1:]
+        return Implied(with_own(weights, self.own, rows, self.options["mask"]), self.v)
 
 
 class RWKV(Mixer):
@@ -91,7 +107,18 @@ class RWKV(Mixer):
             counted=tokens.counted()[1],
             gate=linear(self.g_proj, gate),
             log_decay=late_decay,
-            skip=own * v,
+            own=own,
+            own_v=v,
+        )
+
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Late:
+        feature_map, options = self._attention(tokens, heads)
+        options["state"] = past
+        numbers = torch.arange(1.0, tokens.x.shape[1] + 1, device=tokens.x.device)
+        numbers = numbers.expand(tokens.x.shape[:2])[..., None]
+        late, _ = previous(numbers, None, tokens.mask, tokens.runs)
+        return Late(
+            heads.q, heads.k, heads.own_v, feature_map, options, heads.own, late[..., 0].long()
         )
 
     def _previous(self, tokens: Tokens, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:

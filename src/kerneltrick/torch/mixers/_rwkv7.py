@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from kerneltrick.torch._mixer import (
     Heads,
-    Mixer,
     Tensor,
     Tokens,
     head_width,
@@ -20,16 +19,16 @@ from kerneltrick.torch._mixer import (
     split,
     unit,
 )
-from kerneltrick.torch._mixer_state import Memory, MixerState
+from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import previous
-from kerneltrick.torch.mixers._delta_rule import correct
+from kerneltrick.torch.mixers._delta_rule import DeltaMixer
 
 RANK = 32  # of the projections to decays, learning rates and the gate
 FASTEST = math.exp(-0.5)  # no decay is faster than e^{−0.61}, so that dividing by it is safe
 NAMES = ("r", "w", "k", "v", "a", "g")
 
 
-class RWKV7(Mixer):
+class RWKV7(DeltaMixer):
     """S_t = diag(w_t) S_{t−1} − (a_t ⊙ κ_t)(κ_tᵀ S_{t−1}) + k̃_t v_tᵀ, o_t = S_tᵀ r_t.
 
     Peng et al. 2025, *RWKV-7 "Goose"* (Eqs. 3 to 18). The key that is removed, κ = ξ ⊙ k at length
@@ -50,6 +49,8 @@ class RWKV7(Mixer):
     >>> y.shape, tuple(state.memory.tensor.shape)
     (torch.Size([2, 100, 64]), (2, 2, 32, 32))
     """
+
+    options: ClassVar[dict[str, Any]] = {"scale": 1.0}
 
     def __init__(
         self,
@@ -101,9 +102,6 @@ class RWKV7(Mixer):
             erase=split(a, heads) * kappa,
             read=kappa * torch.exp(-log_decay),
         )
-
-    def _mix(self, tokens: Tokens, heads: Heads, past: Memory | None) -> tuple[Tensor, Memory]:
-        return correct(tokens, heads, past, scale=1.0)
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
         o = joined(o)

@@ -22,7 +22,7 @@ STEPS = (1e-3, 1e-1)  # the range of Δ at the start of training
 class SSD(Mixer):
     """h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t.
 
-    This is linear attention with q = C, k = B, v = Δx and the log-decay ΔA (Dao & Gu 2024, Eq. 2
+    This is linear attention with q = C, k = ΔB, v = x and the log-decay ΔA (Dao & Gu 2024, Eq. 2
     and Section 7). It computes the same as the mixer of Mamba-2 in `transformers` 5.23. A head has
     `expand`·hidden_size/num_heads columns. B and C have `state_dim` columns and are shared by the
     heads of a group, whose outputs are normalised together.
@@ -79,13 +79,13 @@ class SSD(Mixer):
         shared = self.num_heads // self.num_groups
         return Heads(
             q=C.repeat_interleave(shared, dim=1),
-            k=B.repeat_interleave(shared, dim=1),
-            v=x * step[..., None],
+            k=B.repeat_interleave(shared, dim=1) * step[..., None],
+            v=x,
             tail=tail,
             counted=tokens.counted()[1],
             gate=gate,
             log_decay=A[:, None] * step,
-            skip=self.D.to(x.dtype)[:, None, None] * x,
+            own=self.D.to(x.dtype)[:, None, None],
         )
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
