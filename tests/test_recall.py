@@ -1,6 +1,7 @@
 """Recall has the task of Zoology, continues after a kill, and counts the bytes of states."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -330,3 +331,77 @@ def test_the_report_draws_every_point_in_a_browser(browser, tmp_path):
     assert page.locator("#curves path.line").count() == 2
     page.close()
     assert troubles == []
+
+
+def test_parity_and_products_are_those_of_all_tokens_so_far():
+    tokens, places, answers = recall.Parity(length=21).examples(30, seed=1)
+    assert (places == np.arange(21)).all()
+    for row, said in zip(tokens, answers, strict=True):
+        assert [sum(row[: i + 1]) % 2 for i in range(21)] == [x - 2 for x in said]
+    every = list(itertools.permutations(range(4)))
+    tokens, _, answers = recall.Permutation(length=9, items=4).examples(20, seed=2)
+    assert set(tokens.ravel()) <= set(range(24))
+    for row, said in zip(tokens, answers, strict=True):
+        things = np.arange(4)  # each permutation is applied to what the earlier ones left
+        for token, answer in zip(row, said, strict=True):
+            things = np.array(every[token])[things]
+            assert tuple(things) == every[answer - 24]
+
+
+@pytest.mark.parametrize("task", [recall.Selective(20, 31, 5), recall.Copy(20, 12)], ids=str)
+def test_copied_tokens_come_again_in_their_order_after_the_mark(task):
+    tokens, places, answers = task.examples(40, seed=3)
+    p = answers.shape[1]
+    for row, where, said in zip(tokens, places, answers, strict=True):
+        assert row[where[0]] == 1
+        before = [x for x in row[: where[0]] if x]
+        assert before == said.tolist()
+        assert len(set(before)) == p
+        assert row[where[1:]].tolist() == before[:-1]
+    assert task.easier()[-1] == task
+    assert [len(each.examples(1, 0).answers[0]) for each in task.easier()] == sorted({2, p // 2, p})
+
+
+@pytest.mark.parametrize("name", [name for name in recall.TASKS if name != "recall"])
+def test_every_task_trains_in_the_same_sweep_and_report(name, tmp_path):
+    task = recall.TASKS[name]
+    settings = recall.preset(
+        "minutes", name, mixers=("elu", "deltaproduct"), widths=(4,), steps=2, seeds=1, batch=2,
+        judged=4,
+    )  # fmt: skip
+    assert settings.task == task
+    found = json.loads(recall.recall(settings).to_json())
+    assert [point["mixer"] for point in found["points"]] == ["elu", "deltaproduct"]
+    assert found["settings"]["task"]["name"] == name
+    assert found["published"] == {}
+    assert 0 < task.chance <= 0.5
+    assert task.told.split(".")[0] in report.render_recall(found)
+    assert len({each.vocabulary for each in task.easier()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--task", "sorting"), "unknown task 'sorting'"),
+        (("--task", "parity", "--pairs", "4"), "--pairs has no meaning for the task parity"),
+        (("--task", "permutation", "--items", "6"), "2 to 5 items"),
+        (("--task", "copy", "--length", "9"), "even length"),
+        (("--task", "selective", "--items", "40"), "need a length of 80"),
+        (("--task", "parity", "--preset", "paper"), "minutes only"),
+    ],
+)
+def test_tasks_and_sizes_that_do_not_go_together_are_refused(given, message, capsys):
+    assert main(["recall", *given]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_negative_eigenvalues_learn_parity_and_positive_ones_do_not():
+    names = ("deltanet", "deltanet:negative_eigenvalues=true")
+    settings = recall.preset(
+        "minutes", "parity", mixers=names, widths=(16,), steps=600, seeds=1, judged=128,
+        task=recall.Parity(32),
+    )  # fmt: skip
+    positive, negative = recall.recall(settings).points
+    assert negative.accuracy > 0.95
+    assert positive.accuracy < 0.8

@@ -1,4 +1,4 @@
-"""`kerneltrick recall`: how much different mixers remember per byte of state."""
+"""`kerneltrick recall`: how much different mixers remember and track per byte of state."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def recall_command(
             "completed it.",
         ),
     ] = "minutes",
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="recall: values of keys. parity: is the number of ones so far odd? permutation: "
+            "the product of the permutations so far. copy: repeat a text. selective: repeat the "
+            "tokens between noise.",
+        ),
+    ] = "recall",
     mixers: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,6 +98,15 @@ def recall_command(
             help="Key–value pairs in each sequence. Default: from the preset.",
         ),
     ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option(
+            "--items",
+            show_default=False,
+            help="For permutation, the things that are permuted: 3 for the group S₃, 5 for S₅. For "
+            "selective, the tokens to repeat. Default: 3 and 8.",
+        ),
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(
@@ -122,8 +141,9 @@ def recall_command(
 ) -> None:
     """Compare how much mixers remember per byte of state, on trained models (extra: torch).
 
-    The task is multi-query associative recall: a sequence lists keys with their values and later
-    repeats the keys; the model must answer with the values. With --html or --json, finished models
+    The default task is multi-query associative recall: a sequence lists keys with their values and
+    later repeats the keys; the model must answer with the values. --task tracks a state or copies
+    instead. With --html or --json, finished models
     are stored beside that file until the end, so a killed run continues where it stopped.
     """
     outputs = outputs_of(html_path, json_path)
@@ -132,11 +152,10 @@ def recall_command(
     found = read_numbers("--widths", widths)
     changes["widths"] = None if found is None else tuple(found)
     changes["rates"] = None if rates is None else _rates(rates)
-    task = {"pairs": pairs, "length": length, "vocabulary": vocabulary}
+    sizes = {"pairs": pairs, "items": items, "length": length, "vocabulary": vocabulary}
     try:
-        settings = room.preset(preset)
-        own = {name: value for name, value in task.items() if value is not None}
-        changes["task"] = dataclasses.replace(settings.task, **own)
+        settings = room.preset(preset, task)
+        changes["task"] = _sized(settings.task, sizes)
         given = {name: value for name, value in changes.items() if value is not None}
         settings = dataclasses.replace(settings, **given)
         resume = unfinished(outputs)
@@ -159,6 +178,16 @@ def recall_command(
         say_written(outputs, words)
 
 
+def _sized(task: Any, sizes: dict[str, int | None]) -> Any:
+    """The task with the sizes that were given."""
+    own = {name: value for name, value in sizes.items() if value is not None}
+    known = [field.name for field in dataclasses.fields(task)]
+    for name in own:
+        if name not in known:
+            raise UsageError(f"--{name} has no meaning for the task {task.name}: leave it out")
+    return dataclasses.replace(task, **own)
+
+
 def _rates(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
@@ -168,7 +197,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 def _show(result: room.RecallResult, words: TextIO) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("mixer", "width", "state, bytes", "recall", "lowest", "highest", ""):
+    for name in ("mixer", "width", "state, bytes", "correct", "lowest", "highest", ""):
         table.add_column(name, justify="left" if name == "mixer" else "right")
     for point in sorted(result.points, key=lambda point: point.bytes):
         shares = (f"{x:.3f}" for x in (point.accuracy, point.lowest, point.highest))
@@ -176,7 +205,8 @@ def _show(result: room.RecallResult, words: TextIO) -> None:
         table.add_row(plain(point.mixer), *cells)
     console(words).print(table)
     told = (
-        "recall: share of queries answered correctly, mean over the seeds; front: no smaller state "
-        "recalls as much."
+        f"{result.settings['task']['name']}: share of answers that are correct, mean over the "
+        f"seeds (guessing: {result.settings['task']['chance']:.3f}); front: no smaller state has "
+        "as many."
     )
     console(words).print(plain(told, "dim"))

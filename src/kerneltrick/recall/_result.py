@@ -73,8 +73,13 @@ class RecallResult:
             "settings": self.settings,
             "points": [dataclasses.asdict(point) for point in self.points],
             "trainings": [dataclasses.asdict(training) for training in self.trainings],
-            "published": {name: [list(p) for p in found] for name, found in PUBLISHED.items()},
+            "published": self._published(),
         }
+
+    def _published(self) -> dict[str, list[list[float]]]:
+        if self.settings["task"]["name"] != "recall":
+            return {}
+        return {name: [list(point) for point in found] for name, found in PUBLISHED.items()}
 
     def to_json(self) -> str:
         """The text that `kerneltrick recall --json` writes."""

@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 from kerneltrick.attention import check_count
-from kerneltrick.recall._task import Task
+from kerneltrick.recall._copying import Copy, Selective
+from kerneltrick.recall._task import AnyTask, Task
+from kerneltrick.recall._tracking import Parity, Permutation
 
 # Softmax attention, the maps of the Based paper, hybrids with a window, windows alone, and the
 # other mixers.
@@ -18,6 +20,28 @@ MIXERS = (
     "ssd:state_dim=16", "gla", "rwkv", "deltanet", "gated_deltanet", "kda", "gated_deltanet2",
     "rwkv7", "power_retention:head_dim=16",
 )  # fmt: skip
+
+
+TASKS: dict[str, AnyTask] = {  # at the size of the preset "minutes"
+    "recall": Task(vocabulary=128, length=64, pairs=16),
+    "parity": Parity(),
+    "permutation": Permutation(),
+    "copy": Copy(),
+    "selective": Selective(),
+}
+# What tracks a state: corrections with β up to 1 or 2, and several of them for each token.
+TRACKERS = (
+    "softmax",
+    "ssd:state_dim=16",
+    "gla",
+    "deltanet",
+    "deltanet:negative_eigenvalues=true",
+    "gated_deltanet",
+    "gated_deltanet:negative_eigenvalues=true",
+    "rwkv7",
+    "deltaproduct:steps=2",
+    "deltaproduct:steps=3",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +57,13 @@ class RecallSettings:
 
     mixers: tuple[str, ...]
     widths: tuple[int, ...]
-    task: Task
+    task: AnyTask
     steps: int
     seeds: int = 2
     rates: tuple[float, ...] = (5e-3,)
     batch: int = 64
-    trained_on: tuple[tuple[Task, int], ...] = ()
-    asked: tuple[Task, ...] = ()
+    trained_on: tuple[tuple[AnyTask, int], ...] = ()
+    asked: tuple[AnyTask, ...] = ()
     judged: int = 512  # sequences of each task that the accuracy is measured on
     heads: int = 1
     weight_decay: float = 0.1
@@ -59,7 +83,7 @@ class RecallSettings:
             if not (0 < rate < math.inf):
                 raise ValueError(f"recall needs learning rates > 0, not {rate!r}")
         for task, count in self.trained_on:
-            check_count("recall", f"the number of texts with {task.pairs} pairs", count, least=1)
+            check_count("recall", f"the number of texts of {task.length} tokens", count, least=1)
         if {task.vocabulary for task in (*self.asked, *dict(self.trained_on))} - {
             self.task.vocabulary
         }:
@@ -67,17 +91,30 @@ class RecallSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold."""
-        return dataclasses.asdict(self)
+        about = {"name": self.task.name, "told": self.task.told, "chance": self.task.chance}
+        found = dataclasses.asdict(self)
+        return found | {"task": found["task"] | {"vocabulary": self.task.vocabulary} | about}
 
 
-def preset(name: str, **changes: Any) -> RecallSettings:
+def preset(name: str, task: str = "recall", **changes: Any) -> RecallSettings:
     """The settings with this name, with `changes` applied.
+
+    `task` is one of `TASKS`. State tracking and copying are the same sweep with other sequences and
+    other mixers; they have the preset "minutes" only.
 
     "minutes" is a task small enough that a model learns it in half a minute. "paper" is the task of
     Zoology and of the published results; it needs days on a large machine, and we have not
     completed it.
     """
-    if name == "minutes":
+    if task not in TASKS:
+        raise ValueError(f"unknown task {task!r}; choose {', '.join(TASKS)}")
+    if task != "recall" and name == "paper":
+        raise ValueError(f"the preset paper is of the task recall; {task} has minutes only")
+    if name == "minutes" and task != "recall":
+        found = RecallSettings(
+            mixers=TRACKERS, widths=(32,), task=TASKS[task], steps=1200, rates=(1e-2,), batch=32
+        )
+    elif name == "minutes":
         found = RecallSettings(
             mixers=(
                 "softmax",
@@ -92,7 +129,7 @@ def preset(name: str, **changes: Any) -> RecallSettings:
                 "ssd:state_dim=16",
             ),
             widths=(16, 32, 64),
-            task=Task(vocabulary=128, length=64, pairs=16),
+            task=TASKS["recall"],
             steps=1600,
             rates=(1e-2,),
             batch=32,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,32 @@ class Examples(NamedTuple):
     tokens: np.ndarray[Any, Any]  # (count, length)
     places: np.ndarray[Any, Any]  # (count, pairs)
     answers: np.ndarray[Any, Any]  # (count, pairs)
+
+
+class AnyTask(Protocol):
+    """What a sweep needs to know about a task."""
+
+    name: ClassVar[str]
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def chance(self) -> float:
+        """The share of answers that guessing gets right."""
+
+    @property
+    def told(self) -> str:
+        """The task in a sentence."""
+
+    def easier(self) -> tuple[AnyTask, ...]:
+        """Easier versions of the task, and at the end the task itself."""
+
+    def examples(self, count: int, seed: Any) -> Examples:
+        """Draw `count` sequences; `seed` is anything that np.random.default_rng takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +58,7 @@ class Task:
     ((1, 12), True)
     """
 
+    name: ClassVar[str] = "recall"
     vocabulary: int = 8192
     length: int = 64
     pairs: int = 4
@@ -55,6 +82,20 @@ class Task:
         if not 0 < self.power <= 1:
             raise ValueError(f"recall needs 0 < power ≤ 1, not {self.power}")
 
+    @property
+    def chance(self) -> float:
+        """The share of answers that guessing gets right."""
+        return 1 / (self.vocabulary - self.vocabulary // 2)
+
+    @property
+    def told(self) -> str:
+        """The task in a sentence."""
+        return (
+            f"Each text of {self.length} tokens contains {self.pairs} keys with their values "
+            f"(vocabulary {self.vocabulary:,}). Later each key comes again, and the model must "
+            "name its value."
+        )
+
     def easier(self) -> tuple[Task, ...]:
         """Versions of this task with 2, 4, 8, … pairs, and at the end the task itself.
 
@@ -71,8 +112,8 @@ class Task:
         """Draw `count` sequences; `seed` is anything that np.random.default_rng takes."""
         rng = np.random.default_rng(seed)
         half, p = self.vocabulary // 2, self.pairs
-        keys = 1 + _distinct(rng, count, half - 1, p)
-        values = half + _distinct(rng, count, self.vocabulary - half, p)
+        keys = 1 + distinct(rng, count, half - 1, p)
+        values = half + distinct(rng, count, self.vocabulary - half, p)
         tokens = rng.integers(self.vocabulary, size=(count, self.length))
         tokens[:, 0 : 2 * p : 2], tokens[:, 1 : 2 * p : 2] = keys, values
         room = (self.length - 2 * p) // 2
@@ -85,7 +126,7 @@ class Task:
         return Examples(tokens, places, values)
 
 
-def _distinct(rng: np.random.Generator, count: int, size: int, chosen: int) -> Any:
+def distinct(rng: np.random.Generator, count: int, size: int, chosen: int) -> Any:
     """`count` rows of `chosen` different integers below `size`, in random order."""
     noise = rng.random((count, size), dtype=np.float32)
     found = np.argpartition(noise, chosen - 1, axis=1)[:, :chosen]

@@ -73,8 +73,8 @@ _COMPARE = _Page(
 _RECALL = _Page(
     folder="recall",
     command="kerneltrick recall",
-    title="Recall against state size",
-    question="How much does a mixer recall per byte of its state?",
+    title="Memory against state size",
+    question="How much can a mixer remember or track per byte of its state?",
     told="Task",
     facts="Training",
     parts=_inside("recall", "main.js"),
@@ -152,7 +152,7 @@ def render_recall(found: Mapping[str, Any]) -> str:
         raise ValueError(
             f"the recall has format {found.get('format')!r}; this report needs {RECALL!r}"
         )
-    for name in ("settings", "points", "trainings", "published"):
+    for name in ("settings", "points", "trainings"):
         if not found.get(name):
             raise ValueError(f"the recall has no {name!r}, which the report needs")
     return _framed(_RECALL, found)

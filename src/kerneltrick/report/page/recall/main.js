@@ -11,30 +11,32 @@ const COLUMNS = [
   { key: "mixer", label: "mixer", text: ({ point }) => point.mixer, of: ({ point }) => point.mixer },
   { key: "width", label: "width", write: whole },
   { key: "bytes", label: "state", write: bytes, help: "four bytes for each number in the state" },
-  { key: "accuracy", label: "recall", write: percent, help: "share of queries answered correctly, mean over seeds" },
+  { key: "accuracy", label: "correct", write: percent, help: "share of correct answers, mean over seeds" },
   { key: "lowest", label: "lowest", write: percent, help: "the worst seed" },
   { key: "highest", label: "highest", write: percent, help: "the best seed" },
   { key: "rate", label: "rate", write: (x) => short(x, 2), help: "learning rate: the best one tried" },
-  { key: "on_front", label: "front", write: (x) => (x ? "●" : ""), help: "nothing of this size or smaller recalls more" },
+  { key: "on_front", label: "front", write: (x) => (x ? "●" : ""), help: "nothing of this size or smaller has more correct answers" },
 ].map((column) => ({ of: ({ point }) => Number(point[column.key]), ...column }));
 sorting.points = { key: "bytes", direction: 1 };
 
 function drawHeader() {
   const task = settings.task;
   fillHeader({
-    told: `Each text of ${task.length} tokens contains ${task.pairs} keys with their values (vocabulary ${whole(task.vocabulary)}). Later each key comes again, and the model must name its value.`,
+    told: task.told,
     facts: [
       ["models trained", whole(trainings.length)],
       ["training steps", whole(settings.steps)],
       ["batch size", whole(settings.batch)],
       ["seeds", whole(settings.seeds)],
       ["learning rates", settings.rates.map((rate) => short(rate, 2)).join(", ")],
-      ["chance", percent(1 / (task.vocabulary / 2))],
+      ["chance", percent(task.chance)],
       ["CPU time", `${whole(trainings.reduce((sum, training) => sum + training.seconds, 0) / 60)} min`],
     ],
     colophon: "Each model has two layers: a gated short convolution, then the mixer.",
   });
-  byId("published-reading").textContent = `Published points come from other models on a task with a vocabulary of 8192 and up to 256 pairs${task.vocabulary === 8192 ? "" : ", which is harder than this one, so do not compare them directly with these dots"}.`;
+  const known = Object.keys(published).length > 0;
+  byId("published").hidden = !known;
+  if (known) byId("published-reading").textContent = `Published points come from other models on a task with a vocabulary of 8192 and up to 256 pairs${task.vocabulary === 8192 ? "" : ", which is harder than this one, so do not compare them directly with these dots"}.`;
 }
 
 function drawRecall() {
@@ -44,10 +46,10 @@ function drawRecall() {
     xs: range([...points.map((p) => p.bytes), ...others.map((p) => p.x)], 1.5, 1.5),
     ys: [0, 1.04],
     xLabel: "state, bytes",
-    yLabel: "recall",
+    yLabel: "correct answers",
     xAxis: BYTES,
     yAxis: { ...LINEAR, ticks: () => [0, 0.25, 0.5, 0.75, 1], format: percent },
-    title: "recall against state size",
+    title: "correct answers against state size",
   });
   const best = points.filter((p) => p.on_front).sort((a, b) => a.bytes - b.bytes);
   const steps = best.flatMap((p, i) => [...(i ? [[plot.x(p.bytes), plot.y(best[i - 1].accuracy)]] : []), [plot.x(p.bytes), plot.y(p.accuracy)]]);
@@ -98,7 +100,7 @@ function drawCurves() {
   const point = points[state.point];
   const own = trainings.filter((t) => t.mixer === point.mixer && t.width === point.width && t.curve.length);
   byId("curves-title").textContent = `Training runs of ${point.mixer}, width ${point.width}`;
-  const guessing = Math.log(settings.task.vocabulary / 2);
+  const guessing = -Math.log(settings.task.chance);
   const curves = own.map((t) => t.curve.map(([step, loss]) => ({ x: step, y: Math.max(number(loss), 1e-9) })));
   const plot = frame(byId("curves"), {
     height: 340,
@@ -109,7 +111,7 @@ function drawCurves() {
     title: "loss against steps",
   });
   curves.forEach((curve, i) => drawLine(plot, i, curve));
-  drawLevel(plot, guessing, "guessing a value");
+  drawLevel(plot, guessing, "guessing");
   const told = (t) => `seed ${t.seed}, rate ${short(t.rate, 2)}: ${percent(t.accuracy)}${t.steps < settings.steps ? `, stopped at step ${t.steps} because the loss was NaN` : ""}`;
   drawLegend("curves-legend", own.map((t, i) => ({ name: told(t), series: i })));
 }
