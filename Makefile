@@ -32,7 +32,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize sanitize-arm test test-jax-old test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-jax-old test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained tracking inspected mutants clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -167,6 +167,12 @@ docs: $(VENV)/.test ## build the documentation site in build/docs; warnings are 
 
 fitted: $(VENV)/.test ## fit maps to a real model and judge them on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
+
+tracking: $(VENV)/.test ## measure state tracking and copying of trained mixers: the second table of the recall page
+	$(BIN)/python tools/make_tracking.py
+
+inspected: $(VENV)/.test ## train the model that `kerneltrick inspect` shows by default
+	$(BIN)/python tools/make_inspected.py
 
 trained: $(VENV)/.test ## measure recall of trained mixers against the size of their state: table and picture
 	$(BIN)/python tools/make_trained.py

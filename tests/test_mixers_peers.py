@@ -63,7 +63,7 @@ def parts(module, x):
     """Return the inputs of the module's mixing, and the function from head outputs to y."""
     tokens = module._check(x, None, None, None, None, None)
     heads = module._heads(tokens, None)
-    return heads, lambda o: module._combine(heads, o if heads.skip is None else o + heads.skip)
+    return heads, lambda o: module._combine(heads, heads.with_own(o))
 
 
 def convolution(ours, theirs):
@@ -371,8 +371,8 @@ def test_mesa_is_the_exact_reference_of_flash_linear_attention(x):
     module = mixers.Mesa(SIZE, 2)
     heads, combine = parts(module, x)
     beta = module.beta_proj(x).sigmoid()
-    v = heads.v[..., :16].transpose(1, 2) / beta[..., None]
-    q, k, decay = in_their_order(heads.q, heads.k, heads.log_decay)
+    # Ours has β in the keys, and the keys beside the values.
+    q, k, v, decay = in_their_order(heads.q, heads.v[..., 16:], heads.v[..., :16], heads.log_decay)
     ridge = torch.nn.functional.softplus(module.ridge) + 0.25
     o, *_ = rule(q, k, v, decay, ridge, beta)
     close(module(x)[0], combine(o.transpose(1, 2)))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kerneltrick.attention import check_count
-from kerneltrick.recall._task import Examples, distinct
+from kerneltrick.recall._task import Examples, _distinct
 
 NOISE, MARK = 0, 1  # the two tokens that are never copied
 
@@ -70,9 +70,9 @@ class Selective:
         """Draw `count` sequences; `seed` is anything that np.random.default_rng takes."""
         rng = np.random.default_rng(seed)
         p, room = self.items, self.length - self.items
-        items = 2 + distinct(rng, count, self.vocabulary - 2, p)
+        items = 2 + _distinct(rng, count, self.vocabulary - 2, p)
         tokens = np.full((count, self.length), NOISE)
-        np.put_along_axis(tokens, np.sort(distinct(rng, count, room, p), axis=1), items, axis=1)
+        np.put_along_axis(tokens, np.sort(_distinct(rng, count, room, p), axis=1), items, axis=1)
         tokens[:, room], tokens[:, room + 1 :] = MARK, items[:, :-1]
         places = np.broadcast_to(np.arange(room, self.length), (count, p)).copy()
         return Examples(tokens, places, items)

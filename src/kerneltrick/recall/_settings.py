@@ -62,7 +62,7 @@ class RecallSettings:
     seeds: int = 2
     rates: tuple[float, ...] = (5e-3,)
     batch: int = 64
-    trained_on: tuple[tuple[AnyTask, int], ...] = ()
+    trained_on: tuple[tuple[Task, int], ...] = ()
     asked: tuple[AnyTask, ...] = ()
     judged: int = 512  # sequences of each task that the accuracy is measured on
     heads: int = 1
@@ -83,7 +83,7 @@ class RecallSettings:
             if not (0 < rate < math.inf):
                 raise ValueError(f"recall needs learning rates > 0, not {rate!r}")
         for task, count in self.trained_on:
-            check_count("recall", f"the number of texts of {task.length} tokens", count, least=1)
+            check_count("recall", f"the number of texts with {task.pairs} pairs", count, least=1)
         if {task.vocabulary for task in (*self.asked, *dict(self.trained_on))} - {
             self.task.vocabulary
         }:

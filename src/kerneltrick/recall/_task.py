@@ -112,8 +112,8 @@ class Task:
         """Draw `count` sequences; `seed` is anything that np.random.default_rng takes."""
         rng = np.random.default_rng(seed)
         half, p = self.vocabulary // 2, self.pairs
-        keys = 1 + distinct(rng, count, half - 1, p)
-        values = half + distinct(rng, count, self.vocabulary - half, p)
+        keys = 1 + _distinct(rng, count, half - 1, p)
+        values = half + _distinct(rng, count, self.vocabulary - half, p)
         tokens = rng.integers(self.vocabulary, size=(count, self.length))
         tokens[:, 0 : 2 * p : 2], tokens[:, 1 : 2 * p : 2] = keys, values
         room = (self.length - 2 * p) // 2
@@ -126,7 +126,7 @@ class Task:
         return Examples(tokens, places, values)
 
 
-def distinct(rng: np.random.Generator, count: int, size: int, chosen: int) -> Any:
+def _distinct(rng: np.random.Generator, count: int, size: int, chosen: int) -> Any:
     """`count` rows of `chosen` different integers below `size`, in random order."""
     noise = rng.random((count, size), dtype=np.float32)
     found = np.argpartition(noise, chosen - 1, axis=1)[:, :chosen]

@@ -119,15 +119,14 @@ def _batch(settings: RecallSettings, seed: int, step: int) -> Examples:
         tasks = settings.task.easier()
         return tasks[step % len(tasks)].examples(settings.batch, (0, seed, step))
     batches = [
-        (which, place)
-        for which, (_, count) in enumerate(settings.trained_on)
+        (task, place)
+        for task, count in settings.trained_on
         for place in range(-(-count // settings.batch))
     ]
     epoch, place = divmod(step, len(batches))
     order = np.random.default_rng((2, seed, epoch)).permutation(len(batches))
-    which, place = batches[int(order[place])]
-    task, _ = settings.trained_on[which]
-    return task.examples(settings.batch, (0, seed, which, place))
+    task, place = batches[int(order[place])]
+    return task.examples(settings.batch, (0, seed, task.length, task.pairs, place))
 
 
 def _loss(model: RecallModel, batch: Examples) -> Any:

@@ -77,6 +77,12 @@ class Heads(NamedTuple):
     own: Tensor | None = None  # a weight that each token's value gets in its own output beside
     own_v: Tensor | None = None  # these values; None: v
 
+    def with_own(self, o: Tensor) -> Tensor:
+        """The output of the heads with what each token adds to its own."""
+        if self.own is None:
+            return o
+        return o + self.own * (self.v if self.own_v is None else self.own_v)
+
 
 class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     """The base class of mixers: y, state = mixer(x, state) for tokens x (batch, n, hidden_size).
@@ -237,9 +243,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     def _run(self, tokens: Tokens, state: MixerState | None) -> tuple[Tensor, MixerState | None]:
         heads = self._heads(tokens, state)
         o, memory = self._mix(tokens, heads, None if state is None else state.memory)
-        if heads.own is not None:
-            o = o + heads.own * (heads.v if heads.own_v is None else heads.own_v)
-        y = self._combine(heads, o).to(tokens.dtype)
+        y = self._combine(heads, heads.with_own(o)).to(tokens.dtype)
         if tokens.mask is not None:
             y = torch.where(tokens.mask[..., None], y, torch.zeros_like(y))
         if memory is None:

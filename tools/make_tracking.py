@@ -1,0 +1,79 @@
+"""State tracking and copying of trained mixers: the second table of docs/howto/recall.md.
+
+    python tools/make_tracking.py           write the table
+    python tools/make_tracking.py --print   print it
+
+Runs `kerneltrick recall --task …` four times, about ten minutes of one CPU, unless the
+numbers are in out/tracking. An interrupted run continues. Remove that folder to start again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from generated import ROOT, page_with, update
+from make_stars import markdown
+
+PAGE = ROOT / "docs" / "howto" / "recall.md"
+FOUND = ROOT / "out" / "tracking"
+BEGIN, END = "<!-- tracking:begin -->", "<!-- tracking:end -->"
+MIXERS = (
+    "softmax",
+    "ssd:state_dim=16",
+    "deltanet",
+    "deltanet:negative_eigenvalues=true",
+    "deltaproduct:steps=2,negative_eigenvalues=false",
+    "deltaproduct:steps=2",
+    "deltaproduct:steps=4",
+)
+TASKS = {
+    "parity": ("--task", "parity", "--length", "32"),
+    "S₃": ("--task", "permutation", "--length", "16", "--items", "3"),
+    "S₅": ("--task", "permutation", "--length", "8", "--items", "5"),
+    "selective": ("--task", "selective", "--length", "32", "--items", "6"),
+}
+SIZES = ("--widths", "32", "--steps", "600", "--seeds", "2", "--jobs", "1")
+
+
+def measured(name: str, task: tuple[str, ...]) -> dict[str, Any]:
+    """Read the numbers of the command, and run it first if necessary."""
+    path = FOUND / f"{name}.json"
+    if not path.exists():
+        FOUND.mkdir(parents=True, exist_ok=True)
+        command = (sys.executable, "-m", "kerneltrick", "recall", *task, *SIZES)
+        subprocess.run([*command, "--mixers", " ".join(MIXERS), "--json", str(path)], check=True)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Return the table: a row for each mixer, a column for each task."""
+    chance = (f"{x['settings']['task']['chance']:.2f}" for x in found.values())
+    lines = [("mixer", "state, bytes", *found), ("guessing", "", *chance)]
+    for mixer in MIXERS:
+        own = [next(p for p in x["points"] if p["mixer"] == mixer) for x in found.values()]
+        spans = (f"{p['accuracy']:.2f} ({p['lowest']:.2f}–{p['highest']:.2f})" for p in own)
+        lines.append((f"`{mixer}`", f"{own[0]['bytes']:,}", *spans))
+    return markdown(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--print", action="store_true", help="print the table without writing")
+    arguments = parser.parse_args(argv)
+    found = {name: measured(name, task) for name, task in TASKS.items()}
+    took = [training["seconds"] for x in found.values() for training in x["trainings"]]
+    print(f"{len(took)} trainings, {sum(took):,.0f} seconds of CPU time")
+    print(table(found))
+    if not arguments.print:
+        page = page_with(PAGE.read_text(encoding="utf-8"), table(found), BEGIN, END)
+        update({PAGE: page}, check=False, target="tracking")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
