@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from kerneltrick.attention import Dial, State, linear_attention
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
 from kerneltrick.hf._mask import AttentionError, TokenMask
+from kerneltrick.hf._watch import is_watched, show
+from kerneltrick.torch import LinearOperator
 
 LAYER = "_kerneltrick_layer"  # the attribute of keys that holds the cache layer they went through
 
@@ -47,6 +49,10 @@ def replacement_attention(
     # None stands for 1/√d, for exact weights and for maps that approximate them.
     scale = None if math.isclose(call.scale, d**-0.5) else call.scale
     rule, tokens = LayerSetting(choose(where, module), scale), call.tokens
+    if is_watched():
+        causal = {"segment_ids": tokens.segment_ids} if tokens.causal else {}
+        given = {"causal": tokens.causal, "mask": tokens.keep, "scale": rule.scale, **causal}
+        show(LinearOperator(query, key, value, rule.dial, {**given, "on_zero": "zero"}))
     layer = key.__dict__.pop(LAYER, None)
     if layer is not None:
         out = layer.attend_cached(where, rule, query, key, value, tokens)

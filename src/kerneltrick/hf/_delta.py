@@ -10,6 +10,8 @@ import torch
 from kerneltrick._arrays import untranslated
 from kerneltrick.attention import DeltaState, delta_rule
 from kerneltrick.hf._packed import boundaries, is_packed, segments
+from kerneltrick.hf._watch import is_watched, show
+from kerneltrick.torch import DeltaOperator
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -111,6 +113,9 @@ def _rule(
     """The outputs, tokens before heads, and the state after the last token if it is asked for."""
     q, k, v, log_decay, beta = (x.transpose(1, 2) for x in inputs)
     options: dict[str, Any] = {"segment_ids": texts, "return_state": wants_state}
+    if is_watched():
+        given = {"log_decay": log_decay, "scale": scale, "normalize_qk": normalize}
+        show(DeltaOperator(q, k, v, beta, {**given, "segment_ids": texts}))
     if before is not None:
         options["state"] = DeltaState(before.to(torch.promote_types(v.dtype, torch.float32)))
     made = delta_rule(

@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from kerneltrick.hf._packed import segments
 from kerneltrick.hf._state_space import decayed_attention
+from kerneltrick.hf._watch import is_watched, show
+from kerneltrick.torch import SUM, LinearOperator
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -32,6 +34,8 @@ def lightning_attention(
     before = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     slope = -self.slope_rate.to(wide).view(heads, 1)
     decay = slope.expand(batch, heads, n)
+    if is_watched():
+        show(LinearOperator(q, k, v, "identity", {**SUM, "log_decay": decay}))
     output, after = decayed_attention(q, k, v, decay, segments(more, batch, n), before, True)
     output = self.norm(output.transpose(1, 2).flatten(2).to(hidden_states.dtype))
     output = self.out_proj(functional.sigmoid(self.output_gate(hidden_states)) * output)

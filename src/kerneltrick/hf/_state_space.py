@@ -16,6 +16,8 @@ from torch.nn import functional
 from kerneltrick._arrays import Wide, untranslated
 from kerneltrick.attention import State, linear_attention
 from kerneltrick.hf._packed import segments
+from kerneltrick.hf._watch import is_watched, show
+from kerneltrick.torch import SUM, LinearOperator
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -55,6 +57,12 @@ def chunk_scan(
         return tokens.to(wide).transpose(1, 2)[:, :, None].expand(-1, -1, heads // groups, -1, -1)
 
     texts = segments(more, batch, n)
+    if is_watched():
+        key, query = (y.to(wide).repeat_interleave(heads // groups, dim=2) for y in (B, C))
+        q, k, v = (y.transpose(1, 2) for y in (query, key * dt[..., None], x))
+        given = {**SUM, "log_decay": (A.to(wide) * dt).transpose(1, 2), "segment_ids": texts}
+        own = None if D is None else D.to(wide).reshape(heads, -1)[:, :1, None]
+        show(LinearOperator(q, k, v, "identity", given, own))
     made = decayed_attention(
         shared(C),
         shared(B),
