@@ -503,8 +503,8 @@ def test_a_page_without_a_record_leaves_its_pictures_out(open_report):
 
 RECALL = {
     "format": "kerneltrick.recall/1", "version": "1",
-    "settings": {"task": {"pairs": 8, "length": 64, "vocabulary": 128}, "steps": 40, "batch": 32,
-                 "seeds": 2, "rates": [0.01]},
+    "settings": {"task": {"vocabulary": 128, "told": "Keys and <b>values</b>.", "chance": 1 / 64},
+                 "steps": 40, "batch": 32, "seeds": 2, "rates": [0.01]},
     "points": [
         {"mixer": mixer, "width": width, "rate": 0.01, "bytes": 100 * width * (at + 1),
          "accuracy": 0.2 * at + width / 100, "lowest": 0.1, "highest": 0.9, "seeds": 2,
@@ -519,7 +519,23 @@ RECALL = {
     ],
     "published": {"gated DeltaNet": [[17_000, 0.89], [67_000, 0.99]], "RWKV-7": [[67_000, 0.98]]},
 }  # fmt: skip
+INSPECTION = {
+    "format": "kerneltrick.inspect/1", "version": "1", "source": "<b>model</b>", "causal": True,
+    "tokens": ["a", " ", "<i>b</i>", "\n", "ß" * 40], "rows": [0, 2, 4], "notes": ["a note"],
+    "measures": [
+        {"name": "reach", "label": "reach", "title": "reach", "meaning": "m", "style": "number"},
+        {"name": "own", "label": "own", "title": "own", "meaning": "m", "style": "percent"},
+    ],
+    "layers": [
+        {"name": "blocks.0", "kind": "x", "operator": operator, "memory": "local", "told": "told",
+         "heads": [{"reach": reach, "reach_most": 2.0, "own": None, "memory": "local"}] * count}
+        for operator, reach, count in (("delta rule", 3.0, 3), ("softmax", "inf", 1))
+    ],
+    # Rows of 1, 3 and 5 weights: 1; 1, 0, 0; −1, 0, 0, 0, 1.
+    "pictures": [["ADwAPAAAAAAAvAAAAAAAAAA8"] * 3, ["ADwAPAAAAAAAvAAAAAAAAAA8"]],
+}  # fmt: skip
 PAGES = {
+    "inspect": (report.render_inspection, lambda _: INSPECTION),
     "compare": (report.render_html, lambda comparison: comparison),
     "recall": (report.render_recall, lambda _: RECALL),
     "evaluation": (report.render_evaluation, lambda _: EVALUATION),

@@ -35,6 +35,7 @@ PAGES = {  # with the extras that they need
     "howto/read_the_report.md": (),
     "howto/attention_in_pytorch.md": ("torch",),
     "howto/mixers.md": ("torch",),
+    "howto/inspect.md": ("torch",),
     "howto/recall.md": ("torch",),
     "howto/linearise_your_model.md": ("transformers",),
     "howto/run_on_a_cpu.md": ("transformers", "peft"),

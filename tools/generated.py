@@ -73,6 +73,12 @@ PICTURES = {
          f"{PACKAGE}/cli/_arguments.py:default_maps"),
         timed=True,  # not really, but it needs a browser, so an old one is no failure
     ),
+    "inspect.png": Product(
+        "figures",
+        ("tools/make_figures.py:inspected", f"{PACKAGE}/report/page/*",
+         f"{PACKAGE}/report/page/inspect/*", f"{PACKAGE}/inspection/*.py"),
+        timed=True,  # not really, but it needs a browser
+    ),
     "complexity.png": Product(
         "figures",
         (f"{PACKAGE}/costs/_plot.py", f"{PACKAGE}/costs/_features.py",

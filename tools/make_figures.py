@@ -12,6 +12,7 @@ python tools/make_figures.py pages      those of the pages only; or speed, overv
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import math
 import shutil
@@ -124,26 +125,43 @@ def speed_figure(lengths: Sequence[int], found: dict[str, list[tuple[float, floa
 
 
 def screenshot() -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        print("no chromium on PATH: report.png is left as it is")
-        return
-    from playwright.sync_api import sync_playwright
-
     from kerneltrick.cli._arguments import default_maps
 
     data = kt.analysis.sample()
     result = kt.analysis.compare(data, default_maps(data.q.shape[-2]), measure=False)  # no times
     print(result.verdict)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder:
         page_path = Path(folder) / "report.html"
         kt.report.save_html(result, data, page_path)
+        photograph(page_path, "report.png", 1420)
+
+
+def inspected() -> None:
+    """The page of `kerneltrick inspect` for the model that the package carries."""
+    from kerneltrick.cli import main as command
+
+    with tempfile.TemporaryDirectory() as folder:
+        page_path = Path(folder) / "inspect.html"
+        with contextlib.suppress(SystemExit):
+            command(["inspect", "--html", str(page_path)])
+        photograph(page_path, "inspect.png", 1760)
+
+
+def photograph(page_path: Path, name: str, height: int) -> None:
+    """Save the top of a page as a picture, if there is a browser."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print(f"no chromium on PATH: {name} is left as it is")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-background-networking"]
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page = browser.new_page(viewport={"width": 1040, "height": 1420})
+        page = browser.new_page(viewport={"width": 1040, "height": height})
         page.goto(page_path.as_uri())
         page.wait_for_timeout(500)
-        save_png(page.screenshot(type="png"), "report.png")
+        save_png(page.screenshot(type="png"), name)
         browser.close()
 
 
@@ -349,7 +367,8 @@ def decoding() -> Figure:
 
 
 def main() -> None:
-    parts = {"speed": speed, "overview": overview, "screenshot": screenshot, "pages": pages}
+    parts = {"speed": speed, "overview": overview, "screenshot": screenshot, "inspected": inspected,
+             "pages": pages}  # fmt: skip
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     chosen = parser.parse_args().parts or list(parts)

@@ -17,8 +17,13 @@ from kerneltrick.analysis._fitted import of_heads as of_heads
 from kerneltrick.analysis._fitted import read_setting as read_setting
 from kerneltrick.analysis._fitted import smallest_hashes as smallest_hashes
 from kerneltrick.analysis._limit import Limit, weight_limit
+from kerneltrick.analysis._metrics import documented as documented
+from kerneltrick.analysis._metrics import mean as mean
+from kerneltrick.analysis._metrics import metric as metric
+from kerneltrick.analysis._metrics import metrics_of as metrics_of
 from kerneltrick.analysis._picture import picture
 from kerneltrick.analysis._quality import MapQuality, analyze_map
+from kerneltrick.analysis._result import plain as plain
 from kerneltrick.analysis._store import Store as Store
 from kerneltrick.analysis._store import finish as finish
 from kerneltrick.analysis._store import run_key as run_key

@@ -34,6 +34,7 @@ from kerneltrick.cli._command import Command, Group
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._explore import explore_command
 from kerneltrick.cli._fit import fit_command
+from kerneltrick.cli._inspect import inspect_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
 from kerneltrick.cli._options import (
@@ -298,6 +299,7 @@ app.command("accelerate", cls=Command, rich_help_panel=USE)(accelerate_command)
 app.command("fit", cls=Command, rich_help_panel=USE)(fit_command)
 app.command("linearize", cls=Command, rich_help_panel=USE)(linearize_command)
 app.command("evaluate", cls=Command, rich_help_panel=USE)(evaluate_command)
+app.command("inspect", cls=Command, rich_help_panel=USE)(inspect_command)
 app.command("train", cls=Command, rich_help_panel=USE)(train_command)
 app.command("generate", cls=Command, rich_help_panel=USE)(generate_command)
 app.command("compare", cls=Command, rich_help_panel=CHOOSE)(_compare)

@@ -11,6 +11,7 @@ from kerneltrick.report._html import (
     render_evaluation,
     render_explore,
     render_html,
+    render_inspection,
     render_recall,
     save_html,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "render_evaluation",
     "render_explore",
     "render_html",
+    "render_inspection",
     "render_recall",
     "save_html",
     "timing_figure",

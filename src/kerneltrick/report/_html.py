@@ -97,6 +97,20 @@ _EXPLORE = _Page(
     facts="Chapters",
     parts=(*_ATTENTION, *_inside("explore", *_EXPLORE_PARTS)),
 )
+_INSPECTION = _Page(
+    folder="inspect",
+    command="kerneltrick inspect",
+    title="What a model attends to",
+    question="What does each layer of this model remember?",
+    told="Memory",
+    facts="Model and text",
+    parts=(
+        "binary.js",
+        "canvas.js",
+        *_inside("inspect", "style.css", "state.js", "picture.js", "main.js"),
+    ),
+)
+INSPECTION = "kerneltrick.inspect/1"
 EVALUATION = "kerneltrick.evaluate/1"
 RECALL = "kerneltrick.recall/1"
 # Inside <script type="application/json"> these characters could end the element or start another.
@@ -156,6 +170,22 @@ def render_recall(found: Mapping[str, Any]) -> str:
         if not found.get(name):
             raise ValueError(f"the recall has no {name!r}, which the report needs")
     return _framed(_RECALL, found)
+
+
+def render_inspection(found: Mapping[str, Any]) -> str:
+    """Render what the layers of a model attend to as HTML, as `kerneltrick inspect --html` does.
+
+    `found` has the format "kerneltrick.inspect/1", as `--json` writes it, with `pictures`. The page
+    is as self-contained as that of `render_html`.
+    """
+    if found.get("format") != INSPECTION:
+        raise ValueError(
+            f"the inspection has format {found.get('format')!r}; this report needs {INSPECTION!r}"
+        )
+    for name in ("tokens", "rows", "layers", "measures", "pictures"):
+        if not found.get(name):
+            raise ValueError(f"the inspection has no {name!r}, which the report needs")
+    return _framed(_INSPECTION, found)
 
 
 def render_explore() -> str:

@@ -1,0 +1,104 @@
+"""Layers of transformers' models show what they compute while they run as accelerated."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import numpy as np  # noqa: E402
+from accelerated_models import CONFIGS, build  # noqa: E402
+from hf_models import tiny  # noqa: E402
+
+from kerneltrick import hf, inspection  # noqa: E402
+from kerneltrick.hf._selective_scan import scan  # noqa: E402
+from kerneltrick.hf._state_space import chunk_scan  # noqa: E402
+from kerneltrick.hf._watch import watching  # noqa: E402
+
+QUICK = ("qwen3_5_text", "kimi_linear", "mamba2", "falcon_mamba", "minimax")
+
+
+def tokens(n=23):
+    return torch.randint(2, 60, (1, n), generator=torch.Generator().manual_seed(0))
+
+
+def check(kind):
+    """Watching changes nothing, and the weights times the values are what the operator gives."""
+    model, ids = build(kind, dtype=torch.float64).eval(), tokens()
+    with torch.no_grad():
+        before = model(ids, use_cache=False).logits
+    seen, notes = hf.watch_layers(model, ids)
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, before)
+    assert seen
+    for each in seen:
+        weights, values = each.operator.implied(np.arange(23))
+        assert weights.shape[2:] == (23, 23)
+        assert torch.isfinite(weights @ values).all()
+    found = inspection.inspect(model, ids)
+    assert found.notes == notes
+    assert len(found.layers) == len(seen)
+    return seen
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_layers_show_what_they_compute_and_the_model_is_left_as_it_was(kind):
+    check(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [x for x in CONFIGS if x not in QUICK])
+def test_all_models_that_accelerate_knows_can_be_inspected(kind):
+    check(kind)
+
+
+def shown(call):
+    with watching(torch.nn.Identity()) as seen:
+        output = call()
+    weights, values = seen[0].operator.implied(np.arange(19))
+    return output, weights @ values
+
+
+def draw(*shape):
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64
+    )
+
+
+def test_the_weights_of_mamba_2_give_the_output_of_its_function():
+    given = {"D": draw(4), "dt_bias": draw(4), "dt_softplus": True}
+    output, made = shown(
+        lambda: chunk_scan(
+            draw(2, 19, 4, 6), draw(2, 19, 4), -draw(4).exp(), draw(2, 19, 2, 5),
+            draw(2, 19, 2, 5) + 1, 8, **given,
+        )
+    )  # fmt: skip
+    torch.testing.assert_close(made.transpose(1, 2), output, atol=1e-10, rtol=1e-10)
+
+
+def test_the_weights_of_mamba_give_the_output_of_its_function():
+    output, made = shown(
+        lambda: scan(
+            draw(2, 6, 19), draw(2, 6, 19) - 1, -draw(6, 5).exp(), draw(2, 5, 19),
+            draw(2, 5, 19) + 1, draw(6), delta_bias=draw(6), delta_softplus=True,
+        )
+    )  # fmt: skip
+    torch.testing.assert_close(made[..., 0], output, atol=1e-10, rtol=1e-10)
+
+
+def test_a_softmax_model_has_the_weights_that_eager_attention_returns():
+    model = tiny("Llama", "AutoModelForCausalLM")
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(tokens(), output_attentions=True).attentions
+        model.set_attn_implementation("sdpa")
+    found = inspection.inspect(model, tokens())
+    for layer, exact in zip(found.layers, expected, strict=True):
+        np.testing.assert_allclose(layer.weights, exact[0].numpy(), atol=2e-6)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_without_such_layers_is_refused():
+    config = CONFIGS["lfm2"]
+    model = build("lfm2", layer_types=["conv"] * config["num_hidden_layers"]).eval()
+    with pytest.raises(inspection.InspectionError, match="no layer that can be inspected"):
+        inspection.inspect(model, tokens())
