@@ -18,12 +18,12 @@ QUICK = ("qwen3_5_text", "kimi_linear", "mamba2", "falcon_mamba", "minimax")
 
 
 def tokens(n=23):
-    return torch.randint(2, 60, (1, n), generator=torch.Generator().manual_seed(0))
+    return torch.randint(2, 50, (1, n), generator=torch.Generator().manual_seed(0))
 
 
 def check(kind):
-    """Watching changes nothing, and the weights times the values are what the operator gives."""
-    model, ids = build(kind, dtype=torch.float64).eval(), tokens()
+    """Watching changes nothing, and all layers have weights."""
+    model, ids = build(kind).eval(), tokens()
     with torch.no_grad():
         before = model(ids, use_cache=False).logits
     seen, notes = hf.watch_layers(model, ids)

@@ -1,6 +1,7 @@
 """Inspection measures what heads attend to, of our own models and of those of transformers."""
 
 import base64
+import dataclasses
 import json
 import math
 from importlib import resources
@@ -107,10 +108,10 @@ def test_agreement_is_one_for_a_head_that_is_the_softmax_of_another_layer(monkey
     made = model("softmax")
     tokens = text()[None]
     layers, _ = _inspect.trace(made, tokens)
-    same = [layers[0], layers[0]._replace(name="copy")]
-    monkeypatch.setattr(_inspect, "trace", lambda *_: (same, []))
-    exact = iter([True, False, True, False])  # the copy passes for a linear layer
-    monkeypatch.setattr(_inspect.states, "is_softmax", lambda _: next(exact))
+    first = layers[0].operator
+    other = layers[0]._replace(operator=dataclasses.replace(first))  # passes for a linear layer
+    monkeypatch.setattr(_inspect, "trace", lambda *_: ([layers[0], other], []))
+    monkeypatch.setattr(_inspect.states, "is_softmax", lambda operator: operator is first)
     found = inspection.inspect(made, tokens)
     np.testing.assert_allclose([head.agreement for head in found.layers[1].heads], 1)
 

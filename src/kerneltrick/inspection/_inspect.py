@@ -248,4 +248,6 @@ def describe(operator: Operator) -> str:
     dial = Dial.get(operator.feature_map)
     name = dial.feature_map.name if dial.feature_map.has_features else "softmax"
     window = f" with a window of {dial.window}" if dial.window else ""
+    if isinstance(dial.window, tuple):
+        window = " with a window for each head"
     return f"softmax{window}" if name == "softmax" else f"linear attention, {name}{window}"
