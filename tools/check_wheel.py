@@ -29,6 +29,8 @@ def main(folder: str) -> int:
         "kerneltrick/maps/_favor.py",
         "kerneltrick/analysis/sample/minilm-moby-dick.safetensors",
         "kerneltrick/analysis/sample/NOTE.md",
+        "kerneltrick/inspection/model/model.safetensors",
+        "kerneltrick/inspection/model/text.txt",
         "kerneltrick/report/page/frame.html",
         "kerneltrick/report/page/base.js",
         "kerneltrick/report/page/evaluation/body.html",
