@@ -1,9 +1,13 @@
-"""Linear attention as a loop over tokens in float64. Every engine must agree with it."""
+"""Attention as loops over tokens in float64. Every engine must agree with them."""
 
 import numpy as np
 import pytest
 
 from kerneltrick import maps
+from kerneltrick.conformance import delta_loop
+from kerneltrick.conformance import linear_loop as brute_force
+
+__all__ = ["brute_force", "delta_loop"]  # for the tests; the others are defined here
 
 MAPS = [
     "identity",
@@ -68,82 +72,6 @@ def one_head_decay(log_decay, kind, batch, head, n):
     if kind == "head":
         return np.full((n, 1), log_decay[head])
     return log_decay[batch, head][:, None] if kind == "token" else log_decay[batch, head]
-
-
-def brute_force(
-    phi_q,
-    phi_k,
-    v,
-    *,
-    causal=False,
-    normalize=True,
-    mask=None,
-    query_mask=None,
-    log_decay=None,
-    segment_ids=None,
-    U=None,
-    Z=None,
-):
-    """One head: phi_q (n_q, m), phi_k (n, m), v (n, M), log_decay (n, 1 or m) → output, U, Z."""
-    n, m = phi_k.shape
-    U = np.zeros((m, v.shape[1])) if U is None else U.copy()
-    Z = np.zeros(m) if Z is None else Z.copy()
-    keep = np.ones(n, bool) if mask is None else mask
-    rows = []
-
-    def read(row):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return row @ U / (row @ Z) if normalize else row @ U
-
-    for t in range(n):
-        if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
-            U, Z = np.zeros_like(U), np.zeros_like(Z)
-        if keep[t]:
-            if log_decay is not None:
-                a = np.broadcast_to(np.exp(log_decay[t]), (m,))
-                U, Z = a[:, None] * U, a * Z
-            U = U + np.outer(phi_k[t], v[t])
-            Z = Z + phi_k[t]
-        if causal:
-            rows.append(read(phi_q[t]) if keep[t] else np.zeros(v.shape[1]))
-    if not causal:
-        for i in range(len(phi_q)):
-            hidden = query_mask is not None and not query_mask[i]
-            rows.append(np.zeros(v.shape[1]) if hidden else read(phi_q[i]))
-    return np.array(rows).reshape(-1, v.shape[1]), U, Z
-
-
-def delta_loop(
-    q,
-    k,
-    v,
-    beta,
-    *,
-    log_decay=None,
-    erase=None,
-    read=None,
-    scale=None,
-    mask=None,
-    segment_ids=None,
-    S=None,
-):
-    """The delta rule, one head: q, k (n, d), v (n, M), beta (n,), log_decay (n, 1 or d) → o, S."""
-    n, d = k.shape
-    erase, read = k if erase is None else erase, k if read is None else read
-    scale = 1 / np.sqrt(d) if scale is None else scale
-    S = np.zeros((d, v.shape[1])) if S is None else S.copy()
-    rows = np.zeros((n, v.shape[1]))
-    for t in range(n):
-        if segment_ids is not None and t and segment_ids[t] != segment_ids[t - 1]:
-            S = np.zeros_like(S)
-        if mask is not None and not mask[t]:
-            continue
-        if log_decay is not None:
-            S = np.diag(np.exp(np.broadcast_to(log_decay[t], (d,)))) @ S
-        answer = read[t] @ S
-        S = S - beta[t] * np.outer(erase[t], answer) + beta[t] * np.outer(k[t], v[t])
-        rows[t] = scale * (q[t] @ S)
-    return rows, S
 
 
 def delta_heads(q, k, v, beta, **options):

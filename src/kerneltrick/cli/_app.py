@@ -31,6 +31,7 @@ from kerneltrick.cli._arguments import (
     read_text,
 )
 from kerneltrick.cli._command import Command, Group
+from kerneltrick.cli._conform import conform_command
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._explore import explore_command
 from kerneltrick.cli._fit import fit_command
@@ -306,6 +307,7 @@ app.command("compare", cls=Command, rich_help_panel=CHOOSE)(_compare)
 app.command("capture", cls=Command, rich_help_panel=CHOOSE)(_capture)
 app.command("costs", cls=Command, rich_help_panel=CHOOSE)(costs_command)
 app.command("recall", cls=Command, rich_help_panel=CHOOSE)(recall_command)
+app.command("conform", cls=Command, rich_help_panel=CHOOSE)(conform_command)
 app.command("explore", cls=Command, rich_help_panel=UNDERSTAND)(explore_command)
 app.command(
     "prove",

@@ -1,0 +1,41 @@
+"""Which promises an operator on tokens keeps: named checks for any implementation of attention.
+
+An operator is any function on NumPy arrays. `check` runs the checks on it, and says for each
+whether it passed, failed (with a program of a few lines that shows it) or was not promised.
+"""
+
+from kerneltrick.conformance._adapters import from_torch
+from kerneltrick.conformance._checks import CHECKS, Check, gradient, representable
+from kerneltrick.conformance._installed import Known, find, known
+from kerneltrick.conformance._kinds import KINDS, OperatorKind, tokens
+from kerneltrick.conformance._operator import AdapterError, Operator, TrialSizes
+from kerneltrick.conformance._reference import delta_loop, linear_loop
+from kerneltrick.conformance._run import Conformance, Result, check
+from kerneltrick.conformance._survey import survey
+from kerneltrick.conformance._trial import Trial, Violation, close
+
+__all__ = [
+    "CHECKS",
+    "KINDS",
+    "AdapterError",
+    "Check",
+    "Conformance",
+    "Known",
+    "Operator",
+    "OperatorKind",
+    "Result",
+    "Trial",
+    "TrialSizes",
+    "Violation",
+    "check",
+    "close",
+    "delta_loop",
+    "find",
+    "from_torch",
+    "gradient",
+    "known",
+    "linear_loop",
+    "representable",
+    "survey",
+    "tokens",
+]
