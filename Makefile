@@ -165,6 +165,9 @@ docs: $(VENV)/.test ## build the documentation site in build/docs; warnings are 
 	$(BIN)/python -m sphinx -q -E -W --keep-going -n -c docs -d build/doctrees . build/docs
 	@echo "Open $(CURDIR)/build/docs/index.html in a browser."
 
+conformance: $(VENV)/.test ## check every operator that is installed: table of docs/howto/conformance.md
+	$(BIN)/python tools/make_conformance.py
+
 fitted: $(VENV)/.test ## fit maps to a real model and judge them on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
 

@@ -113,7 +113,7 @@ def test_a_broken_promise_is_found_and_its_program_shows_it(name, run, monkeypat
     (result,) = check(mutant(run), checks=[name]).results
     assert result.status == "failed", result
     lines = result.reproducer.splitlines()
-    assert len(lines) <= 12, result.reproducer
+    assert len(lines) <= 10, result.reproducer
     fails(result.reproducer, monkeypatch)
     assert "n=2" in result.reproducer or "n=3" in result.reproducer or "n=1)" in result.reproducer
 

@@ -37,6 +37,7 @@ PAGES = {  # with the extras that they need
     "howto/mixers.md": ("torch",),
     "howto/inspect.md": ("torch",),
     "howto/recall.md": ("torch",),
+    "howto/conformance.md": (),
     "howto/linearise_your_model.md": ("transformers",),
     "howto/run_on_a_cpu.md": ("transformers", "peft"),
     "howto/scale_out.md": ("torch",),

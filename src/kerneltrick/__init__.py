@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DeltaState,
         Dial,
         Far,
+        History,
         MultiHeadAttention,
         State,
         VanishingNormalizerError,
@@ -40,6 +41,7 @@ __all__ = [
     "DeltaState",
     "Dial",
     "Far",
+    "History",
     "MultiHeadAttention",
     "State",
     "VanishingNormalizerError",
@@ -61,6 +63,7 @@ __all__ = [
 _ROOMS = (
     "analysis",
     "attention",
+    "conformance",
     "costs",
     "engines",
     "hf",

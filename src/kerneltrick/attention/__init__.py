@@ -24,6 +24,7 @@ from kerneltrick.attention._dial import read_tail as read_tail
 from kerneltrick.attention._dial import resolve as resolve
 from kerneltrick.attention._heads import Windows as Windows
 from kerneltrick.attention._heads import select as select
+from kerneltrick.attention._history import History
 from kerneltrick.attention._keywords import LinearAttentionKeywords as LinearAttentionKeywords
 from kerneltrick.attention._keywords import OnZero as OnZero
 from kerneltrick.attention._keywords import Options as Options
@@ -55,6 +56,7 @@ __all__ = [
     "DeltaState",
     "Dial",
     "Far",
+    "History",
     "KVCache",
     "MixedState",
     "MultiHeadAttention",

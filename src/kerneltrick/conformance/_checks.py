@@ -13,7 +13,7 @@ import numpy as np
 from kerneltrick._arrays import Array
 from kerneltrick.conformance._kinds import kind_named
 from kerneltrick.conformance._operator import HALVES
-from kerneltrick.conformance._reference import derivative
+from kerneltrick.conformance._reference import by_head, derivative
 from kerneltrick.conformance._trial import ROUNDING, Trial, Violation
 
 RATES = ("log_decay", "dt")  # which must be finite
@@ -57,26 +57,42 @@ def _definition(trial: Trial) -> Violation | None:
 def _past(trial: Trial) -> Violation | None:
     """Other tokens later on change no output."""
     before = trial.output()
-    for cut in trial.cuts:
-        for values in (slice(None), slice(2, 3)):
-            future = [x.copy() for x in trial.arrays]
-            for x in future[values]:
-                x[:, :, cut:] = x[:, :, cut:] * 0.5 if values.start is None else 1e30
-            after = trial.output(future)
-            wrong = trial.differ(after[:, :, :cut], before[:, :, :cut], exact=True)
-            if wrong:
-                every = f"for x in ({trial.given}): x[:, :, {cut}:] *= 0.5"
-                return Violation(
-                    f"outputs before token {cut} change with the tokens from {cut} on: {wrong}",
-                    (
-                        f"before, _ = operator({trial.given})",
-                        every if values.start is None else f"v[:, :, {cut}:] = 1e30",
-                        f"after, _ = operator({trial.given})",
-                        f"print(before[:, :, :{cut}], after[:, :, :{cut}])",
-                        f"assert {_same(trial, f'before[:, :, :{cut}]', f'after[:, :, :{cut}]')}",
-                    ),
-                )
+    changes: dict[str, Callable[[list[Array], int], None]] = {
+        f"for x in ({trial.given}): x[:, :, CUT:] *= 0.5": _halve,
+        "for x in (q, k, v): x[:, :, CUT:] *= 1e4": _enlarge,
+        "v[:, :, CUT:] = 1e30": _fill,
+    }
+    for cut, (line, change) in itertools.product(trial.cuts, changes.items()):
+        future = [x.copy() for x in trial.arrays]
+        change(future, cut)
+        after = trial.output(future)
+        wrong = trial.differ(after[:, :, :cut], before[:, :, :cut], exact=True)
+        if wrong:
+            return Violation(
+                f"outputs before token {cut} change with the tokens from {cut} on: {wrong}",
+                (
+                    f"before, _ = operator({trial.given})",
+                    line.replace("CUT", str(cut)),
+                    f"after, _ = operator({trial.given})",
+                    f"print(before[:, :, :{cut}], after[:, :, :{cut}])",
+                    f"assert {_same(trial, f'before[:, :, :{cut}]', f'after[:, :, :{cut}]')}",
+                ),
+            )
     return None
+
+
+def _halve(arrays: list[Array], cut: int) -> None:
+    for x in arrays:
+        x[:, :, cut:] *= 0.5
+
+
+def _enlarge(arrays: list[Array], cut: int) -> None:
+    for x in arrays[:3]:
+        x[:, :, cut:] *= 1e4
+
+
+def _fill(arrays: list[Array], cut: int) -> None:
+    arrays[2][:, :, cut:] = 1e30
 
 
 def _padding(trial: Trial) -> Violation | None:
@@ -213,19 +229,24 @@ def _nan(trial: Trial) -> Violation | None:
         expected = np.zeros(clean.shape, bool)
         expected[_dependent(name, *last, token)] = True
         out = trial.output(dirty)
-        wrong = _stays(trial, out, clean, expected, whole=text == "nan")
+        wrong, shown = _stays(trial, out, clean, expected, whole=text == "nan")
         if wrong:
+            here = _indices(name, *last, token)
+            lines = {
+                "depends": (f"assert np.isnan(o[{here}]).all()",),
+                "others": (
+                    f"depends = np.zeros(o.shape, bool); depends[{here}] = True",
+                    "assert conformance.close(o[~depends], clean[~depends])",
+                ),
+            }
             return Violation(
-                f"{text} in {name} at token {token} {wrong}",
+                f"{'NaN' if text == 'nan' else text} in {name} at token {token} {wrong}",
                 (
                     f"clean, _ = operator({trial.given})",
                     f"{name}[{', '.join(map(str, place))}] = float({text!r})",
                     f"o, _ = operator({trial.given})",
-                    "depends = np.zeros(o.shape, bool)",
-                    f"depends[{_indices(name, *last, token)}] = True",
                     "print(o)",
-                    *(("assert np.isnan(o[depends]).all()",) if text == "nan" else ()),
-                    "assert conformance.close(o[~depends], clean[~depends])",
+                    *lines[shown],
                 ),
             )
     for cut in trial.cuts:
@@ -290,15 +311,19 @@ def _indices(name: str, batch: int, head: int, token: int) -> str:
     return ", ".join(shown)
 
 
-def _stays(trial: Trial, out: Array, clean: Array, expected: Array, *, whole: bool) -> str:
-    """What is wrong; an output that depends on NaN must be NaN, one on inf may be anything."""
+def _stays(
+    trial: Trial, out: Array, clean: Array, expected: Array, *, whole: bool
+) -> tuple[str, str]:
+    """What is wrong, and where; an output that depends on NaN must be NaN, one on inf need not."""
     found = np.isnan(out)
     if (found & ~expected).any():
-        return f"makes {int((found & ~expected).sum())} outputs NaN that do not depend on it"
+        count = int((found & ~expected).sum())
+        return f"makes {count} outputs NaN that do not depend on it", "others"
     if whole and (expected & ~found).any():
-        return f"leaves {int((expected & ~found).sum())} outputs finite that depend on it"
+        count = int((expected & ~found).sum())
+        return f"leaves {count} outputs without NaN that depend on it", "depends"
     wrong = trial.differ(out[~expected], clean[~expected], exact=True)
-    return f"changes outputs that do not depend on it: {wrong}" if wrong else ""
+    return (f"changes outputs that do not depend on it: {wrong}" if wrong else ""), "others"
 
 
 def _masked_rows(trial: Trial) -> Violation | None:
@@ -330,12 +355,14 @@ def _gradient(trial: Trial) -> Violation | None:
     gradients = trial.operator.gradients(trial.arrays, cotangent)
     loop = kind_named(trial.operator.kind).loop
     epsilon = float(np.finfo(trial.arrays[2].dtype).eps)
+    # Where a gradient is 0, as that of a query that sees one key, what cancels is of this size.
+    whole = float(np.abs(by_head(loop, arrays) * cotangent).sum())
     for number, name in enumerate(trial.names):
         way = rng.uniform(-1, 1, arrays[number].shape)
         ways = [way if i == number else None for i in range(len(arrays))]
         terms = derivative(loop, arrays, ways) * cotangent
         mine = gradients[number].astype(np.float64) * way
-        size = max(np.abs(terms).sum(), np.abs(mine).sum())
+        size = max(np.abs(terms).sum(), np.abs(mine).sum(), whole)
         gap = abs(float(mine.sum() - terms.sum()))
         if not gap <= ROUNDING * epsilon * size:
             return Violation(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import cache_utils
 
-from kerneltrick.attention import Decoder, State
-from kerneltrick.hf._attend import LAYER, LayerSetting, absorb, attend_causal
+from kerneltrick.attention import Decoder, History, State, check_count
+from kerneltrick.hf._attend import LAYER, LayerSetting, attend_causal
 from kerneltrick.hf._mask import AttentionError, TokenMask
 from kerneltrick.torch import exported
 
@@ -28,6 +29,10 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
     chunks. Its size does not grow with the context, except for the map `softmax` without a window,
     which needs every key. Greedy decoding, sampling, beam search and assisted generation work as
     they do with other caches.
+
+    Tokens can be taken back: `Cache(reach=16)` keeps what is needed to `crop(-k)` the last k ≤ 16
+    tokens at any time, with a checkpoint of the states at most every `every` tokens. Assisted
+    generation needs no `reach`: it asks for what it needs.
 
     `fork()` copies the cache, at the cost of its states. On the CPU and without gradients, tokens
     that arrive one by one update the states in place with the compiled step (`Decoder`).
@@ -47,12 +52,14 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
     220 4352
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reach: int = 0, every: int = 64) -> None:
         super().__init__(layer_class_to_replicate=self._layer)
+        self.reach = check_count("Cache", "reach", reach)
+        self.every = check_count("Cache", "every", every, least=1)
         self._recording = False
 
     def _layer(self) -> Layer:
-        layer = Layer()
+        layer = Layer(self.reach, self.every)
         layer.record_past = self._recording
         return layer
 
@@ -63,7 +70,7 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
 
     def fork(self) -> Cache:
         """Return a cache with the same past, which goes on independently."""
-        made = Cache()
+        made = Cache(reach=self.reach, every=self.every)
         made.layers = [layer.fork() for layer in self.layers]
         made._recording = self._recording
         return made
@@ -84,16 +91,14 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     is_croppable = True
     is_sliding = False
 
-    def __init__(self) -> None:
+    def __init__(self, reach: int = 0, every: int = 64) -> None:
         super().__init__()
+        self.reach, self.every = reach, every  # of `History`; 0: only while recording
+        self._past: LayerHistory | None = None  # what can be taken back
         self.state = None
         self.seen = 0  # tokens, including padding
         self.record_past = False
         self._owed = False  # whether keys were returned that no attention function has used yet
-        self._tail: list[tuple[Any, Any, TokenMask]] = []  # the recorded tokens, …
-        self._base: State | None = None  # … and the state before them
-        self._rule: LayerSetting | None = None
-        self._heads = 0
 
     @property
     def state(self) -> State | None:
@@ -111,7 +116,9 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     def fork(self) -> Layer:
         """Return a layer with the same past, which goes on independently."""
         self.state = self.state  # a decoder, which changes in place, must not be shared
-        return copy.copy(self)
+        made = copy.copy(self)
+        made._past = copy.copy(self._past)
+        return made
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -139,7 +146,6 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             raise AttentionError(f"{where} attends to all tokens, so it cannot use a cache")
         if query.shape[2] != key.shape[2]:
             raise AttentionError(f"{where} has {query.shape[2]} queries for {key.shape[2]} keys")
-        self._rule, self._heads = rule, query.shape[1]
         self.seen += key.shape[2]
         if self._can_step(query, tokens):
             decoder = self._decoder(rule, query, key, value)
@@ -149,13 +155,16 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             single = self._single + 1
         else:
             single = 0
-        before = self.state
-        out, self.state = attend_causal(rule, query, key, value, tokens, before)
+        if self.reach or self.record_past:
+            if self._past is None:
+                self._past = LayerHistory(_read, self.state, every=self.every)
+            self._past.reach = None if self.record_past else self.reach
+            out = self._past.read(rule, query, key, value, tokens)
+            self.state = self._past.state
+        else:
+            self._past = None
+            out, self.state = attend_causal(rule, query, key, value, tokens, self.state)
         self._single = single
-        if self.record_past:
-            if not self._tail:
-                self._base = before
-            self._tail = [*self._tail, (key, value, tokens)]  # a fork keeps the old list
         return out
 
     def _can_step(self, query: Any, tokens: TokenMask) -> bool:
@@ -164,7 +173,8 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             query.shape[2] == 1
             and query.is_cpu
             and query.dtype in STEPPED
-            and not (torch.is_grad_enabled() or self.record_past or self._memory is None)
+            and not (torch.is_grad_enabled() or self.record_past or self.reach)
+            and self._memory is not None
             and tokens.segment_ids is None
             and (tokens.keep is None or bool(tokens.keep.all()))
         )
@@ -198,33 +208,31 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         return made
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last |tokens_to_remove| tokens, and read the ones before them again."""
+        """Remove the last |tokens_to_remove| tokens, as if they had never been read."""
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop needs minus the number of tokens to remove, not {tokens_to_remove}"
             )
-        recorded = sum(key.shape[2] for key, _, _ in self._tail)
-        left = recorded + tokens_to_remove
-        if left < 0:
+        held = 0 if self._past is None else self._past.held
+        if -tokens_to_remove > held:
             raise RuntimeError(
-                f"crop can remove the {recorded} tokens that were read since "
-                f"activate_past_recording() or the last crop, not {-tokens_to_remove}; record "
-                "earlier, or fork() the cache before"
+                f"crop can remove the last {held} tokens that this cache kept, not "
+                f"{-tokens_to_remove}; make it with Cache(reach={-tokens_to_remove}), call "
+                "activate_past_recording() earlier, or fork() the cache before"
             )
+        if self._past is None:
+            return
         if tokens_to_remove:
-            assert self._rule is not None
-            self.state = self._base
-            for key, value, tokens in self._tail:
-                k, v = key[:, :, :left], value[:, :, :left]
-                part = tokens.stretch(slice(None, left))
-                if k.shape[2]:
-                    self.state = absorb(self._rule, self._heads, k, v, part, self.state)
-                left -= k.shape[2]
+            self._past.back(-tokens_to_remove)
+            self.state = self._past.state
             self.seen += tokens_to_remove
-        self._tail = []
+        if self.reach:
+            self._past.trim(self.reach)
+        else:  # what transformers records, it records from here on
+            self._past = None
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
+        self.record_past = True  # nothing is forgotten until the next crop
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -237,7 +245,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         return -1  # there is no limit
 
     def reset(self) -> None:
-        self.__init__()  # type: ignore[misc] # start again
+        self.__init__(self.reach, self.every)  # type: ignore[misc] # start again
 
     def reorder_cache(self, beam_idx: Any) -> None:
         self.batch_select_indices(beam_idx)
@@ -258,11 +266,51 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
                 return None
             return state.select(indices.to(state.parts[0].sums.hi.device))
 
-        self.state, self._base = chosen(self.state), chosen(self._base)
-        self._tail = [
-            (pick(k), pick(v), TokenMask(True, pick(tokens.keep), pick(tokens.segment_ids)))
-            for k, v, tokens in self._tail
+        self.state = chosen(self.state)
+        if self._past is not None:
+            self._past = self._past.selected(chosen, pick)
+
+
+class LayerHistory(History):
+    """The history of a layer: how it attended, its queries, keys and values, and its mask."""
+
+    def selected(self, state: Callable[[Any], Any], tensor: Callable[[Any], Any]) -> LayerHistory:
+        """The history of other streams of the batch."""
+        made = copy.copy(self)
+        made.state = state(self.state)
+        made._readings = [
+            reading._replace(
+                before=state(reading.before),
+                inputs=(
+                    reading.inputs[0],
+                    *map(tensor, reading.inputs[1:4]),
+                    _of_streams(reading.inputs[4], tensor),
+                ),
+            )
+            for reading in self._readings
         ]
+        return made
+
+    def _length(self, inputs: tuple[Any, ...]) -> int:
+        return int(inputs[2].shape[2])
+
+    def _cut(self, inputs: tuple[Any, ...], start: int, stop: int) -> tuple[Any, ...]:
+        rule, *arrays, tokens = inputs
+        here = slice(start, stop)
+        return (rule, *(x[:, :, here] for x in arrays), tokens.stretch(here))
+
+    def _join(self, outputs: list[Any]) -> Any:
+        return torch.cat(outputs, dim=2)
+
+
+def _of_streams(tokens: TokenMask, tensor: Callable[[Any], Any]) -> TokenMask:
+    return TokenMask(True, tensor(tokens.keep), tensor(tokens.segment_ids))
+
+
+def _read(
+    state: State | None, rule: LayerSetting, query: Any, key: Any, value: Any, tokens: TokenMask
+) -> tuple[Any, State]:
+    return attend_causal(rule, query, key, value, tokens, state)
 
 
 def _parts(rule: LayerSetting) -> list[Any]:
