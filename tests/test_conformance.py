@@ -263,7 +263,7 @@ class TestErrors:
             conformance.find("torch sdpa")
 
     def test_a_peer_that_is_missing_says_how_to_install_it(self):
-        known = conformance.Known(
+        known = conformance.KnownOperator(
             "x", "delta_rule", "fla-core", ("no_such_module",), lambda _: None
         )
         assert not known.installed

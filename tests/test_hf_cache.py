@@ -13,6 +13,7 @@ from hf_models import tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
+from kerneltrick.hf._linearized import assemble  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
@@ -216,10 +217,71 @@ def test_crop_takes_tokens_back(models, removed, dial):
 def test_crop_without_a_record_is_refused(models):
     model, cache = models(), kt.hf.Cache()
     logits(model, torch.randint(3, 50, (1, 20)), cache)
-    with pytest.raises(RuntimeError, match=r"remove the 0 tokens .* not 3; .*fork\(\)"):
+    with pytest.raises(RuntimeError, match=r"the last 0 tokens .* not 3; .*reach=3.*fork\(\)"):
         cache.crop(-3)
     with pytest.raises(ValueError, match="minus the number of tokens to remove"):
         cache.crop(3)
+
+
+@pytest.mark.parametrize("every", [1, 3, 64])
+@pytest.mark.parametrize("dial", [DIAL, MIXED, "softmax"], ids=["alike", "mixed", "softmax"])
+def test_a_cache_with_reach_goes_back_at_any_time(models, dial, every):
+    """Token by token, with drafts that are taken back: the logits are those of the text alone."""
+    model, ids = models(dial=dial), torch.randint(3, 50, (2, 30))
+    cache = kt.hf.Cache(reach=9, every=every)
+    found = [logits(model, ids[:, :12], cache)]
+    for at, wrong in zip(range(12, 30), (5, 1, 0, 3, 4, 2) * 3, strict=True):
+        logits(model, torch.randint(3, 50, (2, wrong)), cache) if wrong else None
+        cache.crop(-wrong)
+        assert cache.get_seq_length() == at
+        found.append(logits(model, ids[:, at : at + 1], cache))
+    close(torch.cat(found, dim=1), logits(model, ids))
+    cache.crop(-2)
+    cache.crop(-2)  # again, without a token between them
+    cache.batch_select_indices(torch.tensor([1]))
+    close(logits(model, ids[1:, 26:], cache), logits(model, ids[1:])[:, 26:])
+    held = [layer._past.held for layer in cache.layers]
+    assert max(held) <= 9 + every + 5
+    with pytest.raises(RuntimeError, match=r"the last \d+ tokens"):
+        cache.crop(-31)
+
+
+class TestAssisted:
+    """`generate(assistant_model=…)` is greedy decoding, token for token."""
+
+    @pytest.fixture
+    def assistant(self):
+        made = tiny("Llama", "AutoModelForCausalLM")
+        made.generation_config.pad_token_id = 0
+        return made  # the same weights, but softmax: often right, often wrong
+
+    def compare(self, model, assistant, cache):
+        inputs = {key: x[1:] for key, x in prompt().items()}  # for one row only
+        how = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+        keywords = {} if cache is None else {"past_key_values": cache}
+        with torch.inference_mode():
+            plain = model.generate(**inputs, **how)
+            drafted = model.generate(**inputs, **how, assistant_model=assistant, **keywords)
+        assert torch.equal(drafted, plain)
+
+    @pytest.mark.parametrize("dial", ["elu", DIAL, MIXED, "softmax@window=5"])
+    def test_a_model_that_attends_by_a_map(self, models, assistant, dial):
+        self.compare(models(dial=dial), assistant, kt.hf.Cache())
+
+    def test_a_hybrid_of_linear_and_softmax_layers(self, assistant):
+        original = tiny("Llama", "AutoModelForCausalLM")
+        model = assemble(original, {0: kt.Dial.get(DIAL)}, causal=True).eval()
+        model.generation_config.pad_token_id = 0
+        assert [layer["dial"] for layer in model.config.layers] == [DIAL, "softmax"]
+        self.compare(model, assistant, None)  # it makes its own cache
+
+    def test_a_linear_assistant(self, models):
+        """The assistant's cache is cropped too."""
+        draft = assemble(
+            tiny("Llama", "AutoModelForCausalLM"), {0: kt.Dial.get("elu")}, causal=True
+        ).eval()
+        draft.generation_config.pad_token_id = 0
+        self.compare(models(), draft, kt.hf.Cache())
 
 
 @pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])

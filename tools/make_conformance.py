@@ -50,7 +50,7 @@ def table() -> str:
         lines += [
             f"**{result.operator}: {result.check}** ({result.status}). {_sentence(result.detail)}",
             "",
-            "```py",
+            "```text",
             result.reproducer.rstrip(),
             "```",
             "",

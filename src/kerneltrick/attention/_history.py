@@ -34,7 +34,8 @@ class History:
     axes
         The axis of tokens in each input, or one for all. The default −2 is that of q, k and v.
     reach
-        How many tokens one can go back at least. None: to the beginning.
+        How many tokens one can go back at least, counted from the furthest token that was read.
+        None: to the beginning.
     every
         How many tokens lie between checkpoints at most, where calls are shorter. 1 keeps every
         state, so that nothing is read twice; more keeps fewer states and reads up to `every`

@@ -6,7 +6,7 @@ whether it passed, failed (with a program of a few lines that shows it) or was n
 
 from kerneltrick.conformance._adapters import from_torch
 from kerneltrick.conformance._checks import CHECKS, Check, gradient, representable
-from kerneltrick.conformance._installed import Known, find, known
+from kerneltrick.conformance._installed import KnownOperator, find, known
 from kerneltrick.conformance._kinds import KINDS, OperatorKind, tokens
 from kerneltrick.conformance._operator import AdapterError, Operator, TrialSizes
 from kerneltrick.conformance._reference import delta_loop, linear_loop
@@ -20,7 +20,7 @@ __all__ = [
     "AdapterError",
     "Check",
     "Conformance",
-    "Known",
+    "KnownOperator",
     "Operator",
     "OperatorKind",
     "Result",

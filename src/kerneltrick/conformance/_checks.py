@@ -147,7 +147,7 @@ def _packed(trial: Trial) -> Violation | None:
     ids = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     packed = trial.output(segment_ids=np.broadcast_to(ids, (len(trial.arrays[0]), trial.n)))
     for start, stop in itertools.pairwise(edges):
-        alone = trial.output(trial.part(start, stop))
+        alone = trial.output(trial.between(start, stop))
         wrong = trial.differ(packed[:, :, start:stop], alone)
         if wrong:
             here = f"{start}:{stop}"
@@ -174,7 +174,7 @@ def _split(trial: Trial) -> Violation | None:
     for edges in plans:
         outputs, state = [], None
         for start, stop in itertools.pairwise(edges):
-            out, state = trial.operator(*trial.part(start, stop), state=state)
+            out, state = trial.operator(*trial.between(start, stop), state=state)
             outputs.append(out)
         wrong = trial.differ(np.concatenate(outputs, axis=2), whole[:, :, : edges[-1]])
         if wrong:
@@ -387,12 +387,12 @@ def _file(trial: Trial) -> Violation | None:
     assert save is not None
     assert load is not None
     cut = trial.cuts[0]
-    _, state = trial.operator(*trial.part(0, cut), state=None)
+    _, state = trial.operator(*trial.between(0, cut), state=None)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "state"))
         save(state, path)
         again = load(path)
-    rest = trial.part(cut, None)
+    rest = trial.between(cut, None)
     a, b = trial.output(rest, state=state), trial.output(rest, state=again)
     wrong = "" if a.tobytes() == b.tobytes() else trial.differ(a, b) or "bits differ"
     if not wrong:
@@ -414,13 +414,13 @@ def _rollback(trial: Trial) -> Violation | None:
     n, back = trial.n, trial.operator.rewind
     for cut in (x for x in trial.cuts if x < n):
         for draft in sorted({1, n - cut}):
-            _, kept = trial.operator(*trial.part(0, cut), state=None)
-            wanted = trial.output(trial.part(cut, None), state=kept)
-            _, kept = trial.operator(*trial.part(0, cut), state=None)
+            _, kept = trial.operator(*trial.between(0, cut), state=None)
+            wanted = trial.output(trial.between(cut, None), state=kept)
+            _, kept = trial.operator(*trial.between(0, cut), state=None)
             drafted = [x[:, :, ::-1][:, :, :draft] for x in trial.arrays]
             _, strayed = trial.operator(*drafted, state=kept)
             state = kept if back is None else back(strayed, draft)
-            out = trial.output(trial.part(cut, None), state=state)
+            out = trial.output(trial.between(cut, None), state=state)
             wrong = trial.differ(out, wanted, exact=True)
             if wrong:
                 way = "state" if back is None else f"operator.rewind(strayed, {draft})"

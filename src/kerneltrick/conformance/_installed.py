@@ -16,7 +16,7 @@ from kerneltrick.conformance._operator import Operator
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class KnownOperator:
     """An operator by name, which may not be installed.
 
     package: what it is part of, as pip knows it; needs: the modules that must be importable.
@@ -26,7 +26,7 @@ class Known:
     kind: str
     package: str
     needs: tuple[str, ...]
-    make: Callable[[Known], Operator]
+    make: Callable[[KnownOperator], Operator]
 
     @property
     def installed(self) -> bool:
@@ -52,20 +52,20 @@ class Known:
         )
 
 
-def _ours() -> list[Known]:
+def _ours() -> list[KnownOperator]:
     made = []
     for kind in KINDS:
         dense = () if kind.startswith("delta") else ("dense",)
         for engine in (*dense, "recurrent", "chunked", "native"):
             name = f"kerneltrick {kind} ({engine})"
-            made.append(Known(name, kind, "kerneltrick", (), _make_numpy(engine)))
+            made.append(KnownOperator(name, kind, "kerneltrick", (), _make_numpy(engine)))
         name = f"kerneltrick {kind} (native, PyTorch)"
-        made.append(Known(name, kind, "kerneltrick", ("torch",), _make_torch))
+        made.append(KnownOperator(name, kind, "kerneltrick", ("torch",), _make_torch))
     return made
 
 
-def _make_numpy(engine: str) -> Callable[[Known], Operator]:
-    def make(known: Known) -> Operator:
+def _make_numpy(engine: str) -> Callable[[KnownOperator], Operator]:
+    def make(known: KnownOperator) -> Operator:
         from kerneltrick.conformance import _ours
 
         return _ours.numpy_operator(known.kind, engine, known.name)
@@ -73,7 +73,7 @@ def _make_numpy(engine: str) -> Callable[[Known], Operator]:
     return make
 
 
-def _make_torch(known: Known) -> Operator:
+def _make_torch(known: KnownOperator) -> Operator:
     from kerneltrick.conformance import _ours
 
     return _ours.torch_operator(known.kind, "native", known.name)
@@ -89,8 +89,8 @@ def _peer(
     *,
     tensors: bool = True,
     **more: Any,
-) -> Known:
-    def make(known: Known) -> Operator:
+) -> KnownOperator:
+    def make(known: KnownOperator) -> Operator:
         found = getattr(importlib.import_module(f"kerneltrick.conformance.{module}"), function)
         if not tensors:
             return Operator(found, kind, name, **more)
@@ -98,10 +98,10 @@ def _peer(
 
         return from_torch(found, kind, name, **more)
 
-    return Known(name, kind, package, needs, make)
+    return KnownOperator(name, kind, package, needs, make)
 
 
-def _peers() -> list[Known]:
+def _peers() -> list[KnownOperator]:
     torch = ("_torch_peers", "torch", ("torch",))
     hf = ("_transformers_peers", "transformers", ("torch", "transformers"))
     fla = ("_fla_peers", "fla-core", ("torch", "fla", "einops"))
@@ -142,7 +142,7 @@ def _peers() -> list[Known]:
     return found
 
 
-def known(*, peers: bool = False) -> list[Known]:
+def known(*, peers: bool = False) -> list[KnownOperator]:
     """Our operators, and with `peers` those of other packages, installed or not."""
     return _ours() + (_peers() if peers else [])
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 
 from kerneltrick.conformance._checks import CHECKS
-from kerneltrick.conformance._installed import Known, find
+from kerneltrick.conformance._installed import KnownOperator, find
 from kerneltrick.conformance._run import FAILED, Conformance, Result, check
 
 
-def survey(operators: list[Known]) -> Iterator[tuple[Known, Conformance | None]]:
+def survey(operators: list[KnownOperator]) -> Iterator[tuple[KnownOperator, Conformance | None]]:
     """Each operator with its results; None for one that is not installed.
 
     Ours run here. Other packages run in a process of their own, which may die.
@@ -37,7 +37,7 @@ class _Apart:
     def __init__(self) -> None:
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
-    def run(self, known: Known, name: str) -> Result:
+    def run(self, known: KnownOperator, name: str) -> Result:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = concurrent.futures.ProcessPoolExecutor(1, context)

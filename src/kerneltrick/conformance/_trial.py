@@ -56,9 +56,9 @@ class Trial:
     def output(self, arrays: Sequence[Array] | None = None, **options: Any) -> Array:
         return self.operator(*(self.arrays if arrays is None else arrays), **options)[0]
 
-    def part(self, *where: int | None) -> list[Array]:
-        """The tokens in slice(*where)."""
-        return [x[:, :, slice(*where)] for x in self.arrays]
+    def between(self, start: int | None, stop: int | None) -> list[Array]:
+        """The tokens start … stop−1."""
+        return [x[:, :, start:stop] for x in self.arrays]
 
     def differ(self, a: Array, b: Array, *, exact: bool = False) -> str:
         """How two outputs that should be equal differ; empty if they may differ so.

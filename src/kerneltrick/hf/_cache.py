@@ -30,9 +30,9 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
     which needs every key. Greedy decoding, sampling, beam search and assisted generation work as
     they do with other caches.
 
-    Tokens can be taken back: `Cache(reach=16)` keeps what is needed to `crop(-k)` the last k ≤ 16
-    tokens at any time, with a checkpoint of the states at most every `every` tokens. Assisted
-    generation needs no `reach`: it asks for what it needs.
+    Tokens can be taken back: `Cache(reach=16)` keeps what is needed to `crop` to any of the 16
+    tokens before the furthest one read, and a checkpoint of the states every `every` tokens
+    (`History`). Assisted generation needs no `reach`: it asks for what it needs.
 
     `fork()` copies the cache, at the cost of its states. On the CPU and without gradients, tokens
     that arrive one by one update the states in place with the compiled step (`Decoder`).

@@ -241,7 +241,9 @@ class LinearizedForCausalLM(Linearized, transformers.GenerationMixin):  # type: 
         """Give `generate` a cache of constant size, unless it was asked for another."""
         asked = generation_config.cache_implementation
         if generation_config.use_cache is not False and asked is None:
-            model_kwargs.setdefault("past_key_values", Cache())
+            cache = model_kwargs.setdefault("past_key_values", Cache())
+            if generation_config.is_assistant:  # its drafts will be taken back
+                cache.activate_past_recording()
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest, **more)
 
 
