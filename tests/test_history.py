@@ -66,12 +66,13 @@ def test_any_drafts_and_rejections(data):
     reach, every = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 8))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     history = kt.History(delta, axes=(-2, -2, -2, -1), reach=reach, every=every)
-    read = []  # what is left, token by token
+    read, furthest = [], 0  # what is left, token by token
     for length in data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=8)):
         x = [*tokens(length, int(rng.integers(100))), rng.random((2, length)).astype(np.float32)]
         history.read(*x)
         read += [cut(x, i, i + 1) for i in range(length)]
-        count = data.draw(st.integers(0, min(reach, len(read))))
+        furthest = max(furthest, len(read))
+        count = data.draw(st.integers(0, max(0, len(read) - max(0, furthest - reach))))
         history.back(count)
         read = read[: len(read) - count]
         assert (history.state is None) == (not read)
