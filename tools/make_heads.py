@@ -1,0 +1,227 @@
+"""Keep the heads that need the whole text, without training: tables of docs/linearize.md.
+
+    python tools/make_heads.py minilm --held-out FILE     all-MiniLM-L6-v2, window 16 and 2 sinks
+    python tools/make_heads.py smollm2 --held-out FILE    SmolLM2-135M-Instruct, window 64, 4 sinks
+    python tools/make_heads.py stories --model FILE       stories260K in the format of llama2.c
+    python tools/make_heads.py … --slow                   compare with heads ranked one by one
+    python tools/make_heads.py … --print                  print the tables without writing
+
+Models and texts are those of make_linearized.py. stories260K has no text of its own, so it reads
+what it writes. All results are stored in out/linearize, so an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from generated import page_with, update
+from make_linearized import KEPT, PAGE, fit_text, judged_texts, smollm2, told
+from make_sample import model_folder
+from make_stars import markdown
+
+from kerneltrick import hf
+
+
+class Recipe(NamedTuple):
+    """What a limited head sees, and how the model is ranked and evaluated."""
+
+    setting: str
+    length: int  # tokens per window of the text that ranks heads
+    windows: int
+    judged: tuple[int, ...]  # lengths of the evaluation windows
+    most: int  # number of evaluation windows
+    mixed: bool = True  # whether the text is mixed in short pieces
+    trials: int = 0  # planted numbers for each depth
+
+
+RECIPES = {
+    "minilm": Recipe("softmax@window=16,sinks=2", 256, 128, (128, 256), 40),
+    "smollm2": Recipe("softmax@window=64,sinks=4", 1024, 48, (1024,), 4, mixed=False, trials=20),
+    "stories": Recipe("softmax@window=64,sinks=4", 512, 64, (512,), 16),
+}
+SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1.0)
+
+
+def stories(path: Path) -> tuple[Path, list[list[int]]]:
+    """Convert a llama2.c file to a model folder, and let the model write texts, once."""
+    folder, texts = KEPT / "stories260K", KEPT / "stories260K.json"
+    if not folder.exists():
+        content = path.read_bytes()
+        dim, hidden, layers, heads, kv_heads, vocabulary, length = struct.unpack("7i", content[:28])
+        config = transformers.LlamaConfig(
+            vocab_size=abs(vocabulary),
+            hidden_size=dim,
+            intermediate_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=length,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        numbers, at = torch.tensor(np.frombuffer(content, "<f4", offset=28).copy()), 0
+
+        def take(*shape: int) -> Any:
+            nonlocal at
+            found = numbers[at : at + int(np.prod(shape))].reshape(shape)
+            at += found.numel()
+            return found
+
+        def halves(weight: Any, count: int) -> Any:
+            """Turn interleaved rotary pairs, as llama2.c has them, into two halves."""
+            pairs = weight.reshape(count, dim // heads // 2, 2, dim)
+            return pairs.transpose(1, 2).reshape(weight.shape)
+
+        width = dim // heads * kv_heads
+        with torch.no_grad():
+            body = model.model
+            body.embed_tokens.weight.copy_(take(abs(vocabulary), dim))
+            parts = {
+                "input_layernorm": [take(dim) for _ in range(layers)],
+                "self_attn.q_proj": [halves(take(dim, dim), heads) for _ in range(layers)],
+                "self_attn.k_proj": [halves(take(width, dim), kv_heads) for _ in range(layers)],
+                "self_attn.v_proj": [take(width, dim) for _ in range(layers)],
+                "self_attn.o_proj": [take(dim, dim) for _ in range(layers)],
+                "post_attention_layernorm": [take(dim) for _ in range(layers)],
+                "mlp.gate_proj": [take(hidden, dim) for _ in range(layers)],
+                "mlp.down_proj": [take(dim, hidden) for _ in range(layers)],
+                "mlp.up_proj": [take(hidden, dim) for _ in range(layers)],
+            }
+            for name, each in parts.items():
+                for layer, weight in zip(body.layers, each, strict=True):
+                    layer.get_submodule(name).weight.copy_(weight)
+            body.norm.weight.copy_(take(dim))
+        torch.manual_seed(0)
+        written = model.eval().generate(
+            torch.ones((80, 1), dtype=torch.long),
+            min_new_tokens=length - 1,
+            max_new_tokens=length - 1,
+            do_sample=True,
+            pad_token_id=0,
+        )
+        texts.write_text(json.dumps(written.tolist()))
+        model.save_pretrained(folder)
+    return folder, json.loads(texts.read_text())
+
+
+def agreement(fast: hf.HeadRanking, slow: hf.HeadRanking) -> str:
+    """Return how many of the heads that one ranking keeps the other keeps too, as a table."""
+    lines: list[tuple[str, ...]] = [("whole heads", "in both rankings")]
+    for share in SHARES[1:-1]:
+        count = round(share * len(fast.order))
+        both = set(fast.order[:count]) & set(slow.order[:count])
+        lines.append((str(count), str(len(both))))
+    return markdown(lines)
+
+
+def measure(name: str, held_out: Path | None, path: Path | None, slowly: bool) -> str:
+    """Rank the heads, keep a quarter of them, evaluate, and return the tables."""
+    recipe = RECIPES[name]
+    judged: dict[tuple[str, int], list[list[int]]] = {}
+    if name == "stories":
+        if path is None:
+            raise SystemExit("stories needs --model FILE, stories260K.bin of llama2.c")
+        teacher, texts = stories(path)
+        windows, judged["its own stories", 512] = texts[recipe.most :], texts[: recipe.most]
+    else:
+        teacher = model_folder() if name == "minilm" else smollm2()
+        count = recipe.windows * recipe.length
+        text = fit_text(recipe.mixed)
+        windows = hf.windows(teacher, text, tokens=count, length=recipe.length, least=8)
+        others = judged_texts(held_out)
+        if name == "smollm2" and held_out is not None:
+            others = {held_out.name: others[held_out.name]}
+        for title, words in others.items():
+            for length in recipe.judged:
+                tokens = recipe.most * length
+                judged[title, length] = hf.windows(
+                    teacher, words, tokens=tokens, length=length, least=2
+                )
+    found = hf.linearize(
+        teacher,
+        windows,
+        recipe.setting,
+        keep="auto",
+        progress=told,
+        resume=KEPT / f"{name}-whole.unfinished",
+    )
+    print(*found.remarks, sep="\n", flush=True)
+    tables = []
+    if slowly:
+        resume = KEPT / f"{name}-slow.unfinished"
+        slow = hf.linearize(
+            teacher,
+            windows,
+            recipe.setting,
+            keep="auto",
+            ranking="slow",
+            progress=told,
+            resume=resume,
+        )
+        assert found.ranking is not None
+        assert slow.ranking is not None
+        tables.append(agreement(found.ranking, slow.ranking))
+    for (title, length), ids in judged.items():
+        kept = KEPT / f"{name}-whole-{title}-{length}.json"
+        if not kept.exists():
+            planted = hf.passkeys(teacher, ids, trials=recipe.trials) if recipe.trials else []
+            result = hf.evaluate(
+                found.model,
+                ids,
+                passkeys=planted,
+                ranking=found.ranking,
+                shares=SHARES,
+                progress=told,
+            )
+            rows = [(row.name, row.figures, row.errors) for row in result.rows]
+            kept.write_text(json.dumps({"rows": rows, "curve": result.curve}))
+        tables += shown(title, ids, json.loads(kept.read_text()))
+    return "\n\n".join(tables)
+
+
+def shown(title: str, ids: list[list[int]], found: dict[str, Any]) -> list[str]:
+    """Return the table of figures and the table of the curve."""
+    rows = found["rows"]
+    names = list(rows[0][1])
+    lines: list[tuple[str, ...]] = [(f"{title}, {len(ids)} × {len(ids[0])} tokens", *names)]
+    for name, figures, errors in rows:
+        cells = [
+            f"{figures[x]:.4g}" + (f" ± {errors[x]:.2g}" if errors.get(x) else "") for x in names
+        ]
+        lines.append((name, *cells))
+    what = "perplexity" if "perplexity" in names else "cosine"
+    curve = found["curve"]
+    heads = ("whole heads", *(f"{point[0]}{' (knee)' if point[3] else ''}" for point in curve))
+    return [markdown(lines), markdown([heads, (what, *(f"{point[2]:.4g}" for point in curve))])]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", choices=RECIPES)
+    parser.add_argument("--held-out", type=Path, help="another text to evaluate on")
+    parser.add_argument("--model", dest="path", type=Path, help="stories260K.bin")
+    parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")
+    parser.add_argument("--print", action="store_true", help="print the tables without writing")
+    arguments = parser.parse_args(argv)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    table = measure(arguments.model, arguments.held_out, arguments.path, arguments.slow)
+    print(table)
+    if not arguments.print:
+        begin, end = (f"<!-- {arguments.model}-heads:{edge} -->" for edge in ("begin", "end"))
+        page = page_with(PAGE.read_text(encoding="utf-8"), table, begin, end)
+        update({PAGE: page}, check=False, target=f"heads-{arguments.model}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
