@@ -66,17 +66,17 @@ class HeadRanking:
     def order(self) -> tuple[Head, ...]:
         """All heads, those that need the whole text most first.
 
-        A head has a rank on text and a rank on planted facts, each by the sum of its ranks in all
-        measures of that kind, and the better one counts.
+        A head counts with its share of the total in each measure. Text counts as much as planted
+        facts, and the measures of one kind count alike.
         """
-        kinds = [
-            [_ranks(x) for name, x in self.scores.items() if name.startswith("planted") == planted]
-            for planted in (False, True)
-        ]
-        ranks = [_ranks(-np.sum(each, axis=0)) for each in kinds if each]
-        best = np.min(ranks, axis=0) + np.mean(ranks, axis=0) / (ranks[0].size + 1)
-        places = np.argsort(best, axis=None, kind="stable")
-        return tuple(Head(*map(int, np.unravel_index(at, best.shape))) for at in places)
+        total = np.zeros(self.shape)
+        for planted in (False, True):
+            kind = [x for name, x in self.scores.items() if name.startswith("planted") == planted]
+            for scores in kind:
+                gains = np.maximum(scores, 0)
+                total += gains / max(gains.sum(), np.finfo(np.float64).tiny) / len(kind)
+        places = np.argsort(-total, axis=None, kind="stable")
+        return tuple(Head(*map(int, np.unravel_index(at, total.shape))) for at in places)
 
     def kept(self, count: int) -> dict[int, tuple[int, ...]]:
         """Return the heads that see the whole text if `count` of them may, by layer."""
@@ -278,9 +278,3 @@ class _Text:
             each = torch.nn.functional.kl_div(logs, wanted, log_target=True, reduction="none")
             return each.sum(-1).mean(-1)
         return (found - self._wanted).square().sum(-1) / self._wanted.square().sum(-1)
-
-
-def _ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the place of each head, 0 for the largest score."""
-    places = np.argsort(np.argsort(-scores, axis=None, kind="stable"), kind="stable")
-    return places.reshape(scores.shape).astype(np.float64)
