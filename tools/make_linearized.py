@@ -209,9 +209,15 @@ def make(
     # One fit serves all students of a setting.
     resume = KEPT / f"{teacher.name}-{setting.partition('@')[0]}.unfinished"
     found = hf.linearize(
-        teacher, windows, setting, keep=keep, finetune="none" if transfer else recipe.finetune,
-        progress=told, resume=resume,
-    )  # fmt: skip
+        teacher,
+        windows,
+        setting,
+        keep=keep,
+        unit="layer",
+        finetune="none" if transfer else recipe.finetune,
+        progress=told,
+        resume=resume,
+    )
     length = recipe.judged[0]
     ids = hf.windows(teacher, other, tokens=4 * length, length=length, least=2)
     found.save(folder, hf.evaluate(found.model, ids, teacher=teacher))
