@@ -96,10 +96,10 @@ test: $(VENV)/.test ## run all tests except the slow ones
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"
 
 test-jax-old: $(VENV)/.test ## run the tests of JAX with the oldest JAX that has them, in an environment of its own
-	$(PYTHON) -m venv build/jax-old
+	$(BIN)/python -m venv build/jax-old
 	build/jax-old/bin/python -m pip install -q --disable-pip-version-check "jax==0.5.3" "jaxlib==0.5.3" \
 	  absl-py flatbuffers array-api-compat safetensors typer rich pytest hypothesis array-api-strict
-	PYTHONPATH=src build/jax-old/bin/python -m pytest -q tests/test_jax_native.py
+	PYTHONPATH=src build/jax-old/bin/python -m pytest -q tests/test_jax_native.py -m "not slow"
 
 test-all: $(VENV)/.test ## run all tests, with more examples of each property (half an hour)
 	HYPOTHESIS_PROFILE=all $(PYTEST)

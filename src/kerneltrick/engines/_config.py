@@ -15,9 +15,9 @@ def set_num_threads(count: int | None) -> None:
     """How many threads the compiled core may use; results do not depend on it.
 
     None, as at the beginning, is the first of these that is there: the environment variable
-    KERNELTRICK_NUM_THREADS; where PyTorch is loaded, `torch.get_num_threads()` at every call;
-    OMP_NUM_THREADS; the cores this process may run on. A call wakes as many of them as its work is
-    worth, and none while the machine is too busy for that to pay.
+    KERNELTRICK_NUM_THREADS; where PyTorch is loaded, `torch.get_num_threads()` at every call but
+    those of JAX arrays; OMP_NUM_THREADS; the cores this process may run on. A call wakes as many of
+    them as its work is worth, and none while the machine is too busy for that to pay.
 
     >>> import kerneltrick as kt
     >>> kt.set_num_threads(2)

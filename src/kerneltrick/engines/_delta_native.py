@@ -1,7 +1,7 @@
 """The delta rule by the compiled core (`native/delta.cpp`): for arrays on the CPU.
 
-This file turns a call into addresses and strides. `_delta_native_torch` makes operators of
-PyTorch's of it.
+This file turns a call into addresses and strides. `_delta_native_torch` and `_delta_native_jax`
+make operators of PyTorch's and JAX's of it.
 """
 
 from __future__ import annotations

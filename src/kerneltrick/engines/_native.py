@@ -1,8 +1,8 @@
 """Linear attention by the compiled core (`native/`): fused, threaded, for arrays on the CPU.
 
 This file turns a call into addresses and strides and keeps the arrays alive while the core runs.
-`_native_torch` makes operators of PyTorch's of it; maps that the core does not know are computed by
-`_stretches`, and handed over as features.
+`_native_torch` and `_native_jax` make operators of PyTorch's and JAX's of it; maps that the core
+does not know are computed by `_stretches`, and handed over as features.
 """
 
 from __future__ import annotations
