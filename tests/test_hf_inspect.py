@@ -14,7 +14,7 @@ from kerneltrick.hf._selective_scan import scan  # noqa: E402
 from kerneltrick.hf._state_space import chunk_scan  # noqa: E402
 from kerneltrick.hf._watch import watching  # noqa: E402
 
-QUICK = ("qwen3_5_text", "kimi_linear", "mamba2", "falcon_mamba", "minimax")
+QUICK = ("qwen3_5_text", "mamba2", "minimax")
 
 
 def tokens(n=23):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kerneltrick.torch import Operator
+from kerneltrick.torch import HeadOperator
 
 
 class Seen(NamedTuple):
@@ -18,7 +18,7 @@ class Seen(NamedTuple):
 
     layer: str  # its name in the model
     kind: str  # its class
-    operator: Operator
+    operator: HeadOperator
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ def is_watched() -> bool:
     return _current.get() is not None
 
 
-def show(operator: Operator) -> None:
+def show(operator: HeadOperator) -> None:
     """Tell the watcher what the running layer computes."""
     watcher = _current.get()
     assert watcher is not None

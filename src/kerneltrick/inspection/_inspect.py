@@ -19,9 +19,9 @@ from kerneltrick.inspection._words import kind_of, told
 from kerneltrick.torch import (
     ConvolutionOperator,
     DeltaOperator,
+    HeadOperator,
     LanguageModel,
     LinearOperator,
-    Operator,
     ScanOperator,
 )
 
@@ -31,12 +31,12 @@ ROWS = 64  # rows of longer texts
 ROOM = 8_000_000  # weights that a result holds at most
 
 
-class Layer(NamedTuple):
+class TracedLayer(NamedTuple):
     """A layer whose operator was seen on the text."""
 
     name: str
     kind: str
-    operator: Operator
+    operator: HeadOperator
 
 
 class InspectionError(ValueError):
@@ -94,16 +94,16 @@ def inspect(
     return Inspection(source, texts, rows.tolist(), causal, made, left_out + notes)
 
 
-def trace(model: Any, tokens: Any) -> tuple[list[Layer], list[str]]:
+def trace(model: Any, tokens: Any) -> tuple[list[TracedLayer], list[str]]:
     """The operators of all layers for tokens (1, n), and what was left out."""
     if isinstance(model, LanguageModel):
-        return _own(model, tokens), []
-    from kerneltrick.hf import watch_layers  # imports transformers only for its models
-
+        return _trace_mixers(model, tokens), []
     if not hasattr(model, "config"):
         raise InspectionError(
             f"inspect needs a LanguageModel or a model of transformers, not {type(model).__name__}"
         )
+    from kerneltrick.hf import watch_layers  # imports transformers only for its models
+
     seen, notes = watch_layers(model, tokens)
     if not seen:
         raise InspectionError(
@@ -111,11 +111,11 @@ def trace(model: Any, tokens: Any) -> tuple[list[Layer], list[str]]:
             "attention through transformers' attention interface, or layers that hf.accelerate "
             "knows, such as those of Qwen3.5, Kimi Linear, Mamba or Falcon-H1"
         )
-    return [Layer(*each) for each in seen], notes
+    return [TracedLayer(*each) for each in seen], notes
 
 
-def _own(model: LanguageModel, tokens: Any) -> list[Layer]:
-    found: list[Layer] = []
+def _trace_mixers(model: LanguageModel, tokens: Any) -> list[TracedLayer]:
+    found: list[TracedLayer] = []
 
     def watched(name: str) -> Any:
         def before(mixer: Any, given: tuple[Any, ...]) -> None:
@@ -124,7 +124,7 @@ def _own(model: LanguageModel, tokens: Any) -> list[Layer]:
                     f"{type(mixer).__name__} does not say what it computes: it needs a method "
                     "operator(x), as the mixers of kerneltrick.torch have"
                 )
-            found.append(Layer(name, type(mixer).__name__, mixer.operator(given[0])))
+            found.append(TracedLayer(name, type(mixer).__name__, mixer.operator(given[0])))
 
         return before
 
@@ -175,18 +175,18 @@ def _rows(n: int, heads: int) -> tuple[Array, list[str]]:
     return rows, [told]
 
 
-def _heads(operator: Operator) -> int:
+def _heads(operator: HeadOperator) -> int:
     if isinstance(operator, (ScanOperator, ConvolutionOperator)):
         return 1  # the mean over channels
     assert isinstance(operator, (LinearOperator, DeltaOperator))
     return max(int(operator.q.shape[1]), int(operator.v.shape[1]))
 
 
-def _is_causal(operator: Operator) -> bool:
+def _is_causal(operator: HeadOperator) -> bool:
     return not isinstance(operator, LinearOperator) or bool(operator.options.get("causal"))
 
 
-def _weights(operator: Operator, rows: Array) -> Array:
+def _weights(operator: HeadOperator, rows: Array) -> Array:
     """The weights (heads, rows, n) in float64: of a token where it has several steps."""
     with torch.no_grad():
         if isinstance(operator, ScanOperator):
@@ -202,7 +202,7 @@ def _weights(operator: Operator, rows: Array) -> Array:
     return np.nan_to_num(found)
 
 
-def _measured(layer: Layer, weights: Array, rows: Array, soft: list[Array]) -> InspectedLayer:
+def _measured(layer: TracedLayer, weights: Array, rows: Array, soft: list[Array]) -> InspectedLayer:
     operator, heads = layer.operator, len(weights)
     late = rows >= rows[-1] // 2
     share, later = of_weights.shares(weights), rows[late]
@@ -230,7 +230,7 @@ def _measured(layer: Layer, weights: Array, rows: Array, soft: list[Array]) -> I
     )
 
 
-def describe(operator: Operator) -> str:
+def describe(operator: HeadOperator) -> str:
     """What the heads compute, in a few words."""
     if isinstance(operator, DeltaOperator):
         steps = f", {operator.steps} steps a token" if operator.steps > 1 else ""

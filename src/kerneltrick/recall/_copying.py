@@ -23,7 +23,7 @@ class Selective:
 
     >>> tokens, places, answers = Selective(vocabulary=10, length=12, items=3).examples(1, seed=0)
     >>> tokens[0].tolist(), answers[0].tolist()
-    ([0, 0, 6, 0, 0, 0, 0, 5, 9, 1, 6, 5], [6, 5, 9])
+    ([0, 7, 0, 0, 0, 0, 8, 9, 0, 1, 7, 8], [7, 8, 9])
     """
 
     name: ClassVar[str] = "selective"
@@ -84,7 +84,7 @@ class Copy:
 
     >>> tokens, places, answers = Copy(vocabulary=10, length=6).examples(1, seed=0)
     >>> tokens[0].tolist(), answers[0].tolist()
-    ([6, 5, 9, 1, 6, 5], [6, 5, 9])
+    ([7, 8, 9, 1, 7, 8], [7, 8, 9])
     """
 
     name: ClassVar[str] = "copy"

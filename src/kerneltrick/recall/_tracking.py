@@ -70,7 +70,7 @@ class Permutation:
 
     >>> tokens, places, answers = Permutation(length=4, items=3).examples(1, seed=0)
     >>> tokens[0].tolist(), (answers[0] - 6).tolist()
-    ([5, 3, 3, 1], [5, 2, 1, 0])
+    ([5, 3, 3, 1], [5, 1, 2, 4])
     """
 
     name: ClassVar[str] = "permutation"

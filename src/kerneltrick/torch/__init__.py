@@ -15,9 +15,9 @@ from kerneltrick.torch._hard_attention import HardAttention
 from kerneltrick.torch._implied import SUM as SUM
 from kerneltrick.torch._implied import ConvolutionOperator as ConvolutionOperator
 from kerneltrick.torch._implied import DeltaOperator as DeltaOperator
+from kerneltrick.torch._implied import HeadOperator as HeadOperator
 from kerneltrick.torch._implied import Implied as Implied
 from kerneltrick.torch._implied import LinearOperator as LinearOperator
-from kerneltrick.torch._implied import Operator as Operator
 from kerneltrick.torch._implied import ScanOperator as ScanOperator
 from kerneltrick.torch._implied import shared as shared
 from kerneltrick.torch._language_model import LanguageModel

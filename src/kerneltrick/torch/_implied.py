@@ -28,7 +28,7 @@ class Implied(NamedTuple):
     values: Tensor  # (batch, heads, columns, width)
 
 
-class Operator(Protocol):
+class HeadOperator(Protocol):
     """What the heads of a layer compute from their inputs."""
 
     def implied(self, rows: Rows) -> Implied:

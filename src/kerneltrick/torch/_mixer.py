@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from kerneltrick.attention import State, check_count, check_rows, linear_attention
 from kerneltrick.torch import distributed
-from kerneltrick.torch._implied import MOST_ROWS, SUM, Implied, LinearOperator, Operator
+from kerneltrick.torch._implied import MOST_ROWS, SUM, HeadOperator, Implied, LinearOperator
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution
 from kerneltrick.torch._tokens import (
@@ -169,7 +169,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         tokens = self._check(x, state, mask, None, segment_ids, cu_seqlens)
         return self._implied(tokens, state, rows)
 
-    def operator(self, x: Tensor) -> Operator:
+    def operator(self, x: Tensor) -> HeadOperator:
         """What the heads compute for tokens x, with its inputs."""
         return self._traced(self._check(x, None, None, None, None, None), None)
 
@@ -182,7 +182,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
             )
         return self._traced(tokens, state).implied(check_rows(rows, x.shape[1]))
 
-    def _traced(self, tokens: Tokens, state: MixerState | None) -> Operator:
+    def _traced(self, tokens: Tokens, state: MixerState | None) -> HeadOperator:
         if self.group is not None:
             raise ValueError("no rank has all the tokens, so their weights cannot be computed")
         heads = self._heads(tokens, state)
@@ -274,7 +274,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         options = {"log_decay": heads.log_decay, "mask": tokens.mask}
         return "identity", {**SUM, **options, "segment_ids": tokens.segment_ids}
 
-    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Operator:
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> HeadOperator:
         """What `_mix` computes, as an operator that knows its weights."""
         feature_map, options = self._attention(tokens, heads)
         options["state"] = past

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from kerneltrick.attention import check_count
-from kerneltrick.torch._implied import Operator
+from kerneltrick.torch._implied import HeadOperator
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tensor, Tokens, linear, unit
 from kerneltrick.torch._mixer_state import Memory, MixerState
 
@@ -85,7 +85,7 @@ class Mesa(ProjectedMixer):
         o, _, memory = self._solve(tokens, heads, past)
         return o, memory
 
-    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> Operator:
+    def _operator(self, tokens: Tokens, heads: Heads, past: Memory | None) -> HeadOperator:
         q = self._solve(tokens, heads, past)[1]
         values = heads.v[..., : self.value_dim]
         # A state holds values and keys; without a normaliser it has no part in the weights.
