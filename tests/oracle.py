@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kerneltrick import maps
+from kerneltrick import conformance, maps
 from kerneltrick.conformance import delta_loop
 from kerneltrick.conformance import linear_loop as brute_force
 
@@ -106,6 +106,12 @@ def magnitude(feature_map, q, k, v, causal):
     root = np.sqrt(feature_map.default_scale(q.shape[-1]))
     weights = np.abs(feature_map.phi(q * root)) @ np.abs(feature_map.phi(k * root)).mT
     return (np.tril(weights) if causal else weights) @ np.abs(v)
+
+
+def violation(check, run, kind, arrays, cuts=()):
+    """How a function on these arrays (batch, heads, n, …) breaks a check to the bit, or None."""
+    operator = conformance.Operator(run, kind, exact=True)
+    return conformance.CHECKS[check].find(conformance.Trial(operator, arrays, tuple(cuts)))
 
 
 def same_bits(a, b):

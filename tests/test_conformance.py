@@ -1,5 +1,6 @@
 """The checks find what is wrong, say so in a program that runs, and pass what is right."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -149,6 +150,31 @@ def test_a_wrong_gradient_is_found(monkeypatch):
     for a, b in zip(right.gradients(x, np.ones_like(x[2])), wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert torch
+
+
+def streamed(q, k, v, beta, log_decay, *, state=None):
+    """The delta rule with a history for a state."""
+
+    def step(state, q, k, v, beta, log_decay):
+        return delta(q, k, v, beta, log_decay, state=state)
+
+    axes = (-2, -2, -2, -1, -1)
+    history = kt.History(step, axes=axes, every=5) if state is None else copy.copy(state)
+    return history.read(q, k, v, beta, log_decay), history
+
+
+def test_a_history_rolls_back():
+    def rewind(state, count):
+        made = copy.copy(state)
+        made.back(count)
+        return made
+
+    def careless(state, count):
+        return rewind(state, count - 1)
+
+    names = ["rollback", "prefill = decode at any split"]
+    assert not check(mutant(streamed, exact=True, rewind=rewind), checks=names).failures
+    assert len(check(mutant(streamed, rewind=careless), checks=names).failures) == 1
 
 
 def test_a_file_that_loses_bits_is_found():
@@ -304,3 +330,14 @@ def test_wrong_arguments_of_the_command(arguments, message):
     assert found.returncode in (1, 2)
     assert message in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_the_page_has_a_row_for_every_operator_and_none_of_ours_fails():
+    page = Path(__file__).parent.parent / "docs" / "howto" / "conformance.md"
+    table = page.read_text(encoding="utf-8").partition("conformance:begin")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert [cells[0] for cells in rows[1:]] == [
+        known.name for known in conformance.known(peers=True)
+    ]
+    assert rows[0][1:] == [str(i + 1) for i in range(len(CHECKS))]
+    assert not [cells for cells in rows if cells[0].startswith("kerneltrick") and "✗" in cells]
