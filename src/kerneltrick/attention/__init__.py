@@ -13,8 +13,7 @@ from kerneltrick.attention._delta_state import DeltaState
 from kerneltrick.attention._delta_weights import delta_weights
 from kerneltrick.attention._dense import Substitute as Substitute
 from kerneltrick.attention._dense import hard_attention, kernel_attention, softmax_attention
-from kerneltrick.attention._dial import Dial, Far
-from kerneltrick.attention._dial import HeadGroup as HeadGroup
+from kerneltrick.attention._dial import Dial, Far, HeadGroup
 from kerneltrick.attention._dial import by_head as by_head
 from kerneltrick.attention._dial import check_far as check_far
 from kerneltrick.attention._dial import check_window as check_window
@@ -56,6 +55,7 @@ __all__ = [
     "DeltaState",
     "Dial",
     "Far",
+    "HeadGroup",
     "History",
     "KVCache",
     "MixedState",

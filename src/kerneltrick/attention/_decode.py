@@ -79,7 +79,7 @@ class Decoder:
 
         `dtype` is that of q, k and v: a name, or NumPy's, PyTorch's or JAX's own. NumPy has no
         bfloat16; give float32 arrays to a decoder of bfloat16.
-        `window`, `sinks` and `far` are those of `linear_attention`.
+        `window`, `sinks` and `far` are those of `linear_attention`; heads may differ.
         """
         who = "Decoder"
         self.shape = tuple(check_count(who, "shape", size) for size in shape)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from kerneltrick import maps
 from kerneltrick._arrays import Array, astype, constant, space, stop_gradient
-from kerneltrick.attention._arguments import check_count, check_inputs, check_scale
+from kerneltrick.attention._arguments import check_inputs, check_scale
 from kerneltrick.attention._call import check_call, report_zero
+from kerneltrick.attention._heads import Windows, check_sinks, check_windows
 from kerneltrick.attention._keywords import OnZero, Options
 from kerneltrick.attention._linear import normalized_weights, run_attention, weights_of
-from kerneltrick.engines import UNBOUNDED, DenseRows, dense_rows, finish
+from kerneltrick.engines import DenseRows, dense_rows, finish
 
 Substitute = Literal["temperature", "gumbel", "straight-through"]
 Weigh = Callable[[DenseRows], Array]
@@ -31,8 +32,8 @@ def softmax_attention(
     mask: Annotated[Array | None, "bool (..., H, n), (..., n) or (n,)"] = None,
     query_mask: Annotated[Array | None, "bool (..., H_q, n_q), (..., n_q) or (n_q,)"] = None,
     segment_ids: Annotated[Array | None, "integer (..., H, n), (..., n) or (n,)"] = None,
-    window: int | None = None,
-    sinks: int = 0,
+    window: Windows = None,
+    sinks: int | Sequence[int] = 0,
     return_weights: bool = False,
     on_zero: OnZero | None = None,
 ) -> Any:
@@ -40,7 +41,8 @@ def softmax_attention(
 
     Shapes, masks, packed segments, shared heads and NaN as in `linear_attention`; a query that may
     see no key at all follows `on_zero`. With a `window` only keys less than so many tokens away are
-    seen, and the first `sinks` ones. With `return_weights` also the weights (..., heads, n_q, n).
+    seen, and the first `sinks` ones; both may be sequences with one for each key head. With
+    `return_weights` also the weights (..., heads, n_q, n).
 
     Arrays on the CPU go through the compiled core, which never forms the n×n weights.
 
@@ -51,10 +53,11 @@ def softmax_attention(
     ((2, 10, 8), True)
     """
     who = "softmax_attention"
-    if (
-        window is not None
-        and check_count(who, "window", window) + check_count(who, "sinks", sinks) < 1
-    ):
+    near, first = check_windows(who, window), check_sinks(who, sinks)
+    windows, counts = ((x,) if isinstance(x, int) else x for x in (near, first))
+    heads = max(len(windows), len(counts))
+    windows, counts = (x * heads if len(x) == 1 else x for x in (windows, counts))
+    if any(not (reach or count) for reach, count in zip(windows, counts, strict=False)):
         raise ValueError(f"{who} with window=0 and sinks=0 sees nothing; None is no window")
     scale = _scale(who, q, scale, temperature)
     options = Options(
@@ -63,8 +66,8 @@ def softmax_attention(
         mask=mask,
         query_mask=query_mask,
         segment_ids=segment_ids,
-        window=UNBOUNDED if window is None else window,
-        sinks=sinks,
+        window=near,
+        sinks=first,
         on_zero=on_zero,
         return_state=False,
     )

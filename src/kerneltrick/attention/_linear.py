@@ -113,7 +113,11 @@ def linear_attention(
         of the sequence or segment, are near: they have their softmax weight e^{s·q·k}, s = `scale`
         or 1/√d. All others are far: e^g·φ(q)·φ(k), with one normaliser for both. `far` is g, a
         number or an array (H_q,), or a `Far`, which also says in what units. window=0: linear
-        attention; a window as long as the text: softmax attention.
+        attention; a window as long as the text, or None: softmax attention. `window` and `sinks`
+        may be sequences with one for each key–value head. Each head then costs, and keeps in the
+        state, what it would in a call of its own. As text: "elu@window=16+whole+64", or
+        "elu@window=16,whole=1" for heads that see the whole text among others that do not. A
+        function x → φ(x) sees only the heads that use it.
     state, return_state
         Continue after `state`; also return the state after the last token.
     on_zero
@@ -139,6 +143,9 @@ def linear_attention(
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 2, 1000, 16))  # batch 4, 2 heads
     >>> kt.linear_attention(q, k, v, "elu", causal=True).shape
     (4, 2, 1000, 16)
+    >>> mixed = kt.linear_attention(q, k, v, "elu", causal=True, window=(64, None))
+    >>> bool((mixed[:, 1:] == kt.softmax_attention(q, k, v, causal=True)[:, 1:]).all())
+    True
     """
     options = Options(
         causal=causal,

@@ -60,7 +60,8 @@ class State:
     """U = Σ φ(k)vᵀ and Z = Σ φ(k) over tokens start … stop−1, both times exp(−log_scale).
 
     Made by `linear_attention(..., return_state=True)` and given back to it as `state=`; never
-    changed. Sums are float64, or pairs of float32 where the library has no float64.
+    changed. Sums are float64, or pairs of float32 where the library has no float64. Heads with
+    different windows have a `MixedState`, which consists of states.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 100, 8))

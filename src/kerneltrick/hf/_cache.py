@@ -26,9 +26,9 @@ class Cache(cache_utils.Cache):  # type: ignore[misc] # transformers is not foll
 
     Use it with a model whose `attn_implementation` is a name from `register`, in
     `model.generate(..., past_key_values=kerneltrick.hf.Cache())` or in calls that read a text in
-    chunks. Its size does not grow with the context, except for the map `softmax` without a window,
-    which needs every key. Greedy decoding, sampling, beam search and assisted generation work as
-    they do with other caches.
+    chunks. Its size does not grow with the context, except for the map `softmax` without a window
+    and for `whole` heads, which need every key. Greedy decoding, sampling, beam search and assisted
+    generation work as they do with other caches.
 
     Tokens can be taken back: `Cache(reach=16)` keeps what is needed to `crop` to any of the 16
     tokens before the furthest one read, and a checkpoint of the states every `every` tokens

@@ -49,7 +49,8 @@ class Attention(ProjectedMixer):
         width of its values, by default head_dim.
     feature_map, window, sinks, far
         The attention, as in `linear_attention`: "elu", "hedgehog@window=64,sinks=4", a
-        `FeatureMap` or "softmax". The weights of a `LearnedMap` are learned with the layer.
+        `FeatureMap` or "softmax". The weights of a `LearnedMap` are learned with the layer. Heads
+        may differ: "hedgehog@window=64,whole=0+2" keeps softmax in two key/value heads.
     causal
         Whether token i sees only tokens j ≤ i. If False, every token sees every other.
     rotary
