@@ -121,7 +121,7 @@ class MixedState(State):
     ...     q, k, v, "elu", causal=True, window=(16, None, 16, None), return_state=True
     ... )
     >>> state.heads, [part.nbytes for part in state.parts], state.stop
-    (((0, 2), (1, 3)), [5568, 25600], 100)
+    (((0, 2), (1, 3)), [4992, 25600], 100)
     """
 
     heads: tuple[tuple[int, ...], ...]
