@@ -408,7 +408,7 @@ class TestTorch:
         first = MixerState.load(tmp_path / "state", like=x)
         y, _ = layer(x[:, 20:], first)
         torch.testing.assert_close(y, whole[:, 20:], atol=1e-5, rtol=1e-5)
-        assert layer.attention_weights(x, rows=[7]).shape == (2, 4, 1, 30)
+        assert layer.weights(x, rows=[7]).weights.shape == (2, 4, 1, 30)
         with torch.no_grad():
             live = layer.live(layer(x[:, :20])[1])
             for t in range(20, 30):
