@@ -114,7 +114,7 @@ def test_the_ranking_finds_the_head_that_recalls(model, fast):
         assert scores[LAYER, HEAD] > 5 * np.partition(scores.ravel(), -2)[-2]
     assert (LAYER, HEAD) in found.order[:2]
     assert sorted(found.order) == [(layer, head) for layer in range(3) for head in range(4)]
-    assert sum(map(len, found.kept(5).values())) == 5
+    assert sum(map(len, found.whole(5).values())) == 5
 
 
 def limited_attention(gates, window, sinks):

@@ -16,7 +16,7 @@ from kerneltrick.hf._accelerate import (
 )
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import capture
-from kerneltrick.hf._curve import CurvePoint
+from kerneltrick.hf._curve import HeadCurvePoint
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
@@ -45,12 +45,12 @@ __all__ = [
     "Cache",
     "CaptureError",
     "Continuation",
-    "CurvePoint",
     "Evaluation",
     "EvaluationRow",
     "Gain",
     "Gains",
     "Head",
+    "HeadCurvePoint",
     "HeadRanking",
     "Linearization",
     "LinearizedForCausalLM",

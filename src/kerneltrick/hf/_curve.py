@@ -15,7 +15,7 @@ from kerneltrick.hf._heads import HeadRanking
 from kerneltrick.hf._linearized import Linearized, dial_of, with_whole
 
 
-class CurvePoint(NamedTuple):
+class HeadCurvePoint(NamedTuple):
     """The quality of a model in which so many heads see the whole text."""
 
     heads: int
@@ -31,7 +31,7 @@ def head_curve(
     shares: Sequence[float],
     teacher: Any = None,
     progress: ProgressReport | None = None,
-) -> tuple[CurvePoint, ...]:
+) -> tuple[HeadCurvePoint, ...]:
     """Return the quality for several shares of heads, the best ones, without any training.
 
     teacher: the original, for embeddings; None is the model itself with softmax in each layer.
@@ -44,7 +44,7 @@ def head_curve(
     with torch.inference_mode():
         exact = [Dial(maps.Softmax())] * layers
         for count in counts:
-            whole = ranking.kept(count)
+            whole = ranking.whole(count)
             settings = [with_whole(x, whole.get(at, ()), heads) for at, x in enumerate(limited)]
             values = []
             for ids in windows:
@@ -63,7 +63,7 @@ def head_curve(
                 values.append(float(ours))
             mean = sum(values) / len(values)
             quality = math.exp(mean) if model.config.language else mean
-            found.append(CurvePoint(count, count / (layers * heads), quality))
+            found.append(HeadCurvePoint(count, count / (layers * heads), quality))
     meter.close(done)
     return _marked(found)
 
@@ -83,7 +83,7 @@ def _limited(dial: Dial, ranking: HeadRanking) -> Dial:
     return Dial(maps.Softmax(), ranking.window, ranking.sinks)
 
 
-def _marked(points: list[CurvePoint]) -> tuple[CurvePoint, ...]:
+def _marked(points: list[HeadCurvePoint]) -> tuple[HeadCurvePoint, ...]:
     """Mark the knee: the point that is furthest from the line between the two ends."""
     if len(points) < 3:
         return tuple(points)

@@ -18,7 +18,7 @@ from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
-from kerneltrick.hf._curve import CurvePoint, head_curve
+from kerneltrick.hf._curve import HeadCurvePoint, head_curve
 from kerneltrick.hf._generate import Continuation, continuations
 from kerneltrick.hf._heads import HeadRanking
 from kerneltrick.hf._linearized import Linearized, dial_of
@@ -62,7 +62,7 @@ class Evaluation:
     verdict: str
     speeds: tuple[Speed, ...] = ()
     continuations: tuple[Continuation, ...] = ()
-    curve: tuple[CurvePoint, ...] = ()
+    curve: tuple[HeadCurvePoint, ...] = ()
 
 
 def evaluate(

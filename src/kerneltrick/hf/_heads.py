@@ -78,7 +78,7 @@ class HeadRanking:
         places = np.argsort(-total, axis=None, kind="stable")
         return tuple(Head(*map(int, np.unravel_index(at, total.shape))) for at in places)
 
-    def kept(self, count: int) -> dict[int, tuple[int, ...]]:
+    def whole(self, count: int) -> dict[int, tuple[int, ...]]:
         """Return the heads that see the whole text if `count` of them may, by layer."""
         found: dict[int, list[int]] = {}
         for layer, head in self.order[:count]:
@@ -171,7 +171,7 @@ def _load(where: str) -> Any:
         return load_network(where, config, kind)
 
 
-class _Piece(NamedTuple):
+class _Measurement(NamedTuple):
     """A piece of the work: the scores (layers, heads) of some layers on one text."""
 
     name: str
@@ -203,14 +203,14 @@ class _Text:
         self._wanted: Any = None  # the outcome of the model itself
         self._lost: Any = None  # the loss with all heads limited
 
-    def pieces(self, fast: bool) -> list[_Piece]:
+    def pieces(self, fast: bool) -> list[_Measurement]:
         layers, heads = self.probe.shape
         if fast:
             # The variants of a planted fact are short enough for one batch.
             points = TAIL_POINTS if self.tail else POINTS
             values = ((np.arange(points) + 0.5) / points).tolist()
             return [
-                _Piece(
+                _Measurement(
                     f"{self.kind}gate",
                     f"{batch[0]:g}",
                     slice(0, layers),
@@ -220,7 +220,7 @@ class _Text:
             ]
         step = max(1, ROWS // heads) if self.tail else 1
         return [
-            _Piece(
+            _Measurement(
                 self.kind + ("limited" if limited else "freed"),
                 str(start),
                 slice(start, min(start + step, layers)),

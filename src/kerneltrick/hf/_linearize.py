@@ -314,7 +314,7 @@ def _fit_and_train(
     kept: dict[int, str] = {}
     if wishes.keep == "auto" and wishes.unit == "head":
         ranked = _rank(where, network, windows, dial, wishes, progress, resume)
-        whole, heads = ranked.kept(most), ranked.shape[1]
+        whole, heads = ranked.whole(most), ranked.shape[1]
         dials = {
             layer: with_whole(own, whole.get(layer, ()), heads) for layer, own in dials.items()
         }

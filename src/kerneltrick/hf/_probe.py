@@ -58,7 +58,7 @@ class Probe:
         self.last: Run | None = None  # the last run, which is being recorded or varied
 
     def __enter__(self) -> Probe:
-        AttentionInterface.register(NAME, _attend)
+        AttentionInterface.register(NAME, _attention)
         AttentionMaskInterface.register(NAME, make_mask)
         self._before = self.network.config._attn_implementation
         self._trained = [x for x in self.network.parameters() if x.requires_grad]
@@ -147,7 +147,7 @@ class Probe:
             for block in skipped:
                 del block.forward
 
-    def attend(self, layer: int, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+    def attention(self, layer: int, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
         """Attend with the gates of a layer, head by head."""
         run, before = self.last, 0
         assert run is not None
@@ -192,7 +192,7 @@ def _softmax(q: Any, k: Any, v: Any, scale: float, mask: Any = None, causal: boo
     return scaled_dot_product_attention(q, k, v, **how)
 
 
-def _attend(
+def _attention(
     module: Any,
     query: Any,
     key: Any,
@@ -209,7 +209,7 @@ def _attend(
     call = read_call(
         where, module, (query, key, value), attention_mask, scaling, is_causal, keywords
     )
-    out = probe.attend(number, query, key, value, call.scale, call.tokens.causal)
+    out = probe.attention(number, query, key, value, call.scale, call.tokens.causal)
     return out.transpose(1, 2).contiguous(), None
 
 
