@@ -21,8 +21,8 @@ class TestForgeries:
             "import time; time.monotonic = time.time = lambda: 0.0",
             "import os; os.write = lambda *a: 0",
             "import struct, sys; sys.modules['json'] = sys.modules['struct'] = None",
-            "import sys; sys.modules['grader._wire'].pack = lambda *a, **k: b''",
-            "import sys; sys.modules['grader._child'].call = lambda *a, **k: ({}, 1)",
+            "import sys; sys.modules['walls._wire'].pack = lambda *a, **k: b''",
+            "import sys; sys.modules['walls._child'].call = lambda *a, **k: ({}, 1)",
             "import sys; sys.stdout = sys.stderr = None; sys.settrace(lambda *a: 1 / 0)",
             "import gc, threading; gc.disable(); threading.Thread(target=lambda: 1 / 0).start()",
         ],
@@ -62,7 +62,7 @@ class TestForgeries:
 
     FORGERY = """
         import os, sys
-        wire = sys.modules["grader._wire"]
+        wire = sys.modules["walls._wire"]
         def forge(message):
             for number in range(3, 64):
                 try:
@@ -96,7 +96,7 @@ class TestForgeries:
         found, _ = changed(
             """
             import sys, gc
-            child = sys.modules["grader._child"]
+            child = sys.modules["walls._child"]
             child.call = lambda *a: ({"kind": "answer", "changed": [], "peak": 0}, True)
             """,
             hurried,
@@ -115,7 +115,7 @@ class TestForgeries:
             found, _ = changed(
                 f"""
                 import sys
-                sys.modules["grader._child"].call = lambda *a: ({fields}, a[2][0])
+                sys.modules["walls._child"].call = lambda *a: ({fields}, a[2][0])
                 """,
                 hurried,
             )

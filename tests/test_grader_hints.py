@@ -123,6 +123,16 @@ class TestBadInput:
         assert hints[1].startswith("calls sys.exit outside the functions (line ")
         assert "undefined" in hints[2]
 
+    @pytest.mark.parametrize("line", ["import scipy.linalg", "from helpers import softmax"])
+    def test_an_import_of_another_package_is_told_what_is_allowed(self, line, server):
+        said = "cannot be imported here: use Python's own modules and numpy, matplotlib"
+        _, report = changed(line, server)
+        assert said in report.problems[0].hint
+        found, _ = changed(f"def simple_feature_map(x):\n    {line}\n    return x\n", server)
+        assert said in found["simple_feature_map"].hint
+        more = "import math, dataclasses, collections.abc\nfrom numpy import linalg"
+        assert changed(more, server)[1].right
+
     @pytest.mark.parametrize(
         "source", [b"\xff\xfe\x00", b"x = '\x00'", b"# coding: nonsense\n", b""]
     )

@@ -1,6 +1,7 @@
 """The student's process: started, asked, stopped, and its messages."""
 
 import contextlib
+import doctest
 import json
 import os
 import signal
@@ -13,9 +14,8 @@ import numpy as np
 import pytest
 from grading import changed
 
-from kerneltrick.labs import grader
-from kerneltrick.labs.grader import _child, _wire
-from kerneltrick.labs.grader._process import Died, Slow
+from kerneltrick.labs import grader, walls
+from kerneltrick.labs.walls import Died, Slow, _wire
 
 
 class TestProcess:
@@ -78,7 +78,14 @@ class TestProcess:
         with contextlib.suppress(_wire.Unreadable):
             _wire.unpack(bytes(message))
 
-    def test_given_functions_are_those_of_the_labs(self):
-        x = np.random.default_rng(0).standard_normal((5, 3))
-        assert set(_child.GIVEN) >= {"identity", "exp", "relu", "elu", "with_square"}
-        assert _child.GIVEN["with_square"](x).shape == (5, 6)
+    def test_given_functions_are_those_of_a_file(self, tmp_path):
+        path = tmp_path / "given.py"
+        path.write_text("import math\n\ndef _own(x): return x\n\ndef half(x): return _own(x) / 2\n")
+        with walls.Server(given=path) as server:
+            worker = server.worker()
+            worker.load(b"def apply(f, x): return f(x)", "answer.py")
+            assert worker.call("apply", (walls.Given("half"), 3.0))[1] == 1.5
+            assert worker.call("apply", (), {"f": walls.Given("half"), "x": 1.0})[1] == 0.5
+
+    def test_the_door_is_documented_by_an_example(self):
+        assert doctest.testmod(walls) == (0, 2)

@@ -3,7 +3,7 @@
 `complexity` is lab 01, `kernel_trick` 02, `feature_maps` 03, `quadratic_kernel` 04,
 `heads_and_decoding` 05, `kernel_methods` 06, `based` 07, `delta_rule` 08. The student files are
 made from these modules by `make labs`, so each function here is also the model answer to its
-exercise. `grader` grades a student's file.
+exercise. `grader` grades a student's file, and `walls` runs it.
 """
 
 from kerneltrick.labs import (

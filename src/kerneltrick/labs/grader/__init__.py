@@ -9,12 +9,12 @@ from dataclasses import replace
 from importlib import resources
 
 from kerneltrick.labs.grader._find import Found, Submission, find_lab, find_submissions, recognise
-from kerneltrick.labs.grader._grade import NOT_THERE, grade, grade_file
+from kerneltrick.labs.grader._grade import NOT_THERE, Server, grade, grade_file
 from kerneltrick.labs.grader._lab import Case, Exercise, Given, Growth, Lab
 from kerneltrick.labs.grader._mistakes import Mistake, read_mistakes
-from kerneltrick.labs.grader._process import Cancelled, Limits, Refused, Server
 from kerneltrick.labs.grader._report import Problem, Report, Result
 from kerneltrick.labs.grader._start import folder, has_notebook, page, start
+from kerneltrick.labs.walls import Cancelled, Limits, Refused
 
 __all__ = [
     "NOT_THERE",

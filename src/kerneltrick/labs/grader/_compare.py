@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kerneltrick.labs.grader._lab import Case
-from kerneltrick.labs.grader._wire import Other
+from kerneltrick.labs.walls import Other
 
 Array = np.ndarray[Any, Any]
 ZERO = 1e-6  # what counts as 0 beside a right answer that is exactly 0

@@ -11,23 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kerneltrick.labs.grader import _compare
-from kerneltrick.labs.grader._child import arrays
+from kerneltrick.labs import walls
+from kerneltrick.labs.grader import _compare, given
 from kerneltrick.labs.grader._hints import Outcome, call, hint, quietly
 from kerneltrick.labs.grader._lab import Case, Exercise, Lab
 from kerneltrick.labs.grader._notebook import LARGEST_NOTEBOOK, Code, read_notebook
-from kerneltrick.labs.grader._process import (
-    Died,
-    Limits,
-    Loaded,
-    Server,
-    Slow,
-    Worker,
-    by_name,
-    whole,
-)
 from kerneltrick.labs.grader._report import Problem, Report, Result
-from kerneltrick.labs.grader._wire import Unreadable
+from kerneltrick.labs.walls import Died, Limits, Loaded, Slow, Unreadable, Worker, arrays
 
 LARGEST_FILE = 2**20
 MOST_TRIES = 4  # to load a file, each time without the statement that ended the last one
@@ -36,12 +26,19 @@ Progress = Callable[[str, int, int], None]
 Placed = TypeVar("Placed", Result, Problem)
 
 
+class Server(walls.Server):
+    """A server whose workers have the functions that exercises are given."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits, Path(str(given.__file__)))
+
+
 @dataclass
 class _Grading:
     lab: Lab
     source: bytes
     filename: str
-    server: Server
+    server: walls.Server
     notebook: Code | None = None
     without: list[int] | None = None
     worker: Worker | None = None
@@ -116,7 +113,7 @@ def grade(
     lab: Lab,
     source: bytes,
     name: str | None = None,
-    server: Server | None = None,
+    server: walls.Server | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
     notebook: bool = False,
@@ -166,7 +163,7 @@ def grade(
 
 
 def grade_file(
-    lab: Lab, path: Path, name: str, server: Server, progress: Progress | None = None
+    lab: Lab, path: Path, name: str, server: walls.Server, progress: Progress | None = None
 ) -> Report:
     """Grade a Python file or a notebook. If it cannot be read, the report says so."""
     notebook = path.suffix == ".ipynb"
@@ -247,7 +244,7 @@ def _reordered(grading: _Grading, exercise: Exercise) -> str | None:
 def _try(grading: _Grading, exercise: Exercise, case: Case, number: int) -> Outcome:
     """One case."""
     try:
-        fields, answer = grading.start().call(exercise.name, case)
+        fields, answer = grading.start().call(exercise.name, case.arguments, case.options)
         return _judge(grading, exercise, case, number, fields, answer)
     except (Slow, Died, Unreadable) as error:
         line = getattr(error, "line", None)
@@ -259,7 +256,7 @@ def _try(grading: _Grading, exercise: Exercise, case: Case, number: int) -> Outc
 def _judge(
     grading: _Grading, exercise: Exercise, case: Case, number: int, fields: Any, answer: Any
 ) -> Outcome:
-    kind, line = fields.get("kind"), whole(fields.get("line"))
+    kind, line = fields.get("kind"), fields["line"]
     where = _where(grading.lab, exercise, case, number)
     if kind == "missing":
         return Outcome(case, False, kind, text=NOT_THERE[0] + _misspelt(grading, exercise.name))
@@ -349,7 +346,7 @@ _UNPACKED = re.compile(r"^\s*\(?\w+\s*,\s*\w+\s*\)?\s*=\s*.*\.shape\b")
 
 def _about_batches(grading: _Grading, exercise: Exercise, case: Case, line: int | None) -> str:
     """The hint for code that takes arrays (n, d) only, where NumPy's own message would not help."""
-    shapes = [x.shape for x in arrays(by_name([case.arguments, case.options]))]
+    shapes = [x.shape for x in arrays([case.arguments, case.options])]
     batched = [shape for shape in shapes if len(shape) > 2]
     first = grading.loaded.lines.get(exercise.name)
     if not batched or line is None or first is None or not first <= line:
@@ -374,7 +371,7 @@ def _argument(lab: Lab, exercise: Exercise, case: Case, number: Any) -> str:
     """The name of the argument that holds the array of this number."""
     names = list(inspect.signature(getattr(lab.reference, exercise.name)).parameters)
     trees = [*zip(names, case.arguments, strict=False), *case.options.items()]
-    owners = [name for name, tree in trees for _ in arrays(by_name(tree))]
+    owners = [name for name, tree in trees for _ in arrays(tree)]
     known = type(number) is int and 0 <= number < len(owners)
     return f"its argument {owners[number]}" if known else "an argument"
 
@@ -404,7 +401,8 @@ def _grade_memory(grading: _Grading, exercise: Exercise) -> tuple[str | None, in
         peaks = []
         for n in growth.sizes:
             before = worker.peak()
-            fields, _ = worker.call(exercise.name, growth.case(n), trace=True)
+            case = growth.case(n)
+            fields, _ = worker.call(exercise.name, case.arguments, case.options, trace=True)
             if fields.get("type") == "MemoryError":
                 return growth.hint, None
             if fields.get("kind") != "answer":

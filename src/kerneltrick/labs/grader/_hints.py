@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from kerneltrick.labs.grader import _compare
-from kerneltrick.labs.grader._child import resolve
+from kerneltrick.labs.grader import _compare, given
 from kerneltrick.labs.grader._lab import Case, Exercise
 from kerneltrick.labs.grader._mistakes import Mistake
-from kerneltrick.labs.grader._process import by_name
+from kerneltrick.labs.walls import given_functions, resolve
 
 
 @dataclass
@@ -33,6 +32,7 @@ class Outcome:
     error: str | None = None  # the type of the exception
 
 
+GIVEN = given_functions(str(given.__file__))
 _one_at_a_time = threading.Lock()  # all threads share the warning filters
 
 
@@ -45,7 +45,7 @@ def quietly() -> Iterator[None]:
 
 
 def call(function: Callable[..., Any], case: Case) -> Any:
-    arguments, options = (resolve(by_name(x)) for x in (_copy(case.arguments), _copy(case.options)))
+    arguments, options = (resolve(_copy(x), GIVEN) for x in (case.arguments, case.options))
     with quietly():
         return function(*arguments, **options)
 

@@ -10,26 +10,17 @@ from typing import Any
 import numpy as np
 
 from kerneltrick.labs.grader._mistakes import Mistake
+from kerneltrick.labs.walls import Given as Given
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Given:
-    """A function that is passed to the student's function, by its name in GIVEN.
-
-    The student's process has the same functions, so only the name is sent.
-    """
-
-    name: str
 
 
 @dataclass(frozen=True)
 class Case:
     """One call of an exercise.
 
-    `arguments` and `options` hold NumPy arrays, numbers, strings, None, `Given` functions, and
-    lists, tuples and dicts of these. The right answer is that of the reference solution.
+    `arguments` and `options` hold NumPy arrays, numbers, strings, None, `Given` functions (those of
+    given.py), and lists, tuples and dicts of these. The right answer is that of the model answer.
     """
 
     arguments: tuple[Any, ...]

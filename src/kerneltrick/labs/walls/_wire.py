@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,11 @@ class Other:
         self.name = name
 
 
-class Name:
-    """In the arguments: a function that both processes have."""
+@dataclass(frozen=True)
+class Given:
+    """In the arguments: a function that both processes have, by its name."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
 def pack(fields: dict[str, Any], **values: Any) -> bytes:
@@ -105,7 +106,7 @@ def _encode(x: Any, body: bytearray, depth: int) -> Any:
         return ["value", float(x)]
     if isinstance(x, complex):
         return ["complex", x.real, x.imag]
-    if isinstance(x, Name):
+    if isinstance(x, Given):
         return ["name", x.name]
     if isinstance(x, (list, tuple)) and depth < DEEPEST and len(x) <= MOST_PARTS:
         kind = "list" if isinstance(x, list) else "tuple"
@@ -138,7 +139,7 @@ class _WireReader:
         read: dict[str, Callable[[], Any]] = {
             "value": lambda: self._value(rest[0]),
             "complex": lambda: complex(float(rest[0]), float(rest[1])),
-            "name": lambda: Name(str(rest[0])),
+            "name": lambda: Given(str(rest[0])),
             "other": lambda: Other(str(rest[0])[:100]),
             "array": lambda: self._array(*rest),
             "scalar": lambda: self._array(*rest)[()],

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 import kerneltrick
-from kerneltrick.labs.grader import _wire
-from kerneltrick.labs.grader._lab import Case, Given
+from kerneltrick.labs.walls import _wire
 
 PATIENCE = 3  # wall time is allowed to be so many times the CPU time
 TICK = 0.05
@@ -34,17 +33,17 @@ OUTPUT_KEPT = 10_000  # bytes of what the student's code prints
 # The child has a package of its own, so that nothing of kerneltrick is imported there.
 BOOT = """
 import sys, types
-folder, numpy_home, descriptor = sys.argv[1:]
+folder, numpy_home, descriptor, given = sys.argv[1:]
 try:
     import numpy
 except ImportError:
     sys.path.append(numpy_home)
-package = types.ModuleType("grader")
+package = types.ModuleType("walls")
 package.__path__ = [folder]
-sys.modules["grader"] = package
-from grader import _child
+sys.modules["walls"] = package
+from walls import _child
 package.__path__ = []
-_child.serve(int(descriptor))
+_child.serve(int(descriptor), given)
 """
 
 
@@ -58,6 +57,7 @@ class Limits:
     namespaces: bool = True  # use Linux namespaces where they are allowed
     filter: bool = True  # refuse system calls where Linux can
     root: bool = False  # run the code although we are root and its files have no walls
+    packages: tuple[str, ...] = ("numpy", "matplotlib")  # to import beside Python's own modules
 
 
 class Slow(Exception):
@@ -83,12 +83,16 @@ class Cancelled(BaseException):
 
 
 class Server:
-    """A process that has NumPy loaded and makes a new worker for every file; a context manager."""
+    """A process that has NumPy loaded and makes a new worker for every file; a context manager.
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    `given` is a Python file with functions that the code can be passed as arguments.
+    """
+
+    def __init__(self, limits: Limits | None = None, given: Path | None = None) -> None:
         if not hasattr(os, "fork"):
             raise OSError("grading needs Linux or macOS; on Windows, use WSL")
         self.limits = limits or Limits()
+        self.given = "" if given is None else str(given)
         self.folder = Path(tempfile.mkdtemp(prefix="kerneltrick-lab-"))
         self.process: subprocess.Popen[bytes] | None = None
         self.cancelled = False
@@ -130,6 +134,7 @@ class Server:
             str(Path(__file__).parent),
             str(Path(np.__file__).parent.parent),
             str(theirs.fileno()),
+            self.given,
         ]
         one = dict.fromkeys(("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM"), "1")
         self.process = subprocess.Popen(
@@ -276,7 +281,8 @@ class Worker:
         With `without`, statements on these lines, and all but definitions, imports and
         assignments, are left out.
         """
-        order = {"filename": filename, "without": without}
+        packages = list(self.server.limits.packages)
+        order = {"filename": filename, "without": without, "packages": packages}
         line = None
         try:
             for fields, _ in self._ask(order, source=np.frombuffer(source, np.uint8)):
@@ -289,14 +295,21 @@ class Worker:
             raise Died(error.code, line) from None
         raise Died(self.stop(), line)
 
-    def call(self, name: str, case: Case, trace: bool = False) -> tuple[dict[str, Any], Any]:
-        """Call one function: what came of it, and its answer."""
-        for fields, values in self._ask(
-            {"name": name, "trace": trace},
-            arguments=by_name(case.arguments),
-            options=by_name(case.options),
-        ):
-            return fields, values.get("value")
+    def call(
+        self,
+        name: str,
+        arguments: tuple[Any, ...] = (),
+        options: dict[str, Any] | None = None,
+        trace: bool = False,
+    ) -> tuple[dict[str, Any], Any]:
+        """Call one function: what came of it, and its answer.
+
+        The `kind` of the fields is "answer", "exception", "missing" or "signature". With `trace`
+        they have the peak memory of the call.
+        """
+        request = {"name": name, "trace": trace}
+        for fields, values in self._ask(request, arguments=arguments, options=options or {}):
+            return {**fields, "line": whole(fields.get("line"))}, values.get("value")
         raise Died(self.stop())
 
     def stop(self) -> int:
@@ -423,14 +436,3 @@ class _Clock:
     def used(self) -> float:
         self.most = max(self.most, self.cpu() - self.first, self.wall / PATIENCE)
         return self.most
-
-
-def by_name(tree: Any) -> Any:
-    """The arguments with the given functions by their names."""
-    if isinstance(tree, Given):
-        return _wire.Name(tree.name)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(by_name(part) for part in tree)
-    if isinstance(tree, dict):
-        return {key: by_name(value) for key, value in tree.items()}
-    return tree
