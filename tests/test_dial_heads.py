@@ -382,6 +382,11 @@ class TestTorch:
         torch = pytest.importorskip("torch")
         from kerneltrick.torch import Attention
 
+        with torch.no_grad():  # PyTorch warns of states with gradients
+            self.compile_and_export(torch, Attention)
+
+    @staticmethod
+    def compile_and_export(torch, Attention):
         torch.manual_seed(0)
         layer = Attention(32, 4, num_kv_heads=2, feature_map="elu", window=(5, None), rotary=True)
         x = torch.randn(2, 30, 32)
