@@ -576,8 +576,8 @@ MUTANTS = [
     Mutant(
         "a token without a normaliser not counted",
         "attention/_decode.py",
-        "self._stop = position + 1",
-        "self._stop = position + (not vanished)",
+        "self._stop += 1",
+        "self._stop += not vanished",
         "test_decoder.py::TestVanishingNormalizer::test_is_reported_and_the_token_counts[compiled]",
     ),
     Mutant(
@@ -1000,8 +1000,8 @@ MUTANTS = [
     Mutant(
         "a layer with the delta rule reaches into the text before",
         "torch/mixers/_delta_rule.py",
-        '"segment_ids": tokens.segment_ids,',
-        '"segment_ids": None,',
+        '"segment_ids": tokens.segment_ids}',
+        '"segment_ids": None}',
         "test_mixers.py::test_packed_texts_do_not_see_each_other[deltanet]",
     ),
     Mutant(
@@ -1042,8 +1042,8 @@ MUTANTS = [
     Mutant(
         "power retention forgets its decay",
         "torch/mixers/_power_retention.py",
-        "log_decay=heads.log_decay,",
-        "log_decay=None,",
+        '"log_decay": heads.log_decay,',
+        '"log_decay": None,',
         "test_mixers.py::test_power_retention_weighs_by_powers_of_inner_products_that_decay",
     ),
     Mutant(
