@@ -12,6 +12,7 @@ from kerneltrick import maps
 torch = pytest.importorskip("torch")
 
 from torch.library import opcheck  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from kerneltrick.engines import _native_torch  # noqa: E402
 
@@ -33,7 +34,11 @@ def weights(*shape, seed=0):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Record the arguments of every operator call; autograd calls the operator once more."""
+    """Record the arguments of every operator call; autograd calls the operator once more.
+
+    As if somebody watched: unwatched inference calls the core without the operator.
+    """
+    monkeypatch.setattr(_native_torch, "_dispatch_watched", lambda: True)
     seen, depth = [], [0]
 
     def spy(operator, *arguments):
@@ -146,6 +151,24 @@ class TestOperator:
             kt.softmax_attention(*leaves)
         names = [operator.name().removeprefix("kerneltrick::") for operator, _ in calls]
         assert names == ["attend", "attend_backward", "attend", "attend"]
+
+    def test_inference_calls_it_if_somebody_watches(self):
+        leaves, names = tensors(grad=False), []
+
+        class Names(TorchDispatchMode):
+            def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+                names.append(operator.name())
+                return operator(*arguments, **(options or {}))
+
+        alone = kt.linear_attention(*leaves, causal=True)
+        with Names():
+            watched = kt.linear_attention(*leaves, causal=True)
+        with torch.profiler.profile() as profile:
+            profiled = kt.linear_attention(*leaves, causal=True)
+        assert "kerneltrick::attend" in names
+        assert "kerneltrick::attend" in {event.name for event in profile.events()}
+        assert torch.equal(alone, watched)
+        assert torch.equal(alone, profiled)
 
     def test_inference_keeps_nothing_for_a_gradient(self, calls):
         q, k, v = tensors(grad=False, dtype=torch.float16)

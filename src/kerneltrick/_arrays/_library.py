@@ -116,11 +116,15 @@ def _watched(torch: Any) -> bool:
     return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
 
 
+_PLAIN = {np.ndarray}
+
+
 def surroundings(*arrays: Any) -> Any:
     """What arrays made beside these depend on, if they are ordinary arrays of NumPy's or tensors of
     PyTorch's with their values at hand (its inference mode, and whether there are tangents); None
     of others."""
-    if all(type(x) is np.ndarray for x in arrays):
+    kinds = set(map(type, arrays))
+    if kinds == _PLAIN:
         return ()
     torch = sys.modules.get("torch")
     if torch is None or _watched(torch) or not all(_is_ordinary(x, torch) for x in arrays):

@@ -73,7 +73,8 @@ def check_call(
     if q.ndim == 2:
         q, k, v = q[None, ...], k[None, ...], v[None, ...]
     inputs = Inputs(found.inputs.xp, q, k, v, found.inputs.headless)
-    return CheckedCall(inputs, found.rule, Data(q, k, v, *found.data[3:]), *found[3:])
+    data = Data._make((q, k, v, *found.data[3:]))
+    return CheckedCall._make((inputs, found.rule, data, *found[3:]))
 
 
 def _remembered(
@@ -316,7 +317,9 @@ def report_zero(
     call: CheckedCall, zero: Array | None, rows: Any = None, group: HeadGroup | None = None
 ) -> None:
     """Raise if a normaliser is 0; `rows` and `group` say which queries and heads these are."""
-    if not call.raises or zero is None or (type(zero) is np.ndarray and not zero.any()):
+    if not call.raises or zero is None:
+        return
+    if type(zero) is np.ndarray and not np.count_nonzero(zero):  # faster than any()
         return
     if not is_concrete(zero):
         if call.on_zero is None:
@@ -326,7 +329,7 @@ def report_zero(
             '"nan" or "zero"'
         )
     flags = as_numpy(zero)
-    if not flags.any():
+    if not np.count_nonzero(flags):
         return
     flags = flags[..., 0]
     where = [int(x) for x in np.argwhere(flags)[0]]

@@ -148,21 +148,21 @@ def linear_attention(
     True
     """
     options = Options(
-        causal=causal,
-        scale=scale,
-        log_decay=log_decay,
-        normalize=normalize,
-        mask=mask,
-        query_mask=query_mask,
-        segment_ids=segment_ids,
-        positions=positions,
-        state=state,
-        window=window,
-        sinks=sinks,
-        far=far,
-        on_zero=on_zero,
-        chunk_size=chunk_size,
-        return_state=return_state,
+        causal,
+        scale,
+        log_decay,
+        normalize,
+        mask,
+        query_mask,
+        segment_ids,
+        positions,
+        state,
+        window,
+        sinks,
+        far,
+        on_zero,
+        chunk_size,
+        return_state,
     )
     return run_attention("linear_attention", q, k, v, feature_map, options, engine)
 

@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     types: dict[str, int]  # the number of each way to store numbers
     maps: dict[str, int]  # the number of each fused map
     slots: dict[str, int]  # where a field begins; a View takes four slots
+    floats: frozenset[str]  # the fields that are no whole numbers
     forward: struct.Struct  # packs the slots of a forward pass
     backward: struct.Struct  # packs those and the slots of the gradient
     words: str  # the list without its remarks
@@ -58,6 +59,7 @@ def read_layout(text: str) -> Layout:
     types: dict[str, int] = {}
     maps: dict[str, int] = {}
     slots: dict[str, int] = {}
+    floats: set[str] = set()
     formats, words, count = {"FIELD": "", "GRADIENT": ""}, [], 0
     addresses, offsets = [], []
     for kind, inside in re.findall(r"^KT_(\w+)\((.*?)\)", text, re.MULTILINE):
@@ -73,6 +75,8 @@ def read_layout(text: str) -> Layout:
             addresses.append(count)
         if parts[0] == "View":
             offsets.append(count + VIEW.index("offset"))
+        if form == "d":
+            floats.add(parts[1])
         count += len(form)
         formats["GRADIENT" if kind == "GRADIENT" else "FIELD"] += form
     whole = formats["FIELD"] + formats["GRADIENT"]
@@ -80,6 +84,7 @@ def read_layout(text: str) -> Layout:
         types,
         maps,
         slots,
+        frozenset(floats),
         struct.Struct("=" + formats["FIELD"]),
         struct.Struct("=" + whole),
         "".join(words),
@@ -130,8 +135,11 @@ def check_isa() -> None:
 
 
 @functools.cache
-def _defaults(operator: str) -> tuple[int | float, ...]:
-    return tuple(getattr(core(), f"{operator}_defaults")())
+def _defaults(operator: str) -> bytes:
+    return layout(operator).backward.pack(*getattr(core(), f"{operator}_defaults")())
+
+
+_WHOLE, _FLOAT, _VIEW = struct.Struct("=q"), struct.Struct("=d"), struct.Struct(f"={len(VIEW)}q")
 
 
 class CoreCall:
@@ -140,25 +148,30 @@ class CoreCall:
     The call keeps the arrays alive that its addresses point into.
     """
 
-    __slots__ = ("_layout", "_slots", "_values", "alive", "operator")
+    __slots__ = ("_layout", "_record", "_slots", "alive", "operator")
 
     def __init__(
         self, like: CoreCall | None = None, *, operator: str = "attention", **numbers: Any
     ) -> None:
         """A call with the defaults of its fields, or those of another call, and these numbers."""
-        self.operator: str = operator if like is None else like.operator
-        self._values: list[Any] = list(_defaults(operator) if like is None else like._values)
-        self._layout = layout(self.operator)
+        if like is None:
+            self.operator, self._layout = operator, layout(operator)
+            self._record = bytearray(_defaults(operator))
+            self.alive: list[Any] = []
+        else:
+            self.operator, self._layout = like.operator, like._layout
+            self._record, self.alive = like._record[:], like.alive[:]
         self._slots = self._layout.slots
-        self.alive: list[Any] = [] if like is None else like.alive[:]
         for name, value in numbers.items():
-            self._values[self._slots[name]] = value
+            self[name] = value
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[self._slots[name]]
+        form = _FLOAT if name in self._layout.floats else _WHOLE
+        return form.unpack_from(self._record, 8 * self._slots[name])[0]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._values[self._slots[name]] = value
+        form = _FLOAT if name in self._layout.floats else _WHOLE
+        form.pack_into(self._record, 8 * self._slots[name], value)
 
     def view(self, name: str, x: NumpyArray, lead: tuple[int, ...]) -> None:
         """Give x (..., n, w), broadcast to the leading indices `lead`, whatever its strides."""
@@ -172,20 +185,18 @@ class CoreCall:
         *leading, token, element = strides
         offsets, where = _offsets(lead, tuple(leading))
         self.alive.append(offsets)
-        at = self._slots[name]
-        self._values[at : at + len(VIEW)] = (0, where, token, element)
+        _VIEW.pack_into(self._record, 8 * self._slots[name], 0, where, token, element)
 
     def place(self, name: str, x: NumpyArray) -> None:
         """Give the memory of an array that is laid out already."""
         self.alive.append(x)
-        self._values[self._slots[name]] = address(x)
+        _WHOLE.pack_into(self._record, 8 * self._slots[name], address(x))
 
     def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
         """Give x as one contiguous piece of memory, which is returned."""
         if x is not None:
             x = np.ascontiguousarray(x)
-            self.alive.append(x)
-            self[name] = address(x)
+            self.place(name, x)
         return x
 
     def forward(self) -> None:
@@ -196,8 +207,7 @@ class CoreCall:
 
     def packed(self, gradient: bool = False) -> bytes:
         """The call as the core reads it, with its gradient or without."""
-        pack = self._layout.backward if gradient else self._layout.forward
-        return pack.pack(*self._values[: pack.size // 8])
+        return bytes(self._record if gradient else self._record[: self._layout.forward.size])
 
 
 @functools.lru_cache(maxsize=256)
@@ -213,13 +223,14 @@ def _offsets(lead: tuple[int, ...], strides: tuple[int, ...]) -> tuple[NumpyArra
 
 def address(x: NumpyArray) -> int:
     """Where the memory of an array begins."""
-    return int(core().address(x))
+    found: int = core().address(x)
+    return found
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NumpyArray:
     """An empty array that begins on a cache line, if large in memory that was in use before."""
-    block = core().Block(math.prod(shape) * np.dtype(dtype).itemsize)
-    return np.ndarray(shape, dtype, block)
+    dtype = np.dtype(dtype)
+    return np.ndarray(shape, dtype, core().Block(math.prod(shape) * dtype.itemsize))
 
 
 def in_lines(x: NumpyArray) -> NumpyArray:

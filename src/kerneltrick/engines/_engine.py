@@ -63,7 +63,11 @@ def _host(name: str, rule: AnyRule, data: AnyData) -> Host:
     from kerneltrick.engines import _torch_host
 
     tokens = data.k if isinstance(data, (Data, DeltaData)) else data.x
-    return _torch_host.host(rule, (*arrays_of(data), *weights), tokens)
+    if isinstance(rule, Rule) and rule.starts_empty:  # an empty state is ours, without a gradient
+        given = [x for x in data if hasattr(x, "dtype")]
+    else:
+        given = arrays_of(data)
+    return _torch_host.host(rule, (*given, *weights), tokens)
 
 
 def arrays_of(parts: tuple[Any, ...]) -> list[Array]:
@@ -130,6 +134,7 @@ def register(engine: Engine, *, orders: tuple[str, ...] = (), first: bool = Fals
     >>> kt.engines.ORDERS["attention"]["auto"]
     ['native', 'chunked']
     """
+    _prepared.cache_clear()
     ENGINES[engine.operator][engine.name] = engine
     for order in orders:
         names = ORDERS[engine.operator][order]
@@ -155,22 +160,25 @@ def run(engine: str, rule: ScanRule, data: ScanData) -> ScanResult: ...
 
 def run(engine: str, rule: AnyRule, data: AnyData) -> AnyResult:
     """Run a checked call by an engine, or by the first engine of an order that supports it."""
-    engines, orders = ENGINES[rule.operator], ORDERS[rule.operator]
-    if engine not in engines and engine not in orders:
-        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(engines)}")
-    signature, names = signature_of(rule, data), orders.get(engine, (engine,))
-    for name in names:
-        chosen = engines[name]
-        if chosen.supports(signature):
-            break
-    else:
-        raise engines[names[0]].reason(signature)
-    keep = not rule.weighted  # what can change behind our back is prepared each time
-    prepared = _prepared(chosen, signature) if keep else chosen.prepare(signature)
+    signature, keep = signature_of(rule, data), not rule.weighted
+    # What can change behind our back is prepared each time.
+    chosen, prepared = _prepared(engine, signature) if keep else _prepare(engine, signature)
     result: AnyResult = jit(chosen.run, prepared, data, like=data[0], keep=keep)
     return result
 
 
-@functools.lru_cache(maxsize=256)
-def _prepared(engine: Engine, signature: Signature) -> Any:
-    return engine.prepare(signature)
+def _prepare(engine: str, signature: Signature) -> tuple[Engine, Any]:
+    """The engine of this name, or the first of this order, and what it prepares for a call."""
+    operator = signature.rule.operator
+    engines, orders = ENGINES[operator], ORDERS[operator]
+    if engine not in engines and engine not in orders:
+        raise ValueError(f"unknown engine {engine!r}; use auto, {', '.join(engines)}")
+    names = orders.get(engine, (engine,))
+    for name in names:
+        chosen = engines[name]
+        if chosen.supports(signature):
+            return chosen, chosen.prepare(signature)
+    raise engines[names[0]].reason(signature)
+
+
+_prepared = functools.lru_cache(maxsize=256)(_prepare)

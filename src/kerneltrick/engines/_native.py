@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
     rule: Rule
     library: str
     fused: Fused | None  # None: features are made by the map, and given to the core
-    at_once: bool  # features of all tokens at once, as gradients need them
+    recorded: bool  # whether a gradient may follow: then features are made of all tokens at once
 
 
 def supports(signature: Signature) -> bool:
@@ -137,19 +137,22 @@ def reason(signature: Signature) -> Exception:
 def native(prepared: Prepared, data: Data) -> Result:
     """All the work in one call of the core; the memory it takes does not grow with n."""
     check_isa()
-    rule, _, fused, at_once = prepared
+    rule, _, fused, recorded = prepared
     if fused is not None:
-        return run(rule, data, fused)
+        return run(rule, data, fused, recorded)
     from kerneltrick.engines._stretches import by_stretches
 
-    return by_stretches(rule, data, at_once)
+    return by_stretches(rule, data, recorded)
 
 
-def run(rule: Rule, data: Data, fused: Fused, scales: Scales = (None, None)) -> Result:
+def run(
+    rule: Rule, data: Data, fused: Fused, recorded: bool, scales: Scales = (None, None)
+) -> Result:
+    """A call of a map that the core knows; `recorded`: PyTorch may ask for its gradient."""
     if library(data.q) == "torch":
         from kerneltrick.engines import _native_torch
 
-        return _native_torch.torch_attention(rule, data, fused, scales)
+        return _native_torch.torch_attention(rule, data, fused, recorded, scales)
     if library(data.q) == "jax":
         from kerneltrick.engines import _native_jax
 
@@ -193,7 +196,7 @@ def numpy_attention(rule: Rule, data: Data, how: Fused, scales: Scales = (None, 
     """A call on NumPy arrays."""
     given, carry = arguments(rule, data, plain(how), scales, rule.stateless), data.carry
     call = assemble(given, type_number(dtype_name(data.q)))
-    if rule.stateless:
+    if given.sums is None:
         made = compute(given, call)
         return Result(made.output, made.zero, carry)
     total, width = carry.log_decay, call["decay_width"]
@@ -227,17 +230,21 @@ def compute(given: Arguments, call: CoreCall) -> CoreResult:
 
 def give_results(given: Arguments, call: CoreCall) -> CoreResult:
     """The arrays that the forward pass writes, which the call is given."""
-    q, k, v, kind, dtype = given.q, given.k, given.v, call["type"], given.q.dtype
+    q, k, v, dtype = given.q, given.k, given.v, given.q.dtype
     rule = rule_of(given.rule)
     if given.gradient:
-        dtype = np.dtype(np.float64 if kind == type_number("float64") else np.float32)
-        kind = type_number(dtype.name)
-        call["output_type"] = kind
+        wide = call["type"] == type_number("float64")
+        dtype = np.dtype(np.float64 if wide else np.float32)
+        call["output_type"] = type_number(dtype.name)
     output = aligned((*q.shape[:-1], v.shape[-1]), dtype)
-    call.view("output", output, q.shape[:-2])
+    if given.gradient:
+        call.view("output", output, q.shape[:-2])
+    else:
+        call.place("output", output)
     zero = None
     if rule.normalize:
-        zero = call.array("zero", np.zeros((*q.shape[:-1], 1), dtype=bool))
+        zero = np.zeros((*q.shape[:-1], 1), dtype=bool)
+        call.place("zero", zero)
     saved = None
     if given.gradient:
         saved = np.zeros((1 if rule.all_far else 3, *q.shape[:-1]))
@@ -312,6 +319,9 @@ def along(x: Array, index: Array) -> Array:
     return numbers.take_along_axis(x, index, -2)
 
 
+_BYTES = (4, 8, 2, 2)  # of a number, by the number of its type
+
+
 @functools.lru_cache(maxsize=256)
 def _outline(
     text: str,
@@ -325,7 +335,8 @@ def _outline(
 ) -> tuple[CoreCall, NumpyArray | None]:
     """A call without its arrays, for q and k of these shapes, and the weights of the map's text.
 
-    What does not change from call to call is written once; `strides` are those of q, k and v.
+    What does not change from call to call is written once; `strides` are those of q, k and v. An
+    output is laid out in the type of the call.
     """
     rule = rule_of(text)
     assert rule.fused is not None
@@ -347,59 +358,73 @@ def _outline(
     )
     for name, lead, steps in zip("qkv", (q[:-2], k[:-2], k[:-2]), strides, strict=True):
         outline.lay_out(name, lead, steps)
+    output = np.empty((*q[:-1], width), f"V{_BYTES[kind]}")
+    outline.lay_out("output", q[:-2], output.strides)
     return outline, drawn
+
+
+# The arguments from `mask` to `k_scale`: whose leading indices each has, and the type that the core
+# reads it in (None: that of arithmetic; bool: as it is).
+_STREAMS = (
+    ("mask", "k", bool),
+    ("query_mask", "q", bool),
+    ("log_decay", "k", None),
+    ("restart", "k", bool),
+    ("q_positions", "q", np.float64),
+    ("k_positions", "k", np.float64),
+    ("q_scale", "q", np.float64),
+    ("k_scale", "k", np.float64),
+)
+_FIRST_STREAM = Arguments._fields.index("mask")
+_AFTER_STREAMS = _FIRST_STREAM + len(_STREAMS)
 
 
 def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCall:
     """What forward and backward are both given: sizes, the map, and the arrays that are read."""
-    q, k, v, weight, own = given.q, given.k, given.v, given.weight, given.key_weight
-    d, compute = q.shape[-1], np.float64 if kind == type_number("float64") else np.float32
+    q, k, v = given.q, given.k, given.v
+    compute = np.float64 if kind == type_number("float64") else np.float32
     width = 0
     if given.log_decay is not None:
         width = given.log_decay.shape[-1]
     elif given.restart is not None:
         width = 1
-    columns = next((x.shape[-1] for x in (weight, own) if x is not None), 0)
-    rule = rule_of(given.rule)
+    weight = given.key_weight if given.weight is None else given.weight
+    columns = 0 if weight is None else weight.shape[-1]
     strides = q.strides, k.strides, v.strides
     outline, drawn = _outline(
         given.rule, columns, kind, q.shape, k.shape, v.shape[-1], width, strides
     )
-    call = CoreCall(outline, start=given.start)
-    weight = drawn if weight is None else weight
-    weight, bias = stacked(weight, given.bias, own, d, np)
-    if weight is not None:
-        call.array("weight", weight.astype(np.float64 if wide_weights else compute, copy=False))
-        call["key_weight_heads"] = 0 if own is None else math.prod(own.shape[:-2])
-        call["weight_heads"] = len(weight) - call["key_weight_heads"]
-        if bias is not None:
-            call.array("bias", bias.astype(compute, copy=False))
-    lead, lead_q = k.shape[:-2], q.shape[:-2]
+    call = CoreCall(outline)
+    if given.start:
+        call["start"] = given.start
     call.place("q", q)
     call.place("k", k)
     call.place("v", v)
-    log_decay, q_positions, k_positions = given.log_decay, given.q_positions, given.k_positions
-    if log_decay is not None:
-        log_decay = log_decay.astype(compute, copy=False)
-    if q_positions is not None:
-        q_positions = q_positions.astype(np.float64, copy=False)
-    if k_positions is not None:
-        k_positions = k_positions.astype(np.float64, copy=False)
-    for name, x, where in (
-        ("mask", given.mask, lead),
-        ("query_mask", given.query_mask, lead_q),
-        ("restart", given.restart, lead),
-        ("log_decay", log_decay, lead),
-        ("q_positions", q_positions, lead_q),
-        ("k_positions", k_positions, lead),
-        ("q_scale", given.q_scale, lead_q),
-        ("k_scale", given.k_scale, lead),
-    ):
+    if drawn is not None or columns:
+        _assemble_weights(given, call, drawn, compute, np.float64 if wide_weights else compute)
+    streams: Any = given[_FIRST_STREAM:_AFTER_STREAMS]
+    for (name, whose, dtype), x in zip(_STREAMS, streams, strict=True):
         if x is not None:
-            call.view(name, x, where)
-    if not rule.all_far:
+            x = x.astype(compute if dtype is None else dtype, copy=False)
+            call.view(name, x, (q if whose == "q" else k).shape[:-2])
+    if given.gain is not None and not rule_of(given.rule).all_far:
+        call.array("gain", given.gain.astype(np.float64))
+    if given.near_count is not None:
         _assemble_near(given, call)
     return call
+
+
+def _assemble_weights(
+    given: Arguments, call: CoreCall, drawn: NumpyArray | None, compute: Any, dtype: Any
+) -> None:
+    """The weights of a map, those of queries first; `drawn` are those that its text stands for."""
+    weight, own = drawn if given.weight is None else given.weight, given.key_weight
+    weight, bias = stacked(weight, given.bias, own, given.q.shape[-1], np)
+    call.array("weight", weight.astype(dtype, copy=False))
+    call["key_weight_heads"] = 0 if own is None else math.prod(own.shape[:-2])
+    call["weight_heads"] = len(weight) - call["key_weight_heads"]
+    if bias is not None:
+        call.array("bias", bias.astype(compute, copy=False))
 
 
 def stacked(
@@ -426,10 +451,7 @@ def stacked(
 
 
 def _assemble_near(given: Arguments, call: CoreCall) -> None:
-    if given.gain is not None:
-        call.array("gain", given.gain.astype(np.float64, copy=False))
-    if given.near_count is None:
-        return
+    assert given.near_count is not None
     call.array("seen", given.near_count.astype(np.int64, copy=False))
     near: Any = (given.near_k, given.near_v, given.near_positions, given.near_keep)
     k, v, positions, keep = near  # all of them, or none

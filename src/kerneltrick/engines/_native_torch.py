@@ -18,7 +18,7 @@ import torch
 from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
-from kerneltrick.engines._core_call import core
+from kerneltrick.engines._core_call import aligned, core
 from kerneltrick.engines._native import Arguments, CoreResult
 from kerneltrick.engines._native_gradient import give_gradients
 from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, rule_of
@@ -56,18 +56,24 @@ TENSORS = Arguments._fields.index("rule")  # so many arguments are tensors
 DIFFERENTIABLE = tuple(Arguments._fields.index(name) for name in Gradients._fields)
 
 
-def torch_attention(rule: Rule, data: Data, how: Fused, scales: _native.Scales) -> Result:
-    def tensor(x: Any) -> Tensor | None:
-        return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
+def torch_attention(
+    rule: Rule, data: Data, how: Fused, recorded: bool, scales: _native.Scales
+) -> Result:
+    """A call on tensors; one whose gradient nobody can ask for needs no operator.
 
-    how = Fused(how.text, *map(tensor, how[1:]))
-    given = _native.arguments(rule, data, how, scales)
-    recorded = _recorded(given)
-    if recorded or (torch.is_grad_enabled() and traced(data.q)):
-        given = given._replace(gradient=True)
-    elif rule.stateless and not traced(data.q):
-        given = given._replace(sums=None, log_scale=None, bad=None)
-    made = CoreResult._make(_apply(_AttentionFunction, given, recorded))
+    PyTorch's dispatcher takes longer than a small call.
+    """
+    if not (how.weight is how.bias is how.key_weight is None):
+        how = Fused(how.text, *map(_as_tensor, how[1:]))
+    stateless = rule.stateless and not recorded
+    given = _native.arguments(rule, data, how, scales, stateless)
+    if recorded or _dispatch_watched():
+        asked = _recorded(given)
+        if asked or (torch.is_grad_enabled() and traced(data.q)):
+            given = given._replace(gradient=True)
+        made = CoreResult._make(_apply(_AttentionFunction, given, asked))
+    else:
+        made = _forward(given)
     after = data.carry
     if given.sums is not None:
         log_scale = None if after.log_scale is None else made.log_scale
@@ -81,6 +87,10 @@ def torch_attention(rule: Rule, data: Data, how: Fused, scales: _native.Scales) 
         after = after._replace(log_decay=_decay_after(data), bad=bad, near=near)
     output = made.output if made.output.dtype == data.v.dtype else made.output.to(data.v.dtype)
     return Result(output, made.zero if rule.normalize else None, after)
+
+
+def _as_tensor(x: Any) -> Tensor | None:
+    return x if x is None or torch.is_tensor(x) else torch.as_tensor(np.array(as_numpy(x)))
 
 
 def _decay_after(data: Data) -> Wide | None:
@@ -121,6 +131,13 @@ def to_torch(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     return made.view(torch.bfloat16) if dtype == torch.bfloat16 else made
 
 
+def _copy(x: Tensor) -> Tensor:
+    """As x.clone(), which would have to fault in fresh pages."""
+    if traced(x):
+        return x.clone()
+    return to_torch(aligned(tuple(x.shape), bits(x).dtype), x.dtype).copy_(x)
+
+
 def _none(dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype)
 
@@ -129,25 +146,32 @@ def _none(dtype: torch.dtype) -> Tensor:
 AS_GIVEN = frozenset({"q", "k", "v", "near_k", "near_v"})
 
 
+_READ = tuple(bits if name in AS_GIVEN else as_numpy for name in Arguments._fields[:TENSORS])
+
+
 def _plain(given: tuple[Any, ...]) -> Arguments:
     """The same arguments as NumPy arrays, which share the tensors' memory where they can."""
-    tensors = zip(Arguments._fields, given[:TENSORS], strict=False)
-    arrays = (
-        None if x is None else bits(x) if name in AS_GIVEN else as_numpy(x) for name, x in tensors
-    )
+    arrays = [x if x is None else read(x) for x, read in zip(given, _READ, strict=False)]
     return Arguments._make((*arrays, *given[TENSORS:]))
 
 
-def _attention_forward(*arguments: Any) -> tuple[Tensor, ...]:
+def _forward(arguments: tuple[Any, ...]) -> CoreResult:
+    """What the core computes of tensors, as tensors; None where it computes nothing."""
     given, q = _plain(arguments), arguments[0]
     made = _native.compute(given, _native.assemble(given, _native.type_number(dtype_name(q))))
-    rest = zip(
-        made[1:],
-        (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64, *(torch.int64,) * 2),
-        strict=True,
-    )
     output = to_torch(made.output, None if given.gradient else q.dtype)
-    return output, *(_none(dtype) if x is None else torch.from_numpy(x) for x, dtype in rest)
+    rest = [x if x is None else torch.from_numpy(x) for x in made[1:]]
+    return CoreResult(output, *rest)
+
+
+# The types of a `CoreResult` after its output.
+_REST = (torch.bool, *(torch.float64,) * 2, torch.bool, torch.float64, *(torch.int64,) * 2)
+
+
+def _attention_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    output, *rest = _forward(arguments)
+    made = zip(rest, _REST, strict=True)
+    return output, *(_none(dtype) if x is None else x for x, dtype in made)
 
 
 def _attend_shapes(*arguments: Any) -> tuple[Tensor, ...]:
@@ -241,7 +265,7 @@ class _AttentionFunction(Function):  # type: ignore[misc] # PyTorch's
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         made, given = CoreResult._make(output), Arguments._make(inputs)
         # The caller may change what it gets, unless that is another array in another type.
-        kept = made.output.clone() if made.output.dtype == given.v.dtype else made.output
+        kept = _copy(made.output) if made.output.dtype == given.v.dtype else made.output
         ctx.save_for_backward(kept, made.saved, *inputs[:TENSORS])
         ctx.numbers = inputs[TENSORS:]
         ctx.mark_non_differentiable(made.zero, *made[3:])
@@ -394,6 +418,13 @@ def _one_by_one(function: Any, info: Any, dims: tuple[Any, ...], arguments: tupl
 def _recorded(arguments: tuple[Any, ...]) -> bool:
     """Whether autograd will ask for the gradient of what is made of these."""
     return bool(torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments))
+
+
+def _dispatch_watched() -> bool:
+    """Whether somebody sees every operator: a mode that counts operations, or a profiler."""
+    return bool(
+        torch._C._len_torch_dispatch_stack() or torch.autograd.profiler._is_profiler_enabled
+    )
 
 
 def _apply(function: Any, arguments: tuple[Any, ...], recorded: bool | None = None) -> Any:

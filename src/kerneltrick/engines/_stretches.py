@@ -23,10 +23,10 @@ STRETCH = 1 << 18  # numbers of features made at once
 BLOCKS = 192  # tokens: a multiple of every block length of the core: 32, 48, 64 (native/sizes.h)
 
 
-def by_stretches(rule: Rule, data: Data, at_once: bool) -> Result:
-    """Features of any map, a stretch of tokens at a time or all at once; then the core."""
-    if at_once:
-        return _stretch(rule, data, 0, 0)
+def by_stretches(rule: Rule, data: Data, recorded: bool) -> Result:
+    """Features of any map, a stretch of tokens at a time; all at once if a gradient may follow."""
+    if recorded:
+        return _stretch(rule, data, 0, 0, recorded)
     xp = space(data.q)
     m = data.carry.sums.hi.shape[-2]
     room = STRETCH // max(1, math.prod(data.q.shape[:-2]) * m)
@@ -39,16 +39,16 @@ def by_stretches(rule: Rule, data: Data, at_once: bool) -> Result:
     if rule.causal:
         for at, end in itertools.pairwise(edges):
             here = slice(at, end)
-            results.append(_stretch(rule, _cut(data, here, here, carry), at, at))
+            results.append(_stretch(rule, _cut(data, here, here, carry), at, at, recorded))
             carry = results[-1].carry
     else:
         one, nothing = slice(0, 1), zeros((*(1,) * (data.q.ndim - 2), 1, 1), data.q, xp.bool)
         for at, end in itertools.pairwise(edges):  # the keys, with one hidden query
             part = _cut(data, one, slice(at, end), carry)._replace(query_mask=nothing)
-            carry = _stretch(rule, part, 0, at).carry
+            carry = _stretch(rule, part, 0, at, recorded).carry
         for at in range(0, n_q, step):  # the queries, with one hidden key
             part = _cut(data, slice(at, at + step), one, carry)._replace(mask=nothing)
-            results.append(_stretch(rule, part, at, 0))
+            results.append(_stretch(rule, part, at, 0, recorded))
     output = xp.concat([r.output for r in results], axis=-2)
     zero = xp.concat([r.zero for r in results], axis=-2) if rule.normalize else None
     return Result(output, zero, carry)
@@ -73,7 +73,7 @@ def _cut(data: Data, queries: slice, keys: slice, carry: Carry) -> Data:
     )
 
 
-def _stretch(rule: Rule, data: Data, q_first: int, k_first: int) -> Result:
+def _stretch(rule: Rule, data: Data, q_first: int, k_first: int, recorded: bool) -> Result:
     """A stretch whose first query and key are tokens q_first and k_first of the call."""
     xp = space(data.q)
     where_k = block_positions(data.k_positions, data.start, k_first, data.k.shape[-2], data.k)
@@ -115,5 +115,5 @@ def _stretch(rule: Rule, data: Data, q_first: int, k_first: int) -> Result:
     q_scale, k_scale = (
         None if x is None else wide(x).hi for x in (by_head(queries.log_scale), keys.log_scale)
     )
-    result = run(given, part, maps.Fused("identity"), (q_scale, k_scale))
+    result = run(given, part, maps.Fused("identity"), recorded, (q_scale, k_scale))
     return result._replace(output=astype(result.output, data.v.dtype))

@@ -41,10 +41,8 @@ def tangents() -> bool:
 def _reaches_the_core(x: Tensor) -> bool:
     """Whether an operator for CPU tensors takes x: not if its class has its own ideas."""
     kind = type(x)
-    ours = kind in (torch.Tensor, torch.nn.Parameter) or kind.__module__.startswith(
-        "torch._subclasses."
-    )
-    return ours and x.device.type == "cpu"
+    ours = kind is torch.Tensor or kind is torch.nn.Parameter
+    return bool((ours or kind.__module__.startswith("torch._subclasses.")) and x.is_cpu)
 
 
 def _learned(rule: AnyRule, keys: Tensor) -> bool:
