@@ -408,7 +408,7 @@ def assemble(given: Arguments, kind: int, wide_weights: bool = False) -> CoreCal
             x = x.astype(compute if dtype is None else dtype, copy=False)
             call.view(name, x, (q if whose == "q" else k).shape[:-2])
     if given.gain is not None and not rule_of(given.rule).all_far:
-        call.array("gain", given.gain.astype(np.float64))
+        call.array("gain", given.gain.astype(np.float64, copy=False))
     if given.near_count is not None:
         _assemble_near(given, call)
     return call
