@@ -120,19 +120,46 @@ Made delta_forward(const DeltaCase& c, const kt::Kernels& kernels, int threads, 
     return made;
 }
 
-// The same tokens one at a time.
+// The same tokens one at a time: the state is changed in place, written elsewhere, or, by a decoder, changed
+// when the next token comes.
 Made delta_steps(const DeltaCase& c, const kt::Kernels& kernels, int threads, Random& random) {
+    enum class Way { in_place, elsewhere, decoder };
+    const Way way = random.pick({Way::in_place, Way::elsewhere, Way::decoder});
     Made made;
     made.output = make_grid(random, c.p.rows, c.p.tokens, c.p.width, kind_of(c.p.output_type), For::writing);
     made.state = Numbers(c.state, c.wide());
+    const int64_t size = 3 * c.p.inputs + 2 * c.p.width;
+    std::vector<double> nothing(std::size_t(c.p.rows * size), 0);
+    for (int64_t r = 0; r < c.p.rows; ++r) std::fill_n(nothing.begin() + r * size, c.p.inputs, 1.0);
+    const Numbers pending(nothing, c.wide());
     for (int64_t t = 0; t < c.p.tokens; ++t) {
         kt::DeltaRule p = c.bind();
+        const Numbers before = made.state;
+        if (way == Way::elsewhere) {
+            made.state = Numbers(int64_t(c.state.size()), c.wide());
+            p.state_before = before.bytes.data();
+        }
+        if (way == Way::decoder) {
+            p.pending = pending.bytes.data();
+            p.state = made.state.bytes.data();
+            kt::DeltaRule only = p;  // what is pending
+            only.restart = {};
+            if (random.chance(0.2)) kernels.delta_rule_step(only, threads);
+        }
         p.output = made.output.view();
         p.state = made.state.bytes.data();
         p.tokens = 1;
         for (kt::View* view : {&p.q, &p.k, &p.v, &p.beta, &p.log_decay, &p.erase, &p.read, &p.mask, &p.restart, &p.output})
             if (view->data) view->data += t * view->token;
         kernels.delta_rule_step(p, threads);
+    }
+    if (way == Way::decoder) {
+        kt::DeltaRule p = c.bind();
+        p.state = made.state.bytes.data();
+        p.pending = pending.bytes.data();
+        p.restart = {};
+        kernels.delta_rule_step(p, threads);
+        pending.bytes.check("what is pending");
     }
     check_gaps(made.output, "output of steps");
     made.state.bytes.check("state of steps");

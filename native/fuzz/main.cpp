@@ -1,5 +1,6 @@
 // A fuzzer of the kernels, without Python. Every case is made from the seed and its number, and
-// compared with a plain loop over tokens in long double; one in four is of the delta rule.
+// compared with a plain loop over tokens in long double. Of eight, five are of attention, two of the
+// delta rule, and one of the short convolution or of the selective scan.
 // -DKT_SANITIZE=… builds it, `make sanitize` runs it; after a failure it prints the options that
 // repeat the case.
 #include <atomic>
@@ -12,6 +13,7 @@
 #include "../pool.h"
 #include "checks.h"
 #include "delta.h"
+#include "sequence.h"
 
 namespace kt {
 extern bool poison;  // scratch memory begins as NaN
@@ -41,6 +43,8 @@ void run_case(const Options& options, int64_t number, std::string& told) {
     Random random(options.seed, uint64_t(number));
     const kt::Kernels& kernels = choose(options, random);
     if (number % 4 == 3) return run_delta_case(kernels, random, options.threads, options.tell, told);
+    if (number % 16 == 5) return run_convolution_case(kernels, random, options.threads, options.tell, told);
+    if (number % 16 == 13) return run_scan_case(kernels, random, options.threads, options.tell, told);
     Case c = make_case(random, number);
     const Problem& p = c.p;
     const bool small = p.rows * p.groups * (p.keys + p.queries) * p.features.count < 2000000;
