@@ -110,6 +110,22 @@ def test_forward_mode_goes_around_the_core():
     torch.testing.assert_close(out, kt.delta_rule(**{**x, "v": tangent}))
 
 
+@pytest.mark.parametrize("operator", ["delta_rule", "linear_attention"])
+def test_forward_mode_takes_decays_from_outside(operator):
+    x = tensors(10, "none")
+    decay = -torch.rand(x["k"].shape[:-1], dtype=torch.float64)
+
+    def called(v):
+        if operator == "delta_rule":
+            return kt.delta_rule(x["q"], x["k"], v, 0.5, log_decay=decay)
+        return kt.linear_attention(x["q"], x["k"], v, "elu", causal=True, log_decay=decay)
+
+    heads = x["k"].shape[-3]
+    v = x["v"][..., :heads, :, :]
+    _, out = torch.func.jvp(called, (v,), (torch.ones_like(v),))
+    torch.testing.assert_close(out, called(torch.ones_like(v)))  # both are linear in v
+
+
 def test_compiles_to_one_graph_for_any_length():
     from torch._dynamo.backends.common import aot_autograd
 

@@ -296,16 +296,23 @@ def swap_axes(x: Array, a: int, b: int) -> Array:
     return space(x).permute_dims(x, tuple(order))
 
 
+def _tensor_values(x: Any, torch: Any) -> np.ndarray[Any, Any]:
+    if x.requires_grad or not x.is_cpu:
+        x = x.detach().cpu()
+    x = x.resolve_neg() if x.is_neg() else x
+    found: np.ndarray[Any, Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    return found
+
+
 def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     """The values of x as a NumPy array (bfloat16 becomes float32)."""
     lib = library(x)
     if lib == "torch":
         torch = sys.modules["torch"]
-        if x.requires_grad or not x.is_cpu:
-            x = x.detach().cpu()
-        x = x.resolve_neg() if x.is_neg() else x
-        found: np.ndarray[Any, Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
-        return found
+        if not torch._C._are_functorch_transforms_active():
+            return _tensor_values(x, torch)
+        with torch._C._DisableFuncTorch():  # it would wrap what is made of x, which has no memory
+            return _tensor_values(x, torch)
     if lib == "jax":
         jnp = sys.modules["jax"].numpy
         return np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)
