@@ -1,10 +1,12 @@
 """Recall of trained mixers against the bytes of their state: table and picture of the docs.
 
-    python tools/make_trained.py           write docs/howto/recall.md's table and trained.png
-    python tools/make_trained.py --print   print the table
+    python tools/make_trained.py             write docs/howto/recall.md's table and trained.png
+    python tools/make_trained.py --add FILE  keep its rows, and add those of `recall --json FILE`
+    python tools/make_trained.py --print     print the table
 
-Runs `kerneltrick recall --preset minutes`, which takes a quarter of an hour on two CPUs, unless its
-numbers are in out/recall.json. An interrupted run continues. Remove that file to start again.
+Runs `kerneltrick recall --preset minutes` with four more mixers, which takes about 20 minutes on
+two CPUs, unless its numbers are in out/recall.json. An interrupted run continues. Remove that file
+to start again.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from generated import ROOT, page_with, save_picture, update
@@ -21,12 +25,14 @@ from make_stars import markdown
 from matplotlib.figure import Figure
 
 from kerneltrick._pictures import COLOURS, FAINT, INK, picture_style, plain_numbers
+from kerneltrick.recall import preset
 from kerneltrick.recall._result import pareto
 
 PAGE = ROOT / "docs" / "howto" / "recall.md"
 FOUND = ROOT / "out" / "recall.json"
 BEGIN, END = "<!-- trained:begin -->", "<!-- trained:end -->"
 MARKERS = "osD^vP"
+MORE = ("power_retention:head_dim=8", "kda", "gated_deltanet2", "rwkv7")  # beside the preset's
 
 Points = list[dict[str, Any]]
 
@@ -36,9 +42,24 @@ def measured() -> dict[str, Any]:
     if not FOUND.exists():
         FOUND.parent.mkdir(exist_ok=True)
         command = (sys.executable, "-m", "kerneltrick", "recall", "--preset", "minutes")
-        jobs = str(os.cpu_count() or 1)
-        subprocess.run([*command, "--jobs", jobs, "--json", str(FOUND)], check=True)
+        mixers = ",".join((*preset("minutes").mixers, *MORE))
+        options = ("--mixers", mixers, "--jobs", str(os.cpu_count() or 1), "--json", str(FOUND))
+        subprocess.run([*command, *options], check=True)
     found: dict[str, Any] = json.loads(FOUND.read_text(encoding="utf-8"))
+    return found
+
+
+def on_page(text: str) -> Points:
+    """The points of the table on the page, rounded as they are there."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    widths = [int(cell.split()[1].rstrip(":")) for cell in rows[0][1::2]]
+    found: Points = []
+    for name, *cells in rows[2:]:
+        for width, size, recall in zip(widths, cells[::2], cells[1::2], strict=True):
+            mean, lowest, highest = map(float, re.findall(r"[0-9.]+", recall))
+            point: dict[str, Any] = {"mixer": name.strip("`"), "width": width}
+            point |= {"bytes": int(size.replace(",", "")), "accuracy": mean}
+            found.append(point | {"lowest": lowest, "highest": highest})
     return found
 
 
@@ -82,13 +103,14 @@ def figure(points: Points) -> Figure:
         axes = drawn.subplots()
         for place, (name, own) in enumerate(by_mixer(points).items()):
             colour = INK if name == "softmax" else COLOURS[place % len(COLOURS)]
+            turn = place // len(COLOURS)  # the same colours again, with other markers and lines
+            marker = MARKERS[(place + turn) % len(MARKERS)]
             sizes, means = ([point[key] for point in own] for key in ("bytes", "accuracy"))
             below = [point["accuracy"] - point["lowest"] for point in own]
             above = [point["highest"] - point["accuracy"] for point in own]
             axes.errorbar(
-                sizes, means, (below, above), color=colour, marker=MARKERS[place % len(MARKERS)],
-                ms=4.5, lw=1.3, elinewidth=0.8, capsize=2, label=name,
-                ls="--" if place >= len(COLOURS) else "-",
+                sizes, means, (below, above), color=colour, marker=marker, ms=4.5,
+                lw=1.3, elinewidth=0.8, capsize=2, label=name, ls=("-", "--", ":")[turn],
             )  # fmt: skip
         front = [(point["bytes"], point["accuracy"]) for point in front_of(points)]
         axes.step(*zip(*front, strict=True), where="post", color=FAINT, lw=3, alpha=0.35, zorder=0)
@@ -106,14 +128,20 @@ def figure(points: Points) -> Figure:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--print", action="store_true", help="print the table without writing")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="add the points of this run")
     arguments = parser.parse_args(argv)
-    found = measured()
+    text = PAGE.read_text(encoding="utf-8")
+    found = json.loads(arguments.add.read_text(encoding="utf-8")) if arguments.add else measured()
     points, took = found["points"], [training["seconds"] for training in found["trainings"]]
+    if arguments.add:
+        names = {point["mixer"] for point in points}
+        before = on_page(text[text.index(BEGIN) : text.index(END)])
+        new = on_page(table(points))  # rounded too, so that all are compared alike
+        points = [point for point in before if point["mixer"] not in names] + new
     print(f"{len(took)} trainings, {sum(took):,.0f} seconds of CPU time")
     print(table(points))
     if not arguments.print:
-        page = page_with(PAGE.read_text(encoding="utf-8"), table(points), BEGIN, END)
-        update({PAGE: page}, check=False, target="trained")
+        update({PAGE: page_with(text, table(points), BEGIN, END)}, check=False, target="trained")
         save_picture(figure(points), "trained.png")
     return 0
 
