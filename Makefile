@@ -129,6 +129,7 @@ bench-native: $(VENV)/.test ## measure the compiled core against its targets, in
 	$(BIN)/python benchmarks/jax_peers.py --write docs/performance.md
 
 bench-models: $(VENV)/.test ## measure whole models of transformers, into docs/performance.md
+	$(BIN)/python benchmarks/steps.py --write docs/performance.md
 	$(BIN)/python benchmarks/models.py --write docs/performance.md
 
 labs: $(VENV)/.run ## write the student folders from the reference solutions

@@ -173,6 +173,22 @@ def test_a_quick_run_prints_every_target_of_jax(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_quick_run_prints_every_step_of_decoding(tmp_path):
+    import steps
+
+    pytest.importorskip("kerneltrick._core")
+    pytest.importorskip("transformers")
+    path = tmp_path / "performance.md"
+    path.write_text(f"{steps.START}\n{steps.END}\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "steps.py"), "--quick", "--write", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
+    assert len(rows) == 6
+    assert all("× (" in row for row in rows)
+
+
+@pytest.mark.slow
 def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
 

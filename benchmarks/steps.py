@@ -1,0 +1,128 @@
+"""Measure one step of decoding: the functions of transformers, and what `hf.accelerate` puts there.
+
+python benchmarks/steps.py                              print the table
+python benchmarks/steps.py --quick                      use few runs, to check that it runs
+python benchmarks/steps.py --write docs/performance.md  write the table between its markers
+
+These are single operators with the sizes of published models, batch 1, one thread. The two ways
+take turns, and the best of several runs counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bench
+
+import native
+from kerneltrick._files import write
+
+START, END = "<!-- steps:begin -->", "<!-- steps:end -->"
+STEPS = 100  # that are timed together
+LEAST = 4.0  # times as fast as the reference
+
+
+def cases() -> Iterator[tuple[str, Any, str, tuple[Any, ...]]]:
+    """What a step is called, the file of its model, the name of the function, and its arguments."""
+    import torch
+    from transformers.models.mamba import modeling_mamba as mamba
+    from transformers.models.mamba2 import modeling_mamba2 as mamba2
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+
+    torch.manual_seed(0)
+    make, uniform = torch.randn, torch.rand
+    for model, channels in (("Mamba-130m", 1536), ("Qwen3.5-0.8B", 6144)):
+        given = (make(1, channels, 1), make(1, channels, 4), make(channels, 4), make(channels))
+        case = f"short convolution of {model} ({channels} channels)"
+        yield case, mamba, "causal_conv1d_update", (*given, "silu")
+    channels, states = 1536, 16
+    x, dt, z = make(3, 1, channels)
+    A, D, bias = -uniform(channels, states), make(channels), make(channels)
+    B, C = make(2, 1, states)
+    given = (make(1, channels, states), x, dt, A, B, C, D, bias, True, z)
+    case = f"selective scan of Mamba-130m ({channels} channels, N = {states})"
+    yield case, mamba, "mamba_selective_state_update", given
+    heads, width, states = 24, 64, 128
+    x, (B, C) = make(1, heads, width), make(2, 1, 1, states)
+    dt, A = make(1, heads), -uniform(heads)
+    A = A[:, None, None].expand(heads, width, states)
+    D, bias = (y[:, None].expand(heads, width) for y in make(2, heads))
+    dt = dt[..., None].expand(1, heads, width)
+    given = (make(1, heads, width, states), x, dt, A, B, C, D, bias, True)
+    case = f"state of Mamba-2-130m ({heads} heads of {width}, N = {states})"
+    yield case, mamba2, "mamba2_selective_state_update", given
+    heads, width = 16, 128
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = make(3, 1, 1, heads, width).to(dtype)
+        decay, beta = -uniform(1, 1, heads), uniform(1, 1, heads).to(dtype)
+        given = (q, k, v, decay, beta, make(1, heads, width, width), True, True)
+        name = str(dtype).removeprefix("torch.")
+        case = f"gated delta rule ({heads} heads of {width}, {name})"
+        yield case, qwen, "torch_recurrent_gated_delta_rule", given
+
+
+def repeated(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[[], None]:
+    import torch
+
+    def call() -> None:
+        with torch.inference_mode():
+            for _ in range(STEPS):
+                function(*given)
+
+    return call
+
+
+def measure(quick: bool, patience: float) -> str:
+    from kerneltrick.hf._functions import FUNCTIONS
+
+    run = native.Bench(native.QUICK if quick else native.Sizes(), patience)
+    native.set_threads(1)
+    ours = {function.name: function.ours for function in FUNCTIONS}
+    rows = []
+    for case, file, name, given in cases():
+        reference, here = getattr(file, name), ours[name]
+        (a, b), alone = run.race(repeated(here, given), repeated(reference, given))
+        times = (f"{native.significant(1e6 * x / STEPS)} µs" for x in (a, b))
+        measured = f"{native.rounded(b / a, 1, least=LEAST)}× ({' against '.join(times)})"
+        rows.append(native.Row(case, measured, f"≥ {LEAST:g}×", b / a >= LEAST, alone))
+        print(rows[-1], file=sys.stderr, flush=True)
+    lines = [
+        "Steps of single operators against the PyTorch code of transformers, batch 1, one thread.",
+        "",
+        "| step | measured | target | met |",
+        "|---|---|---|---|",
+        *map(str, rows),
+    ]
+    if not all(row.alone for row in rows):
+        lines += ["", "*: measured while other processes were busy."]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="use few runs, to check that it runs")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
+    parser.add_argument("--patience", type=float, help="seconds to wait for other processes")
+    arguments = parser.parse_args()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    if arguments.write:
+        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
+    patience = 0.0 if arguments.quick else 300.0
+    if arguments.patience is not None:
+        patience = arguments.patience
+    text = measure(arguments.quick, patience)
+    print(text)
+    if arguments.write:
+        page = arguments.write.read_text(encoding="utf-8")
+        write(arguments.write, bench.page_with(page, text, START, END))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
