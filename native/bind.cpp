@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -105,16 +106,21 @@ void bind(nb::module_& m, const std::string& name, void (*kt::Kernels::*forward)
 
 // The memory of a contiguous array of a known size.
 struct Memory {
-    Py_buffer buffer;
-    Memory(nb::handle array, int64_t bytes) {
-        if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
-        if (buffer.len != bytes) {
-            PyBuffer_Release(&buffer);
-            throw std::runtime_error("an array of another size than the decoder's");
+    Py_buffer buffer = {};
+    explicit Memory(nb::handle array) {
+        if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+            PyErr_Clear();  // it is not contiguous: as if it were empty
+            buffer = {};
         }
     }
+    Memory(nb::handle array, int64_t bytes) : Memory(array) {
+        if (buffer.len != bytes) throw std::runtime_error("an array of another size than the decoder's");
+    }
     Memory(const Memory&) = delete;
-    ~Memory() { PyBuffer_Release(&buffer); }
+    ~Memory() {
+        if (buffer.obj) PyBuffer_Release(&buffer);
+    }
+    int64_t bytes() const { return buffer.obj ? int64_t(buffer.len) : -1; }
     char* data() const { return static_cast<char*>(buffer.buf); }
 };
 
@@ -192,7 +198,7 @@ class Decoder {
 
 // A decoder's call of the delta rule, made once. A step gets contiguous arrays: q, k, erase and read
 // (rows / groups, d), v and out (rows, M), beta (rows), log_decay (rows, decay_width). The state is that
-// of the call, changed in place. Steps must not overlap.
+// of the call, changed in place when the next step or `finish` comes. Steps must not overlap.
 class DeltaDecoder {
   public:
     explicit DeltaDecoder(const nb::bytes& call) : p_(std::get<0>(parts<kt::DeltaRule>(call))) {
@@ -209,10 +215,13 @@ class DeltaDecoder {
             for (int64_t i = 0; i < input.rows; ++i) input.offsets[std::size_t(i)] = i * input.width * input.size;
             p_.*input.view = kt::View{nullptr, input.offsets.data(), input.width * input.size, input.size};
         }
+        p_.type == kt::Type::f64 ? begin(doubles_) : begin(floats_);
     }
     DeltaDecoder(const DeltaDecoder&) = delete;
 
-    void step(nb::handle q, nb::handle k, nb::handle v, nb::handle beta, nb::handle out, nb::handle log_decay,
+    // False, and nothing has changed, if an array has not the memory that a step needs or a log-decay is
+    // not finite or above 0.
+    bool step(nb::handle q, nb::handle k, nb::handle v, nb::handle beta, nb::handle out, nb::handle log_decay,
               nb::handle erase, nb::handle read) const {
         kt::DeltaRule p = p_;
         std::optional<Memory> memory[8];
@@ -220,13 +229,20 @@ class DeltaDecoder {
         for (int i = 0; i < 8; ++i) {
             if (arrays[i].is_none()) continue;
             const Input& input = inputs_[std::size_t(i)];
-            memory[i].emplace(arrays[i], input.rows * input.width * input.size);
+            memory[i].emplace(arrays[i]);
+            if (memory[i]->bytes() != input.rows * input.width * input.size) return false;
             (p.*input.view).data = memory[i]->data();
         }
-        const int count = kt::worth(kt::step_cost(p), threads());
-        nb::gil_scoped_release release;
-        kt::kernels().delta_rule_step(p, count);
+        const int64_t decays = p.rows * p.decay_width;
+        if (p.log_decay.data && !(p.type == kt::Type::f64 ? decaying<double>(p.log_decay.data, decays)
+                                                           : decaying<float>(p.log_decay.data, decays)))
+            return false;
+        run(p);
+        return true;
     }
+
+    // Change the state by the last token too.
+    void finish() const { run(p_); }
 
   private:
     struct Input {
@@ -237,9 +253,28 @@ class DeltaDecoder {
     static int64_t size_of(kt::Type type) {
         return type == kt::Type::f64 ? 8 : type == kt::Type::f32 ? 4 : 2;
     }
+    template <class T> static bool decaying(const void* numbers, int64_t count) {
+        const T* x = static_cast<const T*>(numbers);
+        return std::all_of(x, x + count, [](T y) { return y <= 0 && y >= std::numeric_limits<T>::lowest(); });
+    }
+
+    // Nothing is pending: the state is multiplied by 1, and 0 is added.
+    template <class T> void begin(std::vector<T>& pending) {
+        const int64_t size = 3 * p_.inputs + 2 * p_.width;
+        pending.assign(std::size_t(p_.rows * size), T(0));
+        for (int64_t r = 0; r < p_.rows; ++r) std::fill_n(pending.begin() + r * size, p_.inputs, T(1));
+        p_.pending = pending.data();
+    }
+    static void run(const kt::DeltaRule& p) {
+        const int count = kt::worth(kt::step_cost(p), threads());
+        nb::gil_scoped_release release;
+        kt::kernels().delta_rule_step(p, count);
+    }
 
     kt::DeltaRule p_;
     std::vector<Input> inputs_;
+    std::vector<float> floats_;
+    std::vector<double> doubles_;
 };
 
 // A block of memory that Python sees as a writable buffer of bytes.
@@ -284,7 +319,14 @@ NB_MODULE(_core, m) {
     nb::class_<DeltaDecoder>(m, "DeltaDecoder")
         .def(nb::init<const nb::bytes&>())
         .def("step", &DeltaDecoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("beta").none(),
-             nb::arg("out"), nb::arg("log_decay").none(), nb::arg("erase").none(), nb::arg("read").none());
+             nb::arg("out"), nb::arg("log_decay").none(), nb::arg("erase").none(), nb::arg("read").none())
+        .def("finish", &DeltaDecoder::finish);
+    m.def("delta_rule_step", [](const nb::bytes& bytes) {  // changes the state of the call
+        const auto [call] = parts<kt::DeltaRule>(bytes);
+        const int count = kt::worth(kt::step_cost(call), threads());
+        nb::gil_scoped_release release;
+        kt::kernels().delta_rule_step(call, count);
+    });
     // For XLA, which calls it without Python.
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&kt::xla::handle)); });
     m.def("isa", [] { return kt::kernels().name; });

@@ -38,6 +38,10 @@ template <class T> class Forward {
 
     void run(int64_t row, int64_t channel, Control& control) {
         const SelectiveScan& p = s_.p;
+        if (is_step(row)) {
+            step(row, channel);
+            return;
+        }
         s_.begin(row, channel);
         if (p.state.data)
             s_.read_states(p.state, row, h_);
@@ -55,6 +59,57 @@ template <class T> class Forward {
     Channels<T> s_;
     T *h_, *y_, *z_;  // (N, WIDTH), (keep, WIDTH)
 
+    // Whether a decoder gives one token, and A and the states as it keeps them: N numbers side by side.
+    bool is_step(int64_t row) const {
+        const SelectiveScan& p = s_.p;
+        const bool plain = p.tokens == 1 && !p.mask.data && !p.restart.data && !p.kept && p.states % LANES<T> == 0;
+        return plain && p.state.data && p.state_after.data && direct<T>(p.A, type_of<T>, 0, p.states) &&
+               direct<T>(p.state, type_of<T>, row, p.states) && direct<T>(p.state_after, type_of<T>, row, p.states);
+    }
+
+    // One token, where A and the states lie: their numbers are in lanes, and only the new states are turned, to
+    // be added up as `pass` adds them.
+    void step(int64_t row, int64_t channel) {
+        const SelectiveScan& p = s_.p;
+        s_.begin_tokens(row, channel);
+        s_.read(0, 1);
+        if (z_) s_.read_numbers(p.z, 0, 1, z_);
+        by_lanes<T>(s_.channels, [&](int64_t c) {
+            const int count = int(std::min<int64_t>(LANES<T>, s_.channels - c));
+            Vec<T> y{};
+            for (int64_t n = 0; n < p.states; n += LANES<T>) {
+                Vec<T> h[LANES<T>];
+                const Vec<T> B = load(s_.B + n);
+#pragma GCC unroll 16
+                for (int l = 0; l < LANES<T>; ++l) {
+                    if (l >= count) {
+                        h[l] = Vec<T>{};
+                        continue;
+                    }
+                    const int64_t at = channel + c + l;
+                    const Vec<T> A = load(reinterpret_cast<const T*>(p.A.at(0, at)) + n);
+                    const Vec<T> before = load(reinterpret_cast<const T*>(p.state.at(row, at)) + n);
+                    const Vec<T> delta = splat(s_.step[c + l]), input = splat(s_.input[c + l]);
+                    h[l] = decay<T, false>(delta * A) * before + input * B;
+                    store(reinterpret_cast<T*>(p.state_after.at(row, at)) + n, h[l]);
+                }
+                transpose<T>(h);
+#pragma GCC unroll 16
+                for (int k = 0; k < LANES<T>; ++k) y += h[k] * s_.C[n + k];
+            }
+            store(y_ + c, finished(y, c, 0));
+        });
+        s_.write_numbers(p.output, 0, 1, y_);
+    }
+
+    // y + D x, times the gate, of channels c … and token i.
+    KT_INLINE Vec<T> finished(Vec<T> y, int64_t c, int64_t i) const {
+        const int64_t at = i * WIDTH + c;
+        if (s_.p.D.data) y += load(s_.D + c) * load(s_.x + at);
+        if (z_) y *= silu<T>(load(z_ + at));
+        return y;
+    }
+
     void keep(int64_t k) {
         const SelectiveScan& p = s_.p;
         const int64_t tiles = (p.tokens + p.keep - 1) / p.keep;
@@ -70,14 +125,9 @@ template <class T> class Forward {
         if (z_) s_.read_numbers(p.z, t, count, z_);
         by_lanes<T>(s_.channels, [&](int64_t c) {
             by_way(s_, c, count, [&](auto way, int64_t n) { pass<decltype(way)>(n, c, count); });
-            const Vec<T> D = load(s_.D + c);
             for (int64_t i = 0; i < count; ++i) {
-                const int64_t at = i * WIDTH + c;
-                Vec<T> y = load(y_ + at);
-                if (p.D.data) y += D * load(s_.x + at);
-                if (z_) y *= silu<T>(load(z_ + at));
-                if (s_.hidden[std::size_t(i)]) y = Vec<T>{};
-                store(y_ + at, y);
+                const Vec<T> y = finished(load(y_ + i * WIDTH + c), c, i);
+                store(y_ + i * WIDTH + c, s_.hidden[std::size_t(i)] ? Vec<T>{} : y);
             }
         });
         s_.write_numbers(p.output, t, count, y_);

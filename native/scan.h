@@ -68,9 +68,7 @@ template <class T> struct Channels {
     }
 
     void begin(int64_t of_row, int64_t first) {
-        row = of_row;
-        channel = first;
-        channels = std::min(WIDTH, p.channels - first);
+        begin_tokens(of_row, first);
         read_states(p.A, 0, A);
         by_lanes<T>(channels, [&](int64_t c) {
             Vec<T> least_A = load(A + c), most_A = least_A;
@@ -81,6 +79,13 @@ template <class T> struct Channels {
             store(low + c, least_A);
             store(high + c, most_A);
         });
+    }
+
+    // The same without A.
+    void begin_tokens(int64_t of_row, int64_t first) {
+        row = of_row;
+        channel = first;
+        channels = std::min(WIDTH, p.channels - first);
         for (auto [view, to] : {std::pair{&p.D, D}, std::pair{&p.dt_bias, bias}}) {
             std::fill(to, to + WIDTH, T(0));
             if (view->data) read_token<T>(from_element(*view, channel), type_of<T>, 0, 0, channels, T(1), to);

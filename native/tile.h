@@ -37,6 +37,11 @@ void read_tile(const View& view, Type type, int64_t row, int64_t t, int64_t coun
         return;
     }
     const View part = from_element(turned(view), t);
+    if (channels == whole && direct<T>(part, type, row, count)) {
+        const T* from = reinterpret_cast<const T*>(part.at(row, channel));
+        to_lanes<T>(from, part.token / int64_t(sizeof(T)), whole, whole, count, tile, WIDTH);
+        return;
+    }
     for (int64_t c = 0; c < channels; ++c)
         read_token<T>(part, type, row, channel + c, count, T(1), scratch + c * TILE_TOKENS);
     for (int64_t c = channels; c < whole; ++c)
@@ -53,8 +58,13 @@ void write_tile(const View& view, Type type, int64_t row, int64_t t, int64_t cou
             write_token<T>(part, type, row, t + i, channels, tile + i * WIDTH);
         return;
     }
-    to_rows<T>(tile, WIDTH, round_up(channels, LANES<T>), count, scratch, TILE_TOKENS);
     const View part = from_element(turned(view), t);
+    if (direct<T>(part, type, row, count)) {
+        T* to = reinterpret_cast<T*>(part.at(row, channel));
+        to_rows<T>(tile, WIDTH, channels, count, to, part.token / int64_t(sizeof(T)));
+        return;
+    }
+    to_rows<T>(tile, WIDTH, round_up(channels, LANES<T>), count, scratch, TILE_TOKENS);
     for (int64_t c = 0; c < channels; ++c)
         write_token<T>(part, type, row, channel + c, count, scratch + c * TILE_TOKENS);
 }

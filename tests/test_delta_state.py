@@ -134,6 +134,43 @@ class TestDecoder:
         agree(after.S, end.S)
         assert (after.start, after.stop, decoder.stop) == (0, 30, 30)
 
+    @pytest.mark.parametrize("erase", [False, True])
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_looking_at_the_state_changes_no_bit_of_what_follows(self, dtype, erase, core_or_not):
+        rng, heads, d, M = np.random.default_rng(3), 2, 19, 150
+        make = {"shape": (heads,), "d": d, "value_width": M, "decay": 1, "dtype": dtype}
+        plain, watched = (kt.DeltaDecoder(**make, normalize_qk=True) for _ in range(2))
+        for _ in range(5):
+            q, k, x = rng.standard_normal((3, heads, d)).astype(dtype)
+            v = rng.standard_normal((heads, M)).astype(dtype)
+            beta, decay = rng.random((2, heads)).astype(dtype)
+            token = {"beta": beta, "log_decay": -decay} | ({"erase": x} if erase else {})
+            wanted = plain.step(q, k, v, **token)
+            watched.snapshot()
+            np.testing.assert_array_equal(watched.step(q, k, v, **token), wanted)
+        np.testing.assert_array_equal(plain.snapshot().S, watched.snapshot().S)
+
+    def test_a_refused_step_changes_nothing(self, core_or_not):
+        arrays = prompt(2)
+        make = {"shape": (2, 4), "d": 5, "value_width": 3, "groups": 2, "dtype": "float64"}
+        decoder, other = (kt.DeltaDecoder(**make, decay=1) for _ in range(2))
+        decoder.step(**at(arrays, 0)), other.step(**at(arrays, 0))
+        for wrong in (0.1, np.nan, -np.inf):
+            decays = np.full((2, 4), wrong)
+            with pytest.raises(ValueError, match="log_decay must be finite and ≤ 0"):
+                decoder.step(**at(arrays, 1) | {"log_decay": decays})
+        assert decoder.stop == 1
+        np.testing.assert_array_equal(decoder.step(**at(arrays, 1)), other.step(**at(arrays, 1)))
+
+    def test_arrays_with_other_strides_give_the_same_bits(self, core_or_not):
+        arrays = prompt(2)
+        make = {"shape": (2, 4), "d": 5, "value_width": 3, "groups": 2, "dtype": "float64"}
+        decoder, other = (kt.DeltaDecoder(**make, decay=1) for _ in range(2))
+        for t in range(2):
+            whole = {name: np.ascontiguousarray(x) for name, x in at(arrays, t).items()}
+            apart = {name: np.repeat(x, 2, axis=-1)[..., ::2] for name, x in whole.items()}
+            np.testing.assert_array_equal(decoder.step(**apart), other.step(**whole))
+
     def test_a_fork_goes_on_by_itself(self, core_or_not):
         arrays = prompt(4)
         one = kt.DeltaDecoder(shape=(2, 4), d=5, value_width=3, groups=2, dtype="float64", decay=1)

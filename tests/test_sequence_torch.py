@@ -137,8 +137,15 @@ def test_operators_pass_every_check_of_pytorch(operator):
     opcheck(backward, (*(x.detach() for x in made), *rest))
 
 
-@pytest.mark.parametrize("operator", OTHER)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("operator", "backend"),
+    [
+        pytest.param("short_convolution", "eager"),
+        pytest.param("short_convolution", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("selective_scan", "eager", marks=pytest.mark.slow),
+        pytest.param("selective_scan", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_code_is_one_graph_for_every_length(operator, backend):
     def called(given):
         y, state = run(operator, given, **OPTIONS[operator])
@@ -157,6 +164,7 @@ def test_compiled_code_is_one_graph_for_every_length(operator, backend):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OTHER)
 def test_compiled_code_may_overwrite_the_state(operator):
     def called(given):
@@ -170,6 +178,7 @@ def test_compiled_code_may_overwrite_the_state(operator):
     torch.testing.assert_close(given["state"], after, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OTHER)
 def test_export(operator):
     class Layer(torch.nn.Module):
@@ -243,6 +252,42 @@ def test_inplace_overwrites_a_tensor(operator):
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     torch.testing.assert_close(given["state"], after, rtol=0, atol=0)
     assert given["state"].data_ptr() == where
+
+
+@pytest.mark.parametrize("operator", OTHER)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_steps_that_overwrite_the_state_give_the_bits_of_calls_that_do_not(operator, dtype):
+    parameters = ("weight", "bias", "A", "D", "dt_bias")
+    first = tensors(operator, dtype, grad=False, lead=(3,), n=1, channels=20)
+    wide = torch.promote_types(dtype, torch.float32)
+    state = first["state"].to(wide if operator == "selective_scan" else dtype)
+    kept = state.clone()
+    for step in range(4):  # those after the first are not checked again
+        given = tensors(operator, dtype, grad=False, lead=(3,), n=1, channels=20, seed=step)
+        given |= {name: first[name] for name in parameters if name in first}
+        if operator == "short_convolution":  # channels before tokens, as in a cache of transformers
+            given["x"] = given["x"].mT.contiguous().mT
+        wanted, kept = run(operator, given | {"state": kept}, **OPTIONS[operator])
+        found = getattr(kt, operator)(**given | {"state": state}, **OPTIONS[operator], inplace=True)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(state, kept, rtol=0, atol=0)
+        found.zero_()  # which no later step may notice
+
+
+@pytest.mark.parametrize("operator", OTHER)
+def test_a_step_that_came_before_is_still_recorded_when_gradients_are_asked_for(operator):
+    given = tensors(operator, grad=False, n=1)
+    for _ in range(2):
+        getattr(kt, operator)(**given, **OPTIONS[operator], inplace=True)
+    given["x"].requires_grad_()
+    given["state"] = given["state"].clone()
+    found = getattr(kt, operator)(**given, **OPTIONS[operator], inplace=True)
+    assert found.requires_grad
+    given = {name: x.detach().clone() for name, x in given.items()}
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(given["x"], torch.ones_like(given["x"]))
+        found = getattr(kt, operator)(**given | {"x": x}, **OPTIONS[operator], inplace=True)
+        assert torch.autograd.forward_ad.unpack_dual(found).tangent is not None
 
 
 @pytest.mark.parametrize("operator", OTHER)

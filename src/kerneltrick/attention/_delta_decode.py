@@ -86,6 +86,17 @@ class DeltaDecoder:
         keys = (*self.shape[:-1], self.shape[-1] // self.groups)
         self._shapes = ((*keys, self.d), (*keys, self.d), (*self.shape, self.value_width))
         self._decay_shape = self.shape if self.decay == 1 else (*self.shape, self.decay)
+        # Shape and dtype of q, k, v, beta, log_decay, erase and read, and whether it must be there.
+        token, vector, wide = self._given, self._shapes[0], np.dtype(self._compute)
+        self._expected = (
+            (vector, token, True),
+            (vector, token, True),
+            (self._shapes[2], token, True),
+            (self.shape, wide, False),
+            (self._decay_shape if self.decay else None, wide, self.decay > 0),
+            (vector, token, False),
+            (vector, token, False),
+        )
         q, k, v = (np.zeros((*x[:-1], 1, x[-1]), self._given) for x in self._shapes)
         decay = None
         if self.decay:
@@ -116,6 +127,39 @@ class DeltaDecoder:
         read: Array | None = None,
     ) -> Array:
         """The next token: q, k (..., H_k, d), v (..., H_v, M), beta (..., H_v) → (..., H_v, M)."""
+        given = None if type(beta) is float and beta == 1 else beta
+        if self._steps is not None and self._fits((q, k, v, given, log_decay, erase, read)):
+            out = np.empty(self._shapes[2], self._given)
+            with self._lock:
+                if self._steps.step(q, k, v, given, out, log_decay, erase, read):
+                    self._stop += 1
+                    return out
+        return self._step_checked(q, k, v, beta, log_decay, erase, read)
+
+    def _fits(self, arrays: tuple[Any, ...]) -> bool:
+        """Whether these are NumPy arrays as the core takes them, or None where there need be none.
+
+        Whether they are contiguous, and decays are ≤ 0, the core sees for itself.
+        """
+        for x, (shape, dtype, needed) in zip(arrays, self._expected, strict=True):
+            if x is None:
+                if needed:
+                    return False
+            elif type(x) is not np.ndarray or x.shape != shape or x.dtype != dtype:
+                return False
+        return True
+
+    def _step_checked(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        beta: Any,
+        log_decay: Any,
+        erase: Array | None,
+        read: Array | None,
+    ) -> Array:
+        """The same for arrays of other libraries, and for those that are refused."""
         arrays = [x if type(x) is np.ndarray else values_of(x) for x in (q, k, v)]
         more = [None if x is None else values_of(x) for x in (erase, read)]
         for x, shape in zip((*arrays, *more), (*self._shapes, *self._shapes[:1] * 2), strict=True):
@@ -184,6 +228,8 @@ class DeltaDecoder:
     def snapshot(self) -> DeltaState:
         """The state after the last step, as a value of its own."""
         with self._lock:
+            if self._steps is not None:
+                self._steps.finish()
             return DeltaState(self._S.copy(), self._start, self._stop)
 
     @property

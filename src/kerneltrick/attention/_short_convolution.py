@@ -17,7 +17,7 @@ from kerneltrick.attention._sequence import (
 from kerneltrick.engines import ConvolutionData, ConvolutionRule
 
 Activation = Literal["silu", "swish"]
-ACTIVATIONS = {None: False, "silu": True, "swish": True}
+ACTIVATIONS: dict[str | None, bool] = {None: False, "silu": True, "swish": True}
 WHO = "short_convolution"
 
 
@@ -130,6 +130,12 @@ def convolve(
     engine: str,
 ) -> tuple[Array, Array | None]:
     """The output, and the state if it is asked for, or is to be overwritten."""
+    plain = mask is None and segment_ids is None and engine == "auto" and activation in ACTIVATIONS
+    if inplace and state is not None and plain:
+        rule = ConvolutionRule(ACTIVATIONS[activation], True, True)
+        again = engines.repeat(rule, ConvolutionData(x, weight, bias, None, None, state))
+        if again is not None:
+            return again, state
     namespace(x=x, weight=weight, bias=bias, mask=mask, segment_ids=segment_ids, state=state)
     if activation not in ACTIVATIONS:
         raise ValueError(f'activation must be "silu", "swish" or None, not {activation!r}')

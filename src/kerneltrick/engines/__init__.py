@@ -17,7 +17,7 @@ from kerneltrick.engines._convolution import (
 )
 from kerneltrick.engines._core_call import core, in_lines
 from kerneltrick.engines._delta_chunked import delta_chunked
-from kerneltrick.engines._delta_native import delta_decoder, delta_native
+from kerneltrick.engines._delta_native import delta_decoder, delta_native, delta_step
 from kerneltrick.engines._delta_problem import (
     DeltaData,
     DeltaResult,
@@ -31,6 +31,7 @@ from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
 from kerneltrick.engines._merge import merge
 from kerneltrick.engines._native_decoder import decoder
+from kerneltrick.engines._native_sequence import repeat
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -108,6 +109,7 @@ __all__ = [
     "delta_decoder",
     "delta_native",
     "delta_recurrent",
+    "delta_step",
     "dense",
     "dense_rows",
     "direct",
@@ -119,6 +121,7 @@ __all__ = [
     "prepare_tokens",
     "recurrent",
     "register",
+    "repeat",
     "run",
     "scan_chunked",
     "scan_recurrent",

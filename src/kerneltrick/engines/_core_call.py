@@ -15,6 +15,7 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,10 +146,11 @@ _WHOLE, _FLOAT, _VIEW = struct.Struct("=q"), struct.Struct("=d"), struct.Struct(
 class CoreCall:
     """The numbers and addresses of one call, by the names of the operator's list.
 
-    The call keeps the arrays alive that its addresses point into.
+    The call keeps the arrays alive that its addresses point into: the memory of its arrays, and
+    where their rows begin.
     """
 
-    __slots__ = ("_layout", "_record", "_slots", "alive", "operator")
+    __slots__ = ("_layout", "_record", "_slots", "alive", "offsets", "operator")
 
     def __init__(
         self, like: CoreCall | None = None, *, operator: str = "attention", **numbers: Any
@@ -158,9 +160,11 @@ class CoreCall:
             self.operator, self._layout = operator, layout(operator)
             self._record = bytearray(_defaults(operator))
             self.alive: list[Any] = []
+            self.offsets: list[Any] = []
         else:
             self.operator, self._layout = like.operator, like._layout
             self._record, self.alive = like._record[:], like.alive[:]
+            self.offsets = like.offsets[:]
         self._slots = self._layout.slots
         for name, value in numbers.items():
             self[name] = value
@@ -184,7 +188,7 @@ class CoreCall:
         """Say where the entries of an array will lie that `place` gives."""
         *leading, token, element = strides
         offsets, where = _offsets(lead, tuple(leading))
-        self.alive.append(offsets)
+        self.offsets.append(offsets)
         _VIEW.pack_into(self._record, 8 * self._slots[name], 0, where, token, element)
 
     def place(self, name: str, x: NumpyArray) -> None:
@@ -208,6 +212,22 @@ class CoreCall:
     def packed(self, gradient: bool = False) -> bytes:
         """The call as the core reads it, with its gradient or without."""
         return bytes(self._record if gradient else self._record[: self._layout.forward.size])
+
+    def repeated(self, names: tuple[str, ...]) -> Callable[[Iterable[int]], bytes]:
+        """`packed` of the same call with other memory: a function of the addresses of these arrays.
+
+        Arrays that a call has not have the address 0.
+        """
+        record, offsets = self.packed(), self.offsets
+        slots = [8 * self._slots[name] for name in names]
+
+        def packed(addresses: Iterable[int], _: Any = offsets) -> bytes:
+            own = bytearray(record)  # several threads may repeat a call
+            for slot, where in zip(slots, addresses, strict=True):
+                _WHOLE.pack_into(own, slot, where)
+            return bytes(own)
+
+        return packed
 
 
 @functools.lru_cache(maxsize=256)

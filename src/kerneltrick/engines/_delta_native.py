@@ -212,17 +212,32 @@ def _compute(call: CoreCall) -> Any:
 
 
 class DeltaSteps:
-    """The core's decoder of the delta rule, on a state (..., H, d, M) that it changes in place."""
+    """The core's decoder of the delta rule, on a state (..., H, d, M) that it changes in place.
+
+    `step` takes one token: q, k, v, beta, output, log_decay, erase and read, contiguous. It returns
+    False, and changes nothing, if one of them is not, or if a log-decay is not finite or above 0.
+    The state is changed by the last token only when the next one comes, so that a step passes over
+    it once; `finish` does it at once.
+    """
 
     def __init__(self, rule: DeltaRule, data: DeltaData, dtype: str, state: NumpyArray) -> None:
         check_isa()
         call = assemble(delta_arguments(rule, data), type_number(dtype))
         call.array("state", state)
         self.call, self.core = call, core().DeltaDecoder(call.packed())
+        self.step, self.finish = self.core.step, self.core.finish
 
-    def step(self, *arrays: NumpyArray | None) -> None:
-        """One token: q, k, v, beta, output, log_decay, erase and read, contiguous."""
-        self.core.step(*arrays)
+
+def delta_step(
+    tokens: tuple[Array, ...], before: Array, normalize: bool, scale: float
+) -> tuple[Array, Array] | None:
+    """One token of CPU tensors (q, k, v, beta and log_decay): the output, and the state (..., H, d,
+    M) after it. None where the core cannot do it: without a core, with gradients, or traced."""
+    if core() is None:
+        return None
+    from kerneltrick.engines import _delta_native_torch
+
+    return _delta_native_torch.step(tokens, before, normalize, scale)
 
 
 def delta_decoder(

@@ -13,6 +13,7 @@ import torch
 
 from kerneltrick._arrays import dtype_name
 from kerneltrick.engines import _delta_native
+from kerneltrick.engines._core_call import core
 from kerneltrick.engines._delta_chunked import delta_chunked
 from kerneltrick.engines._delta_native import (
     DeltaArguments,
@@ -39,6 +40,7 @@ from kerneltrick.engines._native_torch import (
     bits,
     to_torch,
 )
+from kerneltrick.engines._repeat_torch import Repeated, layout, recall, remember
 from kerneltrick.engines._torch_host import traced
 
 if TYPE_CHECKING:
@@ -60,6 +62,37 @@ def run(rule: DeltaRule, data: DeltaData) -> DeltaResult:
         given = given._replace(gradient=True)
     made = DeltaMade._make(_apply(_Delta, given, recorded))
     return DeltaResult(made.output, made.state if rule.wants_state else None)
+
+
+def step(
+    tokens: tuple[Tensor, ...], before: Tensor, normalize: bool, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """One token: q, k, v, beta and log_decay, whose length is 1. The output and the state after it.
+
+    None if the core may not have these tensors as they are.
+    """
+    q, k, v, beta, log_decay = tokens
+    wide = _compute(q)
+    before = before.to(wide, memory_format=torch.contiguous_format)
+    given = (q, k, v, beta.to(wide), log_decay.to(wide), before)
+    key = layout(("delta_step", normalize, scale), given)
+    if key is None or not q.dtype == k.dtype == v.dtype:
+        return None
+    output, state = torch.empty(v.shape, dtype=v.dtype), torch.empty(before.shape, dtype=wide)
+    found = recall(key)
+    if found is None:
+        rule = DeltaRule(scale=scale, normalize_qk=normalize)
+        columns = (x if x.ndim == v.ndim else x[..., None] for x in given[3:5])
+        arrays = (q, k, v, *columns, *(None,) * 5)
+        call = _delta_native.assemble(
+            _plain((*arrays, rule.text, 0, False)), type_number(dtype_name(q))
+        )
+        call.view("output", bits(output), v.shape[:-2])
+        names = ("q", "k", "v", "beta", "log_decay", "state_before", "state", "output")
+        found = Repeated(call, names, core().delta_rule_step)
+        remember(key, found)
+    found.run((*given, state, output))
+    return output, state
 
 
 def _plain(arguments: tuple[Any, ...]) -> DeltaArguments:

@@ -131,15 +131,22 @@ def convolve(
 ) -> tuple[NumpyArray, NumpyArray | None]:
     """The output and the state after x, which is written into `after` if that is given."""
     x, lead = given.x, given.x.shape[:-2]
-    call = _assemble_convolution(given, dtype)
     output = aligned(x.shape, x.dtype)
-    call.view("output", output, lead)
     if after is None and given.wants_state:
         after = np.empty((*lead, given.weight.shape[-1] - 1, x.shape[-1]), x.dtype)
-    if after is not None:
-        call.view("state_after", after, lead)
-    call.forward()
+    convolution_call(given, dtype, output, after).forward()
     return output, after
+
+
+def convolution_call(
+    given: Convolution, dtype: str, output: NumpyArray, after: NumpyArray | None
+) -> CoreCall:
+    """The forward pass, which writes into `output` and `after`."""
+    call = _assemble_convolution(given, dtype)
+    call.view("output", output, given.x.shape[:-2])
+    if after is not None:
+        call.view("state_after", after, given.x.shape[:-2])
+    return call
 
 
 def convolve_backward(
@@ -197,15 +204,26 @@ def scan(
     that the gradient needs."""
     x, lead = given.x, given.x.shape[:-2]
     kept = aligned(kept_shape(x, given.A.shape[-1]), _wide(dtype)) if given.gradient else None
-    call = _assemble_scan(given, dtype, kept)
     output = aligned(x.shape, x.dtype)
-    call.view("output", output, lead)
     if after is None and given.wants_state:
         after = np.empty((*lead, *given.A.shape), _wide(dtype))
-    if after is not None:
-        call.view("state_after", after, lead)
-    call.forward()
+    scan_call(given, dtype, output, after, kept).forward()
     return output, after, kept
+
+
+def scan_call(
+    given: Scan,
+    dtype: str,
+    output: NumpyArray,
+    after: NumpyArray | None,
+    kept: NumpyArray | None,
+) -> CoreCall:
+    """The forward pass, which writes into `output`, `after` and `kept`."""
+    call = _assemble_scan(given, dtype, kept)
+    call.view("output", output, given.x.shape[:-2])
+    if after is not None:
+        call.view("state_after", after, given.x.shape[:-2])
+    return call
 
 
 class ScanGradients(NamedTuple):
@@ -245,6 +263,16 @@ def scan_backward(
         call.view("d_state", y, lead)
     call.backward()
     return ScanGradients(**made)
+
+
+def repeat(rule: Any, data: Any) -> Array | None:
+    """The output of a call that overwrites its state and has come before with arrays of the same
+    layout, which are not checked again. None if it has not, or if this is another kind of call."""
+    if library(data.x) != "torch":
+        return None
+    from kerneltrick.engines import _native_sequence_torch
+
+    return _native_sequence_torch.repeat(rule, data)
 
 
 def native_convolution(rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult:

@@ -20,6 +20,7 @@ from kerneltrick.engines._convolution import (
     ConvolutionRule,
     direct,
 )
+from kerneltrick.engines._core_call import core
 from kerneltrick.engines._native_sequence import AS_GIVEN, Convolution, Scan, ScanGradients
 from kerneltrick.engines._native_torch import (
     OPERATORS,
@@ -31,6 +32,7 @@ from kerneltrick.engines._native_torch import (
     bits,
     to_torch,
 )
+from kerneltrick.engines._repeat_torch import Repeated, layout, recall, remember
 from kerneltrick.engines._scan import ScanData, ScanResult, ScanRule, scan_chunked
 from kerneltrick.engines._torch_host import traced
 
@@ -58,10 +60,13 @@ class Kind(NamedTuple):
 
 def _plain(kind: Kind, arguments: tuple[Any, ...]) -> Any:
     """The arguments as NumPy arrays, which share the tensors' memory where they can."""
+    return kind.arguments(*_arrays(kind, arguments), *arguments[kind.tensors :])
+
+
+def _arrays(kind: Kind, arguments: tuple[Any, ...]) -> list[Any]:
     given = AS_GIVEN[kind.arguments]
     named = zip(kind.arguments._fields, arguments[: kind.tensors], strict=False)
-    arrays = (None if x is None else bits(x) if name in given else as_numpy(x) for name, x in named)
-    return kind.arguments(*arrays, *arguments[kind.tensors :])
+    return [None if x is None else bits(x) if name in given else as_numpy(x) for name, x in named]
 
 
 def _as_tensors(arrays: tuple[Any, ...], shapes: tuple[tuple[Any, Any], ...]) -> tuple[Tensor, ...]:
@@ -279,14 +284,52 @@ SELECTIVE_SCAN = Kind(
 CONVOLVE, SCAN = _define(CONVOLUTION), _define(SELECTIVE_SCAN)
 
 
+KINDS = {kind.name: kind for kind in (CONVOLUTION, SELECTIVE_SCAN)}
+
+
+def _in_arithmetic(kind: Kind, data: Any) -> Any:
+    """The arrays of a call with those that all rows share in the type of arithmetic."""
+    wide = _wide(data.x)
+    cast = {
+        name: x.to(wide)
+        for name in kind.shared
+        if (x := getattr(data, name)) is not None and x.dtype is not wide
+    }
+    return data._replace(**cast) if cast else data
+
+
+def repeat(rule: Any, data: Any) -> Tensor | None:
+    found = recall(layout(rule, data))
+    if found is None:
+        return None
+    output = torch.empty(data.x.shape, dtype=data.x.dtype)
+    found.run((*_in_arithmetic(KINDS[rule.operator], data), output, data.state))
+    return output
+
+
+def _overwriting(rule: Any, data: Any, assemble: Callable[..., Any]) -> Tensor:
+    """The output of a call that overwrites its state, and that is remembered for `repeat`."""
+    kind, output = KINDS[rule.operator], torch.empty(data.x.shape, dtype=data.x.dtype)
+    call = assemble(_arrays(kind, _in_arithmetic(kind, data)), bits(output))
+    call.forward()
+    key = layout(rule, data)
+    if key is not None and data.mask is None and data.restart is None:
+        names = (*data._fields, "output", "state_after")
+        remember(key, Repeated(call, names, getattr(core(), f"{kind.name}_forward")))
+    return output
+
+
 def torch_convolution(rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult:
     x, state = data.x, data.state
     recorded = _recorded(data)
     eager = not recorded and not traced(x)
     if rule.inplace and eager and state is not None and state.dtype == x.dtype:
-        given = _plain(CONVOLUTION, Convolution(*data, rule.silu, True))
-        output, _ = core_calls.convolve(given, dtype_name(x), given.state)
-        return ConvolutionResult(to_torch(output, x.dtype), state)
+
+        def assemble(arrays: Any, output: Any) -> Any:
+            given = Convolution._make((*arrays, rule.silu, True))
+            return core_calls.convolution_call(given, dtype_name(x), output, given.state)
+
+        return ConvolutionResult(_overwriting(rule, data, assemble), state)
     if state is not None:
         data = data._replace(state=state.to(x.dtype))
     made = _apply(CONVOLVE, Convolution(*data, rule.silu, rule.wants_state), recorded)
@@ -298,9 +341,12 @@ def torch_scan(rule: ScanRule, data: ScanData) -> ScanResult:
     recorded = _recorded(data)
     eager = not recorded and not traced(x)
     if rule.inplace and eager and state is not None and state.dtype == _wide(x):
-        given = _plain(SELECTIVE_SCAN, Scan(*data, rule.softplus, True, False))
-        output, *_ = core_calls.scan(given, dtype_name(x), given.state)
-        return ScanResult(to_torch(output, x.dtype), state)
+
+        def assemble(arrays: Any, output: Any) -> Any:
+            given = Scan._make((*arrays, rule.softplus, True, False))
+            return core_calls.scan_call(given, dtype_name(x), output, given.state, None)
+
+        return ScanResult(_overwriting(rule, data, assemble), state)
     gradient = recorded or (torch.is_grad_enabled() and traced(x))
     made = _apply(SCAN, Scan(*data, rule.softplus, rule.wants_state, gradient), recorded)
     return ScanResult(made[0], made[1] if rule.wants_state else None)

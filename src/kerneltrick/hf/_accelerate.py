@@ -219,7 +219,7 @@ def _replacement(place: _Place) -> Callable[..., Any]:
     @functools.wraps(before)
     def replacement(*inputs: Any, **options: Any) -> Any:
         given = (*inputs, *options.values())
-        if all(x.device.type == "cpu" for x in given if isinstance(x, torch.Tensor)):
+        if all(x.is_cpu for x in given if isinstance(x, torch.Tensor)):
             return ours(*inputs, **options)
         return before(*inputs, **options)
 

@@ -45,24 +45,22 @@ def convolution_update(
 
     The state holds the last l ≥ taps − 1 tokens, the latest at the end.
     """
-    line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
-    if hidden_states.shape[-1] == 1:  # for one token, the checks of the operator take longer
-        wide = torch.promote_types(hidden_states.dtype, torch.float32)
-        made = (line[:, :, -weight.shape[-1] :].to(wide) * weight.to(wide)).sum(-1, keepdim=True)
-        made = made if bias is None else made + bias.to(wide)[:, None]
-        made = (made if activation is None else ACT2FN[activation](made)).to(hidden_states.dtype)
-    else:
-        past = conv_state[:, :, conv_state.shape[-1] - weight.shape[-1] + 1 :]
-        made = short_convolution(
-            hidden_states.transpose(1, 2),
-            weight,
-            bias,
-            activation="silu" if activation in SILU else None,
-            state=past.transpose(1, 2),
-        )
-        made = _activated(made.transpose(1, 2), activation)
-    conv_state.copy_(line[:, :, -conv_state.shape[-1] :])
-    return made
+    length, new = conv_state.shape[-1], hidden_states.shape[-1]
+    older = length - weight.shape[-1] + 1  # tokens of the state that no tap reaches any more
+    if 0 < older <= new <= length - older:
+        conv_state[:, :, :older].copy_(conv_state[:, :, new : new + older])
+    elif older:
+        line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
+        conv_state[:, :, :older].copy_(line[:, :, new : new + older])
+    made = short_convolution(
+        hidden_states.transpose(1, 2),
+        weight,
+        bias,
+        activation="silu" if activation in SILU else None,
+        state=conv_state[:, :, older:].transpose(1, 2),
+        inplace=True,
+    )
+    return _activated(made.transpose(1, 2), activation)
 
 
 def _activated(made: Tensor, activation: str | None) -> Tensor:

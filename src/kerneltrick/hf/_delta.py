@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from kerneltrick import engines
 from kerneltrick._arrays import untranslated
 from kerneltrick.attention import DeltaState, delta_rule
 from kerneltrick.hf._packed import boundaries, is_packed, segments
@@ -85,9 +86,13 @@ def recurrent_delta_rule(
 def _step(
     inputs: tuple[Tensor, ...], before: Tensor, normalize: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """One token of a decoder. Checking the whole state for NaN, as the operator does, takes longer
-    than the token itself."""
+    """One token of a decoder: by the core, or, where it is traced or recorded, as a formula."""
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
+    factor = inputs[0].shape[-1] ** -0.5 if scale is None else float(scale)
+    q, k, v, log_decay, beta = (x.transpose(1, 2) for x in inputs)
+    made = engines.delta_step((q, k, v, beta, log_decay), before, normalize, factor)
+    if made is not None:
+        return made[0].transpose(1, 2), made[1]
     q, k, v, log_decay, beta = (x[:, 0].to(wide) for x in inputs)
     if normalize:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -97,7 +102,7 @@ def _step(
     state = before.to(wide) * decay[..., None]
     known = (k[..., None, :] @ state)[..., 0, :]  # what the key gives back
     state = torch.addcmul(state, k[..., None], (beta[..., None] * (v - known))[..., None, :])
-    output = q[..., None, :] @ state * (q.shape[-1] ** -0.5 if scale is None else float(scale))
+    output = q[..., None, :] @ state * factor
     return output.transpose(1, 2).to(inputs[2].dtype), state
 
 

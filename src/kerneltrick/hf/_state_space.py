@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from kerneltrick._arrays import Wide, untranslated
-from kerneltrick.attention import State, linear_attention
+from kerneltrick.attention import State, linear_attention, selective_scan
 from kerneltrick.hf._packed import segments
 from kerneltrick.hf._watch import is_watched, show
 from kerneltrick.torch import SUM, LinearOperator
@@ -129,6 +129,8 @@ def state_update(
     state is (batch, H, P, N), hidden_states, dt and z (batch, H, P), A (H, P, N), B and C (batch,
     G, N), D and dt_bias (H, P). Mamba-1 has no axes H and G.
     """
+    if state.ndim == 3:
+        return _scan_step(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z)
     wide = torch.promote_types(hidden_states.dtype, torch.float32)
     x, B, C = hidden_states.to(wide), B.to(wide), C.to(wide)
     dt = _once(dt, 1).to(wide)
@@ -137,22 +139,54 @@ def state_update(
     if dt_softplus:
         dt = functional.softplus(dt)
     decay = torch.exp(dt[..., None] * _once(A, 2).to(wide))
-    new = state.to(wide) * decay
-    if state.ndim == 4:
-        new, groups = new.unflatten(1, (B.shape[1], -1)), (slice(None), slice(None), None, None)
-        B, write = B[groups], (x * dt).unflatten(1, (B.shape[1], -1))
+    write = (x * dt).unflatten(1, (B.shape[1], -1))[..., None]
+    read = B[:, :, None, None]
+    recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(state, decay, write, B, C)
+    if state.dtype == wide and not recorded:  # in place: a pass over the state less, and no memory
+        new = state.mul_(decay).unflatten(1, (B.shape[1], -1)).addcmul_(write, read)
     else:
-        B, write = B[:, None], x * dt
-    new = torch.addcmul(new, write[..., None], B)
+        new = (state.to(wide) * decay).unflatten(1, (B.shape[1], -1))
+        new = torch.addcmul(new, write, read)
+        state.copy_(new.view(state.shape))
     # One product of a matrix and a vector for each group: its heads share C.
-    columns = new.flatten(2, 3) if state.ndim == 4 else new
-    output = (columns @ C[..., None]).reshape(x.shape)
-    state.copy_(new.view(state.shape))
+    output = (new.flatten(2, 3) @ C[..., None]).reshape(x.shape)
     if D is not None:
         output = output + x * D.to(wide)
     if z is not None:
         output = output * functional.silu(z.to(wide))
     return output.to(hidden_states.dtype)
+
+
+def _scan_step(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    z: Tensor | None,
+) -> Tensor:
+    """One token of Mamba-1."""
+    if any(y is not None and y.dtype != x.dtype for y in (dt, B, C, z)):
+        dt, B, C = (y.to(x.dtype) for y in (dt, B, C))
+        z = None if z is None else z.to(x.dtype)
+    made = selective_scan(
+        x.unsqueeze(1),
+        dt.unsqueeze(1),
+        A,
+        B.unsqueeze(1),
+        C.unsqueeze(1),
+        D,
+        z=None if z is None else z.unsqueeze(1),
+        dt_bias=dt_bias,
+        dt_softplus=dt_softplus,
+        state=state,
+        inplace=True,
+    )
+    return made.squeeze(1)
 
 
 def _once(x: Tensor, axes: int) -> Tensor:
