@@ -204,7 +204,7 @@ def _record(
             x.stand_in.base, core().Block
         )  # `aligned` ones begin with anything
         found += [ELEMENTS[element], *sources, *targets, int(cleared)]
-    rows = {address(x): x for x in call.alive if x.dtype == np.int64}
+    rows = {address(x): x for x in call.offsets}
     offsets = []
     for slot in slots.offsets:
         if slot < len(record) and record[slot]:
