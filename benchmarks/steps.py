@@ -5,14 +5,16 @@ python benchmarks/steps.py --quick                      use few runs, to check t
 python benchmarks/steps.py --write docs/performance.md  write the table between its markers
 
 These are single operators with the sizes of published models, batch 1, one thread. The two ways
-take turns, and the best of several runs counts.
+take turns, and the least CPU time of several runs counts, which other processes disturb little.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,40 +68,42 @@ def cases() -> Iterator[tuple[str, Any, str, tuple[Any, ...]]]:
         yield case, qwen, "torch_recurrent_gated_delta_rule", given
 
 
-def repeated(function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[[], None]:
+def race(runs: int, *calls: Callable[[], Any]) -> list[float]:
+    """The least CPU seconds of one call of each, which take turns of STEPS calls."""
     import torch
 
-    def call() -> None:
-        with torch.inference_mode():
-            for _ in range(STEPS):
-                function(*given)
+    best = [float("inf")] * len(calls)
+    with torch.inference_mode():
+        for _ in range(runs):
+            for which, call in enumerate(calls):
+                start = time.thread_time()
+                for _ in range(STEPS):
+                    call()
+                best[which] = min(best[which], (time.thread_time() - start) / STEPS)
+    return best
 
-    return call
 
-
-def measure(quick: bool, patience: float) -> str:
+def measure(quick: bool) -> str:
     from kerneltrick.hf._functions import FUNCTIONS
 
-    run = native.Bench(native.QUICK if quick else native.Sizes(), patience)
     native.set_threads(1)
     ours = {function.name: function.ours for function in FUNCTIONS}
     rows = []
     for case, file, name, given in cases():
-        reference, here = getattr(file, name), ours[name]
-        (a, b), alone = run.race(repeated(here, given), repeated(reference, given))
-        times = (f"{native.significant(1e6 * x / STEPS)} µs" for x in (a, b))
+        calls = (functools.partial(x, *given) for x in (ours[name], getattr(file, name)))
+        a, b = race(2 if quick else 30, *calls)
+        times = (f"{native.significant(1e6 * x)} µs" for x in (a, b))
         measured = f"{native.rounded(b / a, 1, least=LEAST)}× ({' against '.join(times)})"
-        rows.append(native.Row(case, measured, f"≥ {LEAST:g}×", b / a >= LEAST, alone))
+        rows.append(native.Row(case, measured, f"≥ {LEAST:g}×", b / a >= LEAST))
         print(rows[-1], file=sys.stderr, flush=True)
     lines = [
-        "Steps of single operators against the PyTorch code of transformers, batch 1, one thread.",
+        f"Machine: {bench.machine()} CPU time of one step of a single operator, against the "
+        "PyTorch code of transformers, batch 1, one thread.",
         "",
         "| step | measured | target | met |",
         "|---|---|---|---|",
         *map(str, rows),
     ]
-    if not all(row.alone for row in rows):
-        lines += ["", "*: measured while other processes were busy."]
     return "\n".join(lines)
 
 
@@ -107,16 +111,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="use few runs, to check that it runs")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
-    parser.add_argument("--patience", type=float, help="seconds to wait for other processes")
     arguments = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     if arguments.write:
         bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
-    patience = 0.0 if arguments.quick else 300.0
-    if arguments.patience is not None:
-        patience = arguments.patience
-    text = measure(arguments.quick, patience)
+    text = measure(arguments.quick)
     print(text)
     if arguments.write:
         page = arguments.write.read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def convolution_update(
     length, new = conv_state.shape[-1], hidden_states.shape[-1]
     older = length - weight.shape[-1] + 1  # tokens of the state that no tap reaches any more
     if 0 < older <= new <= length - older:
-        conv_state[:, :, :older].copy_(conv_state[:, :, new : new + older])
+        conv_state.narrow(2, 0, older).copy_(conv_state.narrow(2, new, older))
     elif older:
         line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
         conv_state[:, :, :older].copy_(line[:, :, new : new + older])
@@ -57,7 +57,7 @@ def convolution_update(
         weight,
         bias,
         activation="silu" if activation in SILU else None,
-        state=conv_state[:, :, older:].transpose(1, 2),
+        state=conv_state.narrow(2, older, length - older).transpose(1, 2),
         inplace=True,
     )
     return _activated(made.transpose(1, 2), activation)
