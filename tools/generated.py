@@ -145,6 +145,13 @@ TABLES = {  # by their first line
          f"{PACKAGE}/engines/_jax*.py", f"{PACKAGE}/engines/*native_jax.py"),
         timed=True,
     ),
+    "<!-- steps:begin -->": Product(
+        "bench-models",
+        ("benchmarks/steps.py", "native/delta_step.h", "native/scan*", "native/convolution.cpp",
+         f"{PACKAGE}/engines/_repeat_torch.py", f"{PACKAGE}/hf/_convolution.py",
+         f"{PACKAGE}/hf/_delta.py", f"{PACKAGE}/hf/_state_space.py"),
+        timed=True,
+    ),
     "<!-- models:begin -->": Product(
         "bench-models",
         ("benchmarks/models.py", f"{PACKAGE}/hf/_published.py", f"{PACKAGE}/hf/_state_space.py",
