@@ -78,24 +78,29 @@ Scanned scan(const ScanCase& c, const kt::Kernels& kernels, int threads, Random&
     return made;
 }
 
-// The states of a channel before every token and after the last, (n + 1, N).
-std::vector<Longs> states_of(const ScanCase& c, int64_t r, int64_t e) {
+// The states of a channel before every token, emptied where a text begins, and after it; the last is the state
+// after all.
+struct States {
+    std::vector<Longs> before, after;
+    Longs last;
+};
+
+States states_of(const ScanCase& c, int64_t r, int64_t e) {
     const int64_t N = c.p.states;
     Longs h(std::size_t(N), 0);
     for (int64_t i = 0; i < N && c.state.exists(); ++i) h[std::size_t(i)] = c.state.get(r, e, i);
-    std::vector<Longs> made{h};
+    States made;
     for (int64_t t = 0; t < c.p.tokens; ++t) {
-        if (begins(c.restart, r, t)) {
-            std::fill(h.begin(), h.end(), Long(0));
-            made.back() = h;
-        }
+        if (begins(c.restart, r, t)) std::fill(h.begin(), h.end(), Long(0));
+        made.before.push_back(h);
         if (!hidden(c.mask, r, t)) {
             const Long step = c.delta(r, t, e), input = step * c.x.get(r, t, e);
             for (int64_t i = 0; i < N; ++i)
                 h[std::size_t(i)] = std::exp(step * c.A.get(0, e, i)) * h[std::size_t(i)] + input * c.B.get(r, t, i);
         }
-        made.push_back(h);
+        made.after.push_back(h);
     }
+    made.last = h;
     return made;
 }
 
@@ -113,21 +118,21 @@ std::pair<Long, Long> read_of(const ScanCase& c, int64_t r, int64_t t, int64_t e
 void compare(const ScanCase& c, const Scanned& made) {
     for (int64_t r = 0; r < c.p.rows; ++r)
         for (int64_t e = 0; e < c.p.channels; ++e) {
-            const std::vector<Longs> h = states_of(c, r, e);
+            const States h = states_of(c, r, e);
             Long largest = 0;
-            for (const Longs& one : h)
+            for (const Longs& one : h.after)
                 for (Long y : one) largest = std::max(largest, std::fabs(y));
             for (int64_t t = 0; t < c.p.tokens; ++t) {
                 Long right = 0, size = 0;
                 if (!hidden(c.mask, r, t)) {
-                    std::tie(right, size) = read_of(c, r, t, e, h[std::size_t(t + 1)]);
+                    std::tie(right, size) = read_of(c, r, t, e, h.after[std::size_t(t)]);
                     size += largest;
                     if (c.z.exists()) right *= silu(c.z.get(r, t, e)), size *= 1 + std::fabs(c.z.get(r, t, e));
                 }
                 expect("output", made.output.get(r, t, e), right, made.output.kind, size, {r, t, e});
             }
             for (int64_t i = 0; i < c.p.states; ++i)
-                expect("state after", made.after.get(r, e, i), h.back()[std::size_t(i)], c.wide(), largest, {r, e, i});
+                expect("state after", made.after.get(r, e, i), h.last[std::size_t(i)], c.wide(), largest, {r, e, i});
         }
 }
 
@@ -179,12 +184,12 @@ void check_slopes(const ScanCase& c, const kt::Kernels& kernels, const Scanned& 
     Long largest = 1;
     for (int64_t r = 0; r < p.rows; ++r)
         for (int64_t e = 0; e < p.channels; ++e) {
-            const std::vector<Longs> h = states_of(c, r, e);
+            const States h = states_of(c, r, e);
             Longs slope(std::size_t(N), 0), dx(std::size_t(n), 0), ddt = dx, dz = dx;
             for (int64_t i = 0; i < N && d_after.exists(); ++i) slope[std::size_t(i)] = d_after.get(r, e, i);
             for (int64_t t = n - 1; t >= 0; --t) {
                 if (!hidden(c.mask, r, t)) {
-                    const Longs &now = h[std::size_t(t + 1)], &past = h[std::size_t(t)];
+                    const Longs &now = h.after[std::size_t(t)], &past = h.before[std::size_t(t)];
                     const Long x = c.x.get(r, t, e), step = c.delta(r, t, e);
                     Long d = d_output.get(r, t, e), d_step = 0, d_input = 0;
                     if (c.z.exists()) {
