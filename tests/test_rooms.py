@@ -35,8 +35,8 @@ def definitions(kinds):
 
 
 # Two public classes may have one name where they live in namespaces of their own.
-SHARED = {"Custom", "Kernel", "Machine", "Operator", "Polynomial", "Problem", "Result", "Statement",
-          "Taylor"}  # fmt: skip
+SHARED = {"Custom", "Kernel", "Machine", "Operator", "Polynomial", "Problem", "Result", "Server",
+          "Statement", "Taylor"}  # fmt: skip
 VAGUE = {"settle", "fold", "kept", "lent", "hand", "part", "turn", "turns", "own", "made", "attend"}
 
 
