@@ -400,10 +400,11 @@ def test_tasks_and_sizes_that_do_not_go_together_are_refused(given, message, cap
 @pytest.mark.slow
 def test_negative_eigenvalues_learn_parity_and_positive_ones_do_not():
     names = ("deltanet", "deltanet:negative_eigenvalues=true")
-    settings = recall.preset(
-        "minutes", "parity", mixers=names, widths=(16,), steps=600, seeds=1, judged=128,
+    settings = dataclasses.replace(
+        recall.preset("minutes", "parity", mixers=names, widths=(16,), steps=600, seeds=1),
         task=recall.Parity(32),
-    )  # fmt: skip
+        judged=128,
+    )
     positive, negative = recall.recall(settings).points
     assert negative.accuracy > 0.95
     assert positive.accuracy < 0.8

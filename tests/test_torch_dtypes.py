@@ -138,7 +138,9 @@ def by_loop(text, layer, x):
         memory = memory + k[..., None] * v[..., None, :]
         outputs.append(torch.einsum("bhdm,bhd->bhm", memory, heads.q[:, :, t]))
     o = torch.stack(outputs, dim=2)
-    return layer._combine(heads, o if heads.skip is None else o + heads.skip)
+    if heads.own is not None:
+        o = o + heads.own * (heads.v if heads.own_v is None else heads.own_v)
+    return layer._combine(heads, o)
 
 
 @pytest.mark.parametrize("text", ["retention", "ssd", "gla", "rwkv", *DELTA])

@@ -60,6 +60,11 @@ class TestAssociativity:
         big, small = np.full((3, 3), 1e200), np.full((3, 3), 1e-300)
         assert not lab.verify_associativity(big, big, small)
 
+    @pytest.mark.filterwarnings("ignore")
+    def test_fails_where_neither_order_gives_numbers(self):
+        Q, K, V = tensors(3, 2, 2)
+        assert not lab.verify_associativity(Q, K, np.full_like(V, np.nan))
+
 
 class TestStandardOrder:
     def test_small_example_by_hand(self):

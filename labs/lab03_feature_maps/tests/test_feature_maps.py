@@ -278,6 +278,11 @@ class TestQuality:
         found = lab.analyze_feature_map_quality(feature_map, Q, K, V)
         assert found[name] == near(expected[name])
 
+    def test_weights_of_a_row_with_a_negative_sum_can_be_positive(self):
+        Q, K = np.array([[-1.0, 0.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 1.0]])
+        found = lab.analyze_feature_map_quality(lambda x: x, Q, K, np.eye(2))
+        assert found["negative_fraction"] == 0
+
     def test_condition_of_a_row_with_a_negative_sum(self):
         Q, K = np.array([[-1.0, 0.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [-2.0, 1.0]])
         found = lab.analyze_feature_map_quality(lambda x: x, Q, K, np.eye(2))

@@ -125,7 +125,7 @@ def rank_heads(
 
     >>> import torch, transformers, kerneltrick.hf
     >>> config = transformers.LlamaConfig(
-    ...     vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
     ...     num_attention_heads=4, num_key_value_heads=2,
     ... )
     >>> model = transformers.AutoModelForCausalLM.from_config(config)
