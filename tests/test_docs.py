@@ -334,6 +334,7 @@ def test_search_finds_pages_without_a_network(site, browser):
     assert any("kernel trick" in title.lower() for title in found)
     tab.goto((site / "search.html").as_uri() + "?q=linear_attention")
     tab.get_by_text("Search finished").wait_for()
+    assert "linear_attention" in tab.locator("#search-results li a").first.inner_text()
     tab.get_by_role("link", name="kerneltrick.linear_attention", exact=True).click()
     tab.wait_for_selector("dt#kerneltrick\\.linear_attention")  # visible
     assert troubles == []

@@ -59,11 +59,7 @@ def test_greedy_generation_is_token_for_token_that_of_the_reference(model):
 
 
 @pytest.mark.slow
-def test_gradients_are_those_of_the_reference(model, request):
-    if model.config.model_type == "qwen4_exp_text":
-        # The core's gradient of a decay is a difference of sums. For this model, these are so much
-        # larger than the gradient of A_log that float32 leaves it with an error of up to 4e-3.
-        request.applymarker(pytest.mark.xfail(reason="the gradient of A_log cancels", strict=False))
+def test_gradients_are_those_of_the_reference(model):
     x, found = tokens(), []
     model.train()
     for replaced in (False, True):
@@ -75,9 +71,16 @@ def test_gradients_are_those_of_the_reference(model, request):
     expected, ours = found
     assert ours.keys() == expected.keys()
     largest = max(float(x.abs().max()) for x in expected.values())
+    wrong = []
     for name, gradient in expected.items():
         scale = max(float(gradient.abs().max()), 1e-3 * largest)
-        assert float((ours[name] - gradient).abs().max()) < 1e-3 * scale, name
+        if not float((ours[name] - gradient).abs().max()) < 1e-3 * scale:
+            wrong.append(name)
+    if wrong == ["model.layers.0.linear_attn.A_log"] and "qwen4_exp" in model.config.model_type:
+        # The core's gradient of a decay is a difference of sums. For this model, these are so much
+        # larger than the gradient of A_log that float32 leaves it with an error of up to 4e-3.
+        pytest.xfail("the gradient of A_log cancels")
+    assert wrong == []
 
 
 @pytest.mark.slow
