@@ -351,7 +351,7 @@ MUTANTS = [
     Mutant(
         "conditions that a counterexample need not meet",
         "proofs/_statement.py",
-        "if not _holds(condition, scope[-1]):",
+        "if not holds(condition, scope[-1]):",
         "if False:",
         "test_proof_arithmetic.py::test_a_point_that_misses_a_condition_breaks_nothing",
     ),

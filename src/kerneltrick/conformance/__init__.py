@@ -4,8 +4,9 @@ An operator is any function on NumPy arrays. `check` runs the checks on it, and 
 whether it passed, failed (with a program of a few lines that shows it) or was not promised.
 """
 
+from kerneltrick.conformance._accuracy import gradient, representable
 from kerneltrick.conformance._adapters import from_torch
-from kerneltrick.conformance._checks import CHECKS, Check, gradient, representable
+from kerneltrick.conformance._checks import CHECKS, Check
 from kerneltrick.conformance._installed import KnownOperator, find, known
 from kerneltrick.conformance._kinds import KINDS, OperatorKind, tokens
 from kerneltrick.conformance._operator import AdapterError, Operator, TrialSizes

@@ -77,6 +77,11 @@ class Trial:
             return "NaN appears in one of them"
         return f"they differ by {_largest(a, b):.2g}, beyond rounding ({_allowed(a, b):.2g})"
 
+    def same(self, a: str, b: str) -> str:
+        """The expression of Python that says whether two outputs are equal, as `differ` asks."""
+        equal = f"np.array_equal({a}, {b})"
+        return equal if self.operator.exact else f"conformance.close({a}, {b})"
+
     def script(self, violation: Violation) -> str:
         """A program that shows a violation."""
         lines = (
@@ -103,6 +108,11 @@ def attempt(find: Any, trial: Trial) -> Violation | None:
             message, (f"operator({trial.given})  # one call of the check raised this",)
         )
     return found
+
+
+def listed(numbers: list[int]) -> str:
+    """Numbers in a message, which leaves some out where there are many."""
+    return str(numbers) if len(numbers) < 7 else f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
 
 
 def close(a: Array, b: Array) -> bool:

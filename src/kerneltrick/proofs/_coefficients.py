@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from kerneltrick.proofs._derive import setting
 from kerneltrick.proofs._form import Form, NotNormalError
 from kerneltrick.proofs._normal import scalar
-from kerneltrick.proofs._statement import Statement, setting
+from kerneltrick.proofs._statement import Statement
 from kerneltrick.proofs._sympy import Expr, subscript, sympy, write, write_monomial
 from kerneltrick.proofs._syntax import Node
 

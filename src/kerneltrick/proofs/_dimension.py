@@ -8,12 +8,13 @@ from typing import Any
 
 from kerneltrick import costs
 from kerneltrick.proofs._coefficients import table
+from kerneltrick.proofs._derive import assumptions
 from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd_form import is_psd
 from kerneltrick.proofs._search import FoundValues
-from kerneltrick.proofs._statement import Statement, assumptions, breaks
+from kerneltrick.proofs._statement import Statement, breaks
 from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi, PhiLike
 from kerneltrick.proofs._sympy import Expr, sympy, write
 from kerneltrick.proofs._syntax import ClaimError, Node, names, place, read_expression

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from kerneltrick import maps
 from kerneltrick.proofs._black_box import compare_numbers
+from kerneltrick.proofs._derive import assumptions
 from kerneltrick.proofs._evaluate import scalar_value
 from kerneltrick.proofs._explain_map import explanation
 from kerneltrick.proofs._identity import decide_equation
@@ -17,7 +18,7 @@ from kerneltrick.proofs._own_maps import own_features, own_kernel
 from kerneltrick.proofs._random import check_drawn_function, check_favor
 from kerneltrick.proofs._search import FoundValues
 from kerneltrick.proofs._some import check_some
-from kerneltrick.proofs._statement import Statement, assumptions, breaks
+from kerneltrick.proofs._statement import Statement, breaks
 from kerneltrick.proofs._symbolic import (
     FLOATS_READ,
     Kernel,

@@ -6,14 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerneltrick.proofs._coefficients import shown, wrong_coefficients
+from kerneltrick.proofs._derive import assumptions, derive
 from kerneltrick.proofs._search import NOTHING, FoundValues, search, speaks_of_something
-from kerneltrick.proofs._statement import (
-    Statement,
-    assumptions,
-    breaks,
-    derive,
-    read_conditions,
-)
+from kerneltrick.proofs._statement import Statement, breaks, read_conditions
 from kerneltrick.proofs._symbolic import FLOATS_READ, Kernel, NotSymbolicError, as_node
 from kerneltrick.proofs._sympy import vector
 from kerneltrick.proofs._syntax import ClaimError, Reader

@@ -11,22 +11,14 @@ from typing import Any
 import numpy as np
 
 from kerneltrick.proofs._coefficients import as_expression, as_sympy
+from kerneltrick.proofs._derive import assumptions, derive, fixed_dimension, setting
 from kerneltrick.proofs._evaluate import evaluate, float_scope, scalar_value
 from kerneltrick.proofs._form import Form, NotNormalError, atom, number, power
 from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._psd import is_dot
 from kerneltrick.proofs._search import NOTHING
-from kerneltrick.proofs._statement import (
-    Condition,
-    Statement,
-    assumptions,
-    breaks,
-    derive,
-    fixed_dimension,
-    read_conditions,
-    setting,
-)
+from kerneltrick.proofs._statement import Condition, Statement, breaks, read_conditions
 from kerneltrick.proofs._sympy import Expr, write
 from kerneltrick.proofs._syntax import MOMENTS, ClaimError, Node, Reader, names, place
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict

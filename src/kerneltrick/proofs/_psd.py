@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
+from kerneltrick.proofs._derive import assumptions, setting, span
 from kerneltrick.proofs._evaluate import Scope, evaluate
 from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import decide_equation
@@ -19,7 +20,7 @@ from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._psd_form import kernel_by_form
 from kerneltrick.proofs._search import NOTHING, FoundValues, dimensions, speaks_of_something
-from kerneltrick.proofs._statement import Statement, assumptions, breaks, setting, span
+from kerneltrick.proofs._statement import Statement, breaks
 from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike
 from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict

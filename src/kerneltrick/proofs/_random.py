@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kerneltrick import maps
+from kerneltrick.proofs._derive import assumptions
 from kerneltrick.proofs._search import FoundValues
-from kerneltrick.proofs._statement import Statement, assumptions, breaks
+from kerneltrick.proofs._statement import Statement, breaks
 from kerneltrick.proofs._symbolic import Floats, Kernel, PhiLike
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 

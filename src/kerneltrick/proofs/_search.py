@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from kerneltrick.proofs._derive import difference, fixed_dimension, setting
 from kerneltrick.proofs._form import Form, NotNormalError
 from kerneltrick.proofs._normal import REST
 from kerneltrick.proofs._number import Number
@@ -20,10 +21,7 @@ from kerneltrick.proofs._statement import (
     Point,
     Statement,
     breaks,
-    difference,
     explanations,
-    fixed_dimension,
-    setting,
     speaks_of,
 )
 from kerneltrick.proofs._syntax import Node, degree, largest_index, names

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from kerneltrick.proofs._derive import Setting, assumptions, derive, setting, span
 from kerneltrick.proofs._form import Atom, Form, Monomial, NotNormalError
 from kerneltrick.proofs._identity import decide_equation
 from kerneltrick.proofs._normal import scalar
 from kerneltrick.proofs._search import dimensions, speaks_of_something
-from kerneltrick.proofs._statement import Setting, Statement, assumptions, derive, setting, span
+from kerneltrick.proofs._statement import Statement
 from kerneltrick.proofs._symbolic import NotSymbolicError, as_node
 from kerneltrick.proofs._sympy import Expr, real, subscript, sympy, write, write_monomial
 from kerneltrick.proofs._syntax import replaced

@@ -11,9 +11,10 @@ import numpy as np
 
 from kerneltrick import maps
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
+from kerneltrick.proofs._derive import assumptions
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
 from kerneltrick.proofs._search import plain, points
-from kerneltrick.proofs._statement import Statement, assumptions, sides_at, speaks_of
+from kerneltrick.proofs._statement import Statement, sides_at, speaks_of
 from kerneltrick.proofs._symbolic import Floats, Kernel, Phi
 from kerneltrick.proofs._syntax import Node, has_gaps, names
 from kerneltrick.proofs._verdict import Counterexample
