@@ -6,16 +6,15 @@ import functools
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnx import TensorProto, helper
 
 from kerneltrick._arrays import Array
-
-TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 @functools.lru_cache(maxsize=64)
 def _session(rule: str, heads: int, names: tuple[str, ...], dtype: str) -> Any:
+    import onnxruntime
+    from onnx import helper
+
     given = [name if name in names else "" for name in ORDER]
     node = helper.make_node(
         "LinearAttention",
@@ -26,8 +25,9 @@ def _session(rule: str, heads: int, names: tuple[str, ...], dtype: str) -> Any:
         q_num_heads=heads,
         kv_num_heads=heads,
     )
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     inputs, outputs = (
-        [helper.make_tensor_value_info(name, TYPES[dtype], None) for name in each]
+        [helper.make_tensor_value_info(name, element, None) for name in each]
         for each in (names, node.output)
     )
     model = helper.make_model(
