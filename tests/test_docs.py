@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -75,22 +76,32 @@ in_part = pytest.mark.parametrize("site", ["part"], indirect=True)
 in_whole = pytest.mark.parametrize("site", [WHOLE], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["part", WHOLE])
-def site(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site, or a part of it whose links to other pages are broken."""
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds the site, or a part of it whose links to other pages are broken: each once."""
     for package in ("furo", "myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (extra docs)")
-    built = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs"]
-    if request.param == "part":
-        command += ["-D", "include_patterns=" + ",".join(f"{page}.md" for page in PART)]
-    else:
-        command += ["-W", "--keep-going", "-n"]
-    command += ["-d", str(tmp_path_factory.mktemp("doctrees")), ".", str(built)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return built
+
+    @functools.cache
+    def build(extent: str) -> Path:
+        built = tmp_path_factory.mktemp("site")
+        command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs"]
+        if extent == "part":
+            command += ["-D", "include_patterns=" + ",".join(f"{page}.md" for page in PART)]
+        else:
+            command += ["-W", "--keep-going", "-n"]
+        command += ["-d", str(tmp_path_factory.mktemp("doctrees")), ".", str(built)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-5000:]
+        return built
+
+    return build
+
+
+@pytest.fixture(scope="module", params=["part", WHOLE])
+def site(request: Any, build: Callable[[str], Path]) -> Path:
+    return build(request.param)
 
 
 class Elements(HTMLParser):
