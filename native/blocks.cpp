@@ -4,6 +4,7 @@
 #include <deque>
 #include <mutex>
 #include <new>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -24,6 +25,7 @@ struct Kept {
 };
 std::deque<Kept> kept;  // the oldest first
 int64_t total = 0;
+std::vector<void*> chunks;  // the one used last is the last
 std::mutex mutex;
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -79,6 +81,27 @@ void give_block(void* memory, int64_t bytes) {
 int64_t kept_bytes() {
     std::lock_guard<std::mutex> lock(mutex);
     return total;
+}
+
+void* take_chunk() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (!chunks.empty()) {
+            void* chunk = chunks.back();
+            chunks.pop_back();
+            return chunk;
+        }
+        chunks.reserve(KEPT_CHUNKS);  // so that giving one back cannot fail
+    }
+    return ::operator new(CHUNK_BYTES, LINE);
+}
+
+void give_chunk(void* chunk) {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (chunks.size() < KEPT_CHUNKS) return chunks.push_back(chunk);
+    }
+    ::operator delete(chunk, LINE);
 }
 
 }  // namespace kt

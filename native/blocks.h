@@ -15,4 +15,12 @@ void give_block(void* block, int64_t bytes);
 
 int64_t kept_bytes();
 
+// Scratch memory comes in chunks, and a few are kept as well. The heap would give the pages at its end
+// back to the system after every small call, which takes longer than the call.
+constexpr std::size_t CHUNK_BYTES = std::size_t(1) << 20;
+constexpr std::size_t KEPT_CHUNKS = 8;
+
+void* take_chunk();  // at a cache line's beginning; throws bad_alloc
+void give_chunk(void* chunk);
+
 }  // namespace kt

@@ -27,11 +27,45 @@ template <class T, class Kernel> class RowGradient {
             causal(r, control);
         else
             full(r, control);
-        G.write(s, d_state(r));
+        end(r);
     }
 
-    // The same for threads that share a row (kernels.cpp), a block of n tokens from t on at a time: what
-    // the block adds to the sums, and its queries by the sums before it …
+    // The same block by block, from token t on. `begin`, then in the sweep forward the block's queries, and
+    // the sums after it. Returns how many tokens it has. `final_state`: the sums after the last block count.
+    void begin(int64_t r, double* d_weight, double* d_bias) {
+        block.d_weight = d_weight;
+        block.d_bias = d_bias;
+        sums.begin(s, r);
+        p.reversed ? G.forget(s) : G.read(s, d_state(r));
+    }
+    int64_t queries(int64_t r, int64_t t, double* d_decay, bool final_state) {
+        row.load_keys(r, t, row.extent(r, t), sums.ref);
+        const int64_t n = row.keys.count;
+        if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
+        prefetch(r, t + n, std::min(s.C, p.keys - t - n));
+        for (int64_t h = 0; h < p.groups; ++h) block.query_side(r, h, t, n, true, d_decay);
+        if (final_state || t + n < p.keys) row.absorb(sums, r);
+        return n;
+    }
+    // In the sweep backward its keys, and G before it. `ref`: the sums' log-scale before the block.
+    void keys(int64_t r, int64_t t, int64_t n, double ref, double* d_decay) {
+        row.extent(r, t);
+        row.load_keys(r, t, n, ref);
+        const int64_t before = std::min(s.C, t);
+        prefetch(r, t - before, before);
+        block.key_side(r, true, d_decay, t == 0 && !g.d_sums);
+    }
+    void end(int64_t r) { G.write(s, d_state(r)); }
+
+    // Only the sums after a block, and only G before it, where nothing but the position ends blocks.
+    void sum_keys(int64_t r, int64_t t) {
+        row.load_keys(r, t, row.extent(r, t), sums.ref);
+        row.absorb(sums, r);
+    }
+    void sum_queries(int64_t r, int64_t t, int64_t n) { block.gather_queries(r, r, t, n, p.mask); }
+
+    // For threads that share a row (kernels.cpp): what a block of n tokens from t on adds to the sums, and its
+    // queries by the sums before it …
     void add_keys(int64_t r, int64_t t, int64_t n, Stop<T>& stop) {
         row.load_keys(r, t, n, -INF);
         row.absorb(sums, r, stop);
@@ -108,13 +142,6 @@ template <class T, class Kernel> class RowGradient {
             block.key_side(r, inside, nullptr, false, at, g.d_k, g.d_v);
     }
 
-    void begin(int64_t r, double* d_weight, double* d_bias) {
-        block.d_weight = d_weight;
-        block.d_bias = d_bias;
-        sums.begin(s, r);
-        p.reversed ? G.forget(s) : G.read(s, d_state(r));
-    }
-
     // Where the gradient of the state of row r is, if it has one.
     double* d_state(int64_t r) const { return g.d_sums ? g.d_sums + r * s.m * (s.M + 1) : nullptr; }
 
@@ -130,24 +157,15 @@ template <class T, class Kernel> class RowGradient {
         const bool final_state = d_decay && g.d_sums;  // the last block's keys count for nothing else
         for (int64_t t = 0; t < p.keys;) {
             if (control.stopped()) return;
-            row.load_keys(r, t, row.extent(r, t), sums.ref);
-            const int64_t n = row.keys.count;
-            pieces.push_back({t, n, sums.ref});
-            if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
-            prefetch(r, t + n, std::min(s.C, p.keys - t - n));
-            for (int64_t h = 0; h < p.groups; ++h) block.query_side(r, h, t, n, true, d_decay);
-            if (final_state || t + n < p.keys) row.absorb(sums, r);
-            t += n;
+            const double ref = sums.ref;
+            pieces.push_back({t, queries(r, t, d_decay, final_state), ref});
+            t += pieces.back().count;
         }
         std::vector<double> end(std::size_t(s.w), 0.0);
         if (final_state) final_term(end);
         for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
             if (control.stopped()) return;
-            row.extent(r, piece->first);
-            row.load_keys(r, piece->first, piece->count, piece->ref);
-            const int64_t n = std::min(s.C, piece->first);
-            prefetch(r, piece->first - n, n);
-            block.key_side(r, true, d_decay, piece->first == 0 && !g.d_sums);
+            keys(r, piece->first, piece->count, piece->ref, d_decay);
         }
         if (d_decay) cumulate(r, d_decay, end);
     }

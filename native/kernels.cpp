@@ -6,6 +6,7 @@
 #include "pool.h"
 #include "spares.h"
 #include "step.h"
+#include "sweep.h"
 #include "window.h"
 
 namespace kt {
@@ -19,12 +20,6 @@ template <class T> bool streams(const Problem& p) {
     for (int64_t row = 0; row < p.rows * p.groups; ++row)
         if (reinterpret_cast<uintptr_t>(p.output.at(row, 0)) % KT_VECTOR_BYTES) return false;
     return true;
-}
-
-void fence() {
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
 }
 
 // Full attention: queries from … to of all heads that share row r, which see the whole state.
@@ -50,6 +45,28 @@ template <class T, class Kernel> struct Worker {
     explicit Worker(const Sizes<T>& s) : row(s, false), sums(s, row.arena) {}
 };
 
+// The block of a row from token t on: with `looks` the outputs of its tokens, and the sums after it.
+// Returns how many tokens it has.
+template <class T, class Kernel>
+int64_t run_block(Worker<T, Kernel>& worker, int64_t r, int64_t t, bool looks, bool stream) {
+    auto& [row, sums] = worker;
+    const Sizes<T>& s = row.s;
+    const Problem& p = s.p;
+    row.load_keys(r, t, row.extent(r, t), sums.ref);
+    const int64_t n = row.keys.count;
+    row.fetch_ahead(r, t + n, false);
+    if (looks) {
+        if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
+        for (int64_t g = 0; g < p.groups; ++g) {
+            row.load_queries(r * p.groups + g, r, t, n, p.mask);
+            row.output.write_block(sums, r * p.groups + g, t, n, true, stream);
+        }
+    }
+    // Without a state to be returned, nobody looks at what the last keys add.
+    if (p.sums || !p.causal || t + n < p.keys) row.absorb(sums, r);
+    return n;
+}
+
 // A whole row, block after block.
 template <class T, class Kernel> void run_row(Worker<T, Kernel>& worker, int64_t r, bool stream, Control& control) {
     auto& [row, sums] = worker;
@@ -58,135 +75,34 @@ template <class T, class Kernel> void run_row(Worker<T, Kernel>& worker, int64_t
     sums.begin(s, r);
     for (int64_t t = 0; t < p.keys;) {
         if (control.stopped()) return;
-        row.load_keys(r, t, row.extent(r, t), sums.ref);
-        const int64_t n = row.keys.count;
-        row.fetch_ahead(r, t + n, false);
-        if (p.causal) {
-            if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
-            for (int64_t g = 0; g < p.groups; ++g) {
-                row.load_queries(r * p.groups + g, r, t, n, p.mask);
-                row.output.write_block(sums, r * p.groups + g, t, n, true, stream);
-            }
-        }
-        // Without a state to be returned, nobody looks at what the last keys add.
-        if (p.sums || !p.causal || t + n < p.keys) row.absorb(sums, r);
-        t += n;
+        t += run_block(worker, r, t, p.causal, stream);
     }
     if (!p.causal) read_all(row, sums, r, 0, p.queries, stream, control);
     sums.end(s, r);
     fence();
 }
 
-// Blocks of a row: first token, count. Where nothing but the position ends a block.
-template <class T> std::vector<std::pair<int64_t, int64_t>> blocks_of(const Sizes<T>& s) {
-    const Problem& p = s.p;
-    std::vector<std::pair<int64_t, int64_t>> blocks;
-    for (int64_t t = 0; t < p.keys;) {
-        const int64_t n = std::min(p.keys - t, s.C - (p.start + t) % s.C);
-        blocks.emplace_back(t, n);
-        t += n;
-    }
-    return blocks;
-}
-
-// Whether rows can be shared by threads, and how many of them one thread does by itself.
-template <class T> int64_t rows_alone(const Sizes<T>& s, int threads) {
-    const Problem& p = s.p;
-    const bool plain = !s.has_scale && !s.decays && !p.restart.data;
-    const bool shared = plain && threads > 1 && (p.keys + s.C - 1) / s.C >= 4 * threads;
-    return shared ? p.rows / threads * threads : p.rows;
-}
-
-// A sweep over `count` blocks of one row by all threads: what a group of blocks adds to the sums at
-// once, `add(thread, block, stop)`; their running total in order; then what needs the sums before each
-// block at once, `use(thread, block, stop)`. The additions are those of one thread after another, so the
-// results are the same bits; but sums are stored, and tokens are mapped twice.
-constexpr double WIDE_EXTRA = 0.25;
-
-template <class T, class Add, class Use>
-void sweep(const Sizes<T>& s, Sums<T>& total, int64_t count, Control& control, Add add, bool uses, Use use) {
-    const int64_t state = s.m * s.Mp;
-    const bool begins = total.empty;
-    total.fill(s);
-    const int64_t room = std::max<int64_t>(1, (int64_t(4) << 20) / int64_t(sizeof(T)) / (state + s.m));
-    const int64_t group = std::min<int64_t>(room, 64);
-    const int64_t tasks = control.threads;
-    std::vector<Stop<T>> stops[2];
-    for (auto& half : stops) half.resize(std::size_t(std::min(group, count)));
-    for (auto& half : stops)
-        for (auto& stop : half) {
-            stop.u.resize(std::size_t(state));
-            stop.z.resize(std::size_t(s.m));
-            stop.bad.assign(std::size_t(s.M + 1), 0);
-        }
-    const int64_t groups = (count + group - 1) / group;
-    auto span = [&](int64_t g) { return std::make_pair(g * group, std::min((g + 1) * group, count)); };
-    // total += block, and the block's place keeps what the total was before; by columns of memory.
-    auto prefix = [&](int64_t g, int64_t from, int64_t to) {
-        const auto [low, high] = span(g);
-        for (int64_t c = low; c < high; ++c) {
-            T* u = stops[g % 2][std::size_t(c - low)].u.data();
-            for (int64_t i = from; i < to; i += LANES<T>) {
-                const Vec<T> own = load(u + i), before = load(total.u + i);
-                if (s.pairs)
-                    accumulate_pair<T>(total.u + i, total.rest + i, own);
-                else
-                    accumulate<T>(total.U + i, total.u + i, own, false, 1, 1);
-                store(u + i, before);
-            }
-        }
-    };
-    for (int64_t g = 0; g <= groups; ++g) {
-        // The uses of the group before, and the sums of this one.
-        std::atomic<int64_t> next{0};
-        const auto [low, high] = span(g);
-        const auto [low_before, high_before] = span(g - 1);
-        const int64_t reads = uses && g > 0 ? high_before - low_before : 0;
-        const int64_t sums = g < groups ? high - low : 0;
-        parallel(tasks, control.threads, [&, low = low, low_before = low_before](int64_t w) {
-            for (int64_t i = next.fetch_add(1); i < reads + sums && !control.stopped();
-                 i = next.fetch_add(1)) {
-                if (i < reads)
-                    use(w, low_before + i, stops[(g + 1) % 2][std::size_t(i)]);
-                else
-                    add(w, low + i - reads, stops[g % 2][std::size_t(i - reads)]);
-            }
-            fence();
-        }, {}, WIDE_EXTRA);
-        if (control.stopped()) return;
-        if (g == groups) break;
-        const int64_t part = round_up((state + tasks - 1) / tasks, 64);
-        parallel(tasks, control.threads, [&](int64_t w) {
-            prefix(g, std::min(w * part, state), std::min((w + 1) * part, state));
-        }, {}, WIDE_EXTRA);
-        for (int64_t c = low; c < high; ++c) {
-            Stop<T>& stop = stops[g % 2][std::size_t(c - low)];
-            stop.empty = begins && c == 0;
-            for (int64_t i = 0; i < s.m; ++i) {
-                const T own = stop.z[std::size_t(i)];
-                stop.z[std::size_t(i)] = total.z[i];
-                total.Z[i] += double(own);
-                total.z[i] = T(total.Z[i]);
-            }
-            for (std::size_t i = 0; i < total.bad.size(); ++i) {
-                const uint8_t own = stop.bad[i];
-                stop.bad[i] = total.bad[i];
-                total.bad[i] |= own;
-            }
-        }
-    }
-}
-
 // One row by all threads.
 template <class T, class Kernel> void run_wide(const Sizes<T>& s, int64_t r, bool stream, Control& control) {
     const Problem& p = s.p;
-    Arena arena;
-    Sums<T> total(s, arena);
-    total.begin(s, r);
     const int64_t tasks = control.threads;
     std::vector<std::unique_ptr<Worker<T, Kernel>>> workers;
     for (int64_t i = 0; i < tasks; ++i) workers.push_back(std::make_unique<Worker<T, Kernel>>(s));
     const auto blocks = blocks_of(s);
+    if (tasks == 2 && p.causal) {
+        for (auto& worker : workers) worker->sums.begin(s, r);
+        auto work = [&](int64_t w, int64_t c, bool looks) {
+            run_block(*workers[std::size_t(w)], r, blocks[std::size_t(c)].first, looks, stream);
+        };
+        const int64_t last = in_two(
+            int64_t(blocks.size()), control, [&](int64_t c) { work(1, c, false); },
+            [&](int64_t w, int64_t c) { work(w, c, true); });
+        if (!control.stopped()) workers[std::size_t(last)]->sums.end(s, r);
+        return;
+    }
+    Arena arena;
+    Sums<T> total(s, arena);
+    total.begin(s, r);
     auto add = [&](int64_t w, int64_t c, Stop<T>& stop) {
         auto& [row, sums] = *workers[std::size_t(w)];
         row.load_keys(r, blocks[std::size_t(c)].first, blocks[std::size_t(c)].second, -INF);
@@ -220,16 +136,32 @@ template <class T, class Kernel> void run_wide(const Sizes<T>& s, int64_t r, boo
 // The gradient of one causal row by all threads: two sweeps, forward and backward, as `RowGradient` has them.
 template <class T, class Kernel>
 void run_wide_backward(const Sizes<T>& s, const Gradient& g, int64_t r, Control& control) {
-    Arena arena;
-    Sums<T> sums(s, arena), G(s, arena);
-    sums.begin(s, r);
-    double* d_state = g.d_sums ? g.d_sums + r * s.m * (s.M + 1) : nullptr;
-    G.read(s, d_state);
     std::vector<std::unique_ptr<RowGradient<T, Kernel>>> workers;
     for (int64_t i = 0; i < control.threads; ++i)
         workers.push_back(std::make_unique<RowGradient<T, Kernel>>(s, g));
     const auto blocks = blocks_of(s);
     const int64_t count = int64_t(blocks.size());
+    if (control.threads == 2) {
+        for (auto& worker : workers) worker->begin(r, nullptr, nullptr);
+        auto from_end = [&](int64_t c) { return blocks[std::size_t(count - 1 - c)]; };
+        in_two(
+            count, control, [&](int64_t c) { workers[1]->sum_keys(r, blocks[std::size_t(c)].first); },
+            [&](int64_t w, int64_t c) {
+                workers[std::size_t(w)]->queries(r, blocks[std::size_t(c)].first, nullptr, false);
+            });
+        const int64_t last = in_two(
+            count, control, [&](int64_t c) { workers[1]->sum_queries(r, from_end(c).first, from_end(c).second); },
+            [&](int64_t w, int64_t c) {
+                workers[std::size_t(w)]->keys(r, from_end(c).first, from_end(c).second, -INF, nullptr);
+            });
+        if (!control.stopped()) workers[std::size_t(last)]->end(r);
+        return;
+    }
+    Arena arena;
+    Sums<T> sums(s, arena), G(s, arena);
+    sums.begin(s, r);
+    double* d_state = g.d_sums ? g.d_sums + r * s.m * (s.M + 1) : nullptr;
+    G.read(s, d_state);
     sweep(
         s, sums, count, control,
         [&](int64_t w, int64_t c, Stop<T>& stop) {

@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "blocks.h"
 #include "core.h"
 #include "gemm.h"
 
@@ -16,23 +17,51 @@ extern bool poison;  // tests fill scratch memory with NaN
 
 namespace KT_ISA {
 
-// Scratch memory of one task, freed with it.
+// Scratch memory of one task, freed with it: large pieces by themselves, the others out of chunks.
 class Arena {
   public:
+    Arena() = default;
+    Arena(const Arena&) = delete;
+    ~Arena() {
+        for (void* chunk : chunks_) give_chunk(chunk);
+    }
+
     template <class T> T* take(int64_t count) {
         const std::size_t bytes = (std::size_t(count > 0 ? count : 1) * sizeof(T) + 127) / 64 * 64;
-        void* p = std::aligned_alloc(64, bytes);
-        if (!p) throw std::bad_alloc();
-        blocks_.emplace_back(p);
+        void* p = bytes > MOST ? alone(bytes) : piece(bytes);
         if (poison) std::memset(p, 0xFF, bytes);
         return static_cast<T*>(p);
     }
 
   private:
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr std::size_t MOST = 0;  // it sees who reads past a piece only if that is alone
+#else
+    static constexpr std::size_t MOST = CHUNK_BYTES / 4;
+#endif
+
+    void* alone(std::size_t bytes) {
+        void* p = std::aligned_alloc(64, bytes);
+        if (!p) throw std::bad_alloc();
+        alone_.emplace_back(p);
+        return p;
+    }
+    void* piece(std::size_t bytes) {
+        if (bytes > left_) {
+            chunks_.reserve(chunks_.size() + 1);  // what can fail, before there is a chunk to lose
+            chunks_.push_back(take_chunk());
+            left_ = CHUNK_BYTES;
+        }
+        left_ -= bytes;
+        return static_cast<char*>(chunks_.back()) + left_;
+    }
+
     struct Free {
         void operator()(void* p) const { std::free(p); }
     };
-    std::vector<std::unique_ptr<void, Free>> blocks_;
+    std::vector<std::unique_ptr<void, Free>> alone_;
+    std::vector<void*> chunks_;
+    std::size_t left_ = 0;  // of the last chunk
 };
 
 inline float widen_half(uint16_t h) {
