@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.library import opcheck  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kerneltrick.engines import _native_torch  # noqa: E402
+from kerneltrick.engines import _native_torch, _torch_operator  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("two_threads"),
@@ -38,7 +38,7 @@ def calls(monkeypatch):
 
     As if somebody watched: unwatched inference calls the core without the operator.
     """
-    monkeypatch.setattr(_native_torch, "_dispatch_watched", lambda: True)
+    monkeypatch.setattr(_native_torch, "dispatch_watched", lambda: True)
     seen, depth = [], [0]
 
     def spy(operator, *arguments):
@@ -50,8 +50,8 @@ def calls(monkeypatch):
         finally:
             depth[0] -= 1
 
-    spied = {key: functools.partial(spy, op) for key, op in _native_torch.OPERATORS.items()}
-    monkeypatch.setattr(_native_torch, "OPERATORS", spied)
+    spied = {key: functools.partial(spy, op) for key, op in _torch_operator.OPERATORS.items()}
+    monkeypatch.setattr(_torch_operator, "OPERATORS", spied)
     return seen
 
 
