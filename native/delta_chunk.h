@@ -87,9 +87,10 @@ template <class T> class DeltaChunk {
     }
 
     // out(i, j) = x_i · lanes_j, for rows from … to and j ≤ i (strict: j < i), times the decay of tokens
-    // between them. x are rows of so many numbers.
+    // between them. x are rows of so many numbers. If this is the gradient of a triangle, `pairs` gets, for
+    // j < i, what it adds to the gradient of that decay's logarithm.
     void triangle(const T* x, int64_t numbers, int64_t stride, const T* lanes, T* out, int64_t from, int64_t to,
-                  bool strict) const {
+                  bool strict, const T* of = nullptr, T* pairs = nullptr) const {
         even_rows(even(to - from), [&](auto r, int64_t at) {
             constexpr int R = decltype(r)::value;
             const int64_t i = from + at;
@@ -98,6 +99,14 @@ template <class T> class DeltaChunk {
                 Tile<T, R, TILE_VECS> tile;
                 tile.clear();
                 if (j < i + R) tile.add(x + i * stride, stride, 1, lanes + j, s.Cp, numbers);
+                if (pairs && j < i + R) {
+                    Tile<T, R, TILE_VECS> below = tile;
+                    below.keep_lower(i - 1, j);
+                    below.each([&](int a, int c) __attribute__((always_inline)) {
+                        const int64_t at = (i + a) * s.Cp + j + c * LANES<T>;
+                        store(pairs + at, KT_ISA::load(pairs + at) + below.acc[a][c] * KT_ISA::load(of + at));
+                    });
+                }
                 if (s.by_token && j < i + R)
                     tile.change([&](Vec<T> y, int a, int c) __attribute__((always_inline)) {
                         return y * KT_ISA::load(between + (i + a) * s.Cp + j + c);

@@ -12,7 +12,7 @@ template <class T> class DeltaGradient {
     DeltaGradient(const DeltaSizes<T>& s, const DeltaRuleGradient& g)
         : s(s), p(s.p), g(g), chunk(s, arena), state(s, arena), G(s, arena), panel(chunk), adjoint(s, chunk, arena),
           all_u(arena.take<T>((KEPT_TOKENS + CHUNK + s.rows) * s.Ms)),
-          all_plain(arena.take<T>((KEPT_TOKENS + CHUNK + s.rows) * s.Ms)), slope(arena.take<T>(s.ds)),
+          all_plain(arena.take<T>((KEPT_TOKENS + CHUNK + s.rows) * s.Ms)),
           row_out(arena.take<T>(std::max(s.ds, s.Ms))) {}
 
     void run(int64_t r, Control& control) {
@@ -122,21 +122,17 @@ template <class T> class DeltaGradient {
         }
     }
 
-    // Writes the gradients of a chunk's tokens, the last first: those of decays are sums over later tokens.
+    // Writes the gradients of a chunk's tokens.
     void write(int64_t r, const Piece& piece) {
         const DeltaTokens<T>& tokens = chunk.tokens;
         const int64_t ds = s.ds;
-        double total = 0;
-        std::copy(adjoint.tail, adjoint.tail + (tokens.any ? ds : 0), slope);
-        for (int64_t f = 0; f < s.d && tokens.any; ++f) total += double(slope[f]);
-        for (int64_t i = piece.n - 1; i >= 0; --i) {
+        for (int64_t i = 0; i < piece.n; ++i) {
             const int64_t t = piece.t + i, at = i * ds;
             if (tokens.hidden[std::size_t(i)]) {
                 write_nothing(r, t);
                 continue;
             }
             T *q = adjoint.d_q + at, *k = adjoint.d_k + at, *e = adjoint.d_e + at, *x = adjoint.d_x + at;
-            if (s.by_token || s.by_feature) total += change_slope(at);
             if (!s.reads)
                 for (int64_t f = 0; f < s.dp; f += LANES<T>) store(k + f, KT_ISA::load(k + f) + KT_ISA::load(e + f));
             unscale(tokens.q + at, T(p.scale), tokens.root_q[i], q);
@@ -153,23 +149,8 @@ template <class T> class DeltaGradient {
             }
             put(g.d_v, p.type, r, t, s.M, row_out);
             put(g.d_beta, type_of<T>, r, t, 1, adjoint.d_beta + i);
-            const T one = T(total);
-            put(g.d_log_decay, type_of<T>, r, t, p.decay_width, s.by_feature ? slope : &one);
+            put(g.d_log_decay, type_of<T>, r, t, p.decay_width, adjoint.d_log_decay(i));
         }
-    }
-
-    // Adds b' of a token to the slope of features; returns their sum.
-    double change_slope(int64_t at) {
-        const DeltaTokens<T>& tokens = chunk.tokens;
-        Vec<T> all{};
-        for (int64_t f = 0; f < s.dp; f += LANES<T>) {
-            auto both = [&](const T* x, const T* y) { return KT_ISA::load(x + at + f) * KT_ISA::load(y + at + f); };
-            Vec<T> y = both(tokens.e, adjoint.d_e) + both(tokens.q, adjoint.d_q) - both(tokens.x, adjoint.d_x);
-            if (s.erases) y -= both(tokens.k, adjoint.d_k);
-            store(slope + f, KT_ISA::load(slope + f) + y);
-            all += y;
-        }
-        return double(sum<T>(all));
     }
 
     // The gradient of x from that of y = scale · root · x, in place; root is 1 / √(Σx² + 1e-6), if any.
@@ -206,7 +187,7 @@ template <class T> class DeltaGradient {
     DeltaPanel<T> panel;
     DeltaAdjoint<T> adjoint;
     T *all_u, *all_plain;      // of the chunks after a state that was kept
-    T *slope, *row_out;
+    T* row_out;
     std::vector<T*> turned;    // the states before those chunks, transposed
     std::vector<T> own;        // states that are kept here
     std::vector<Piece> pieces;

@@ -1,5 +1,7 @@
 """The delta rule in NumPy, PyTorch, JAX and array-api-strict: outputs, gradients, states."""
 
+import functools
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -159,6 +161,24 @@ def test_gradients_of_strong_decays_are_finite_and_right(kind, engine):
     expected = gradients(arrays, "recurrent", 50, segment_ids=ids)
     for name, x in gradients(arrays, engine, 50, segment_ids=ids).items():
         agree(x.numpy(), expected[name].numpy(), 1e-11)
+
+
+@pytest.mark.parametrize("general", [False, True], ids=["keys", "erase-read"])
+@pytest.mark.parametrize("strength", [0.01, 2, 15], ids=["weak", "middle", "strong"])
+@pytest.mark.parametrize("kind", ["token", "feature"])
+def test_gradients_of_decays_keep_float32_precision(kind, strength, general):
+    """Relative to the largest one, however small decays make it."""
+    arrays = problem(101, kind, general, dtype=np.float32)
+    drawn = np.random.default_rng(5).random(arrays["log_decay"].shape)
+    arrays["log_decay"] = (-strength * (drawn + 0.5)).astype(np.float32)
+    wide = {name: x.astype(np.float64) for name, x in arrays.items()}
+    exact = gradients(wide, "recurrent", 101)["log_decay"].numpy()
+    narrow = functools.partial(torch.asarray, dtype=torch.float32)
+    for engine in ("chunked", "native"):
+        found = gradients(arrays, engine, 101, narrow)["log_decay"].numpy()
+        for head in range(exact.shape[1]):
+            error = np.abs(found[:, head] - exact[:, head]).max()
+            assert error < 3e-6 * np.abs(exact[:, head]).max(), (engine, head)
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "native"])
