@@ -685,6 +685,27 @@ def test_near_and_far_are_counted_as_a_loop_over_pairs_counts_them(w, t, causal)
     assert parts["φ(Q)·state"] == len(reads) * m * (width + 1)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_heads_that_differ_cost_the_mean_of_their_heads(causal):
+    n, d, width = 23, 5, 3
+    found = costs.windowed("softmax@window=4+whole+7,sinks=1,whole=0", causal=causal, heads=3)
+    near = 0
+    for head in range(3):
+        for i in range(n):
+            for j in range(i + 1 if causal else n):
+                near += head < 2 or abs(i - j) < 7 or j < 1
+    numbers = found.at(n=n, D=d, M=width, B=8)
+    assert numbers.multiply_adds == Fraction(near, 3) * (d + width)
+    last = costs.windowed("softmax@window=7,sinks=1", causal=causal).at(n=n, D=d, M=width)
+    whole = 4 * n * (d + width) if causal else 4 * (2 * n + 8**2)
+    assert numbers.memory == Fraction(2 * whole + last.memory, 3)
+    sizes = costs.Sizes(n=64, d=8, heads=6, kv_heads=3)
+    rows = costs.summary(sizes, ["elu@window=8,whole=0+1+2"])
+    assert rows[3].numbers.multiply_adds == rows[1].numbers.multiply_adds
+    with pytest.raises(ValueError, match="only 2 key–value heads"):
+        costs.summary(costs.Sizes(n=64, d=8, heads=2), ["elu@window=8,whole=5"])
+
+
 def test_the_window_alone_costs_no_features_and_no_window_is_linear_attention():
     alone = costs.windowed("softmax@window=8").at(n=100, D=16, M=16)
     assert {name for name, count in alone.parts.items() if count} == {

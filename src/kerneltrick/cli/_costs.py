@@ -45,7 +45,8 @@ def costs_command(
             metavar="MAPS",
             show_default=False,
             help="Feature maps, as in `kerneltrick compare`, also with windows: "
-            "elu@window=64,sinks=4. Default: elu and poly:degree=2.",
+            "elu@window=64,sinks=4. Where heads differ (whole=0+5), counts are means over the "
+            "key/value heads. Default: elu and poly:degree=2.",
         ),
     ] = None,
     decode: Annotated[
@@ -58,7 +59,10 @@ def costs_command(
         bool, typer.Option("--delta", help="Count the delta rule too, with a decay per token.")
     ] = False,
     heads: Annotated[
-        int, typer.Option("--heads", help="Number of query heads, for --decode and --ranks.")
+        int,
+        typer.Option(
+            "--heads", help="Number of query heads, for --decode, --ranks and heads that differ."
+        ),
     ] = 8,
     kv_heads: Annotated[
         int | None, typer.Option("--kv-heads", help="Number of key/value heads. Default: --heads.")
@@ -171,10 +175,14 @@ def _maps(texts: list[str] | None, d: int) -> list[Dial]:
 
 
 def _measure(sizes: costs.Sizes, chosen: list[Dial]) -> dict[str, dict[str, Any]]:
-    """Time one head on this machine. Maps with too many features are skipped."""
+    """Time one head on this machine. Too many features, and heads that differ, are skipped."""
     from kerneltrick.analysis import timings
 
-    small = [dial for dial in chosen if dial.feature_map.dim(sizes.d) <= MOST_FEATURES]
+    small = [
+        dial
+        for dial in chosen
+        if dial.feature_map.dim(sizes.d) <= MOST_FEATURES and not dial.by_head
+    ]
     if not small:
         return {}
     softmax = timings.measure_softmax(1, sizes.d, sizes.value_width, False)
@@ -273,7 +281,7 @@ def _comparison(
         f"{_short(n * d * d)}: ×{costs.lab_ratio(n, d):.4g}"
     ]
     for dial in chosen:
-        near = dial.window or dial.sinks
+        near = dial.near
         row = next(r for r in rows if r.cost.name == f"{'full' if near else 'linear'}, {dial}")
         paper = costs.paper_crossover(sizes, dial)
         found = measured.get(str(dial))

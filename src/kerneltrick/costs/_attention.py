@@ -7,6 +7,9 @@ of the values, as the engines do, so its state has m·(M+1) numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
+
 from kerneltrick import maps
 from kerneltrick.attention import Dial
 from kerneltrick.costs._cost import Cost, W
@@ -128,22 +131,53 @@ def chunked(
     )
 
 
-def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | None = None) -> Cost:
+def windowed(
+    setting: maps.MapLike | Dial, *, causal: bool = False, d: int | None = None, heads: int = 1
+) -> Cost:
     """The cost of exact weights for near keys and a map for the others, for n ≥ window + sinks.
 
     It is O(n·(w(D+M) + m·M)). Causal attention has n·w − w(w−1)/2 near pairs, and
     t·(n−w) − t(t−1)/2 more for t sinks. The map is computed for the n − w − t tokens that leave the
     window and for the n − w − t rows that see them. In full attention the window has two sides, and
     the far sums take one forward and one backward sweep. For `softmax`, which has no features, only
-    the window is counted.
+    the window is counted; without a window it sees the whole text.
+
+    Where heads differ, the counts are means over the key–value heads, of which there are `heads`.
 
     >>> print(windowed("softmax@window=16", causal=True).multiply_adds)
     16·n·D + 16·n·M - 120·D - 120·M
+    >>> print(windowed("softmax@window=1,whole=0", causal=True, heads=2).multiply_adds)
+    n²·D/4 + n²·M/4 + 3·n·D/4 + 3·n·M/4
     """
     dial = Dial.get(setting)
+    groups = dial.groups(heads)
+    name = f"{'causal' if causal else 'full'}, {dial}"
+    costs = [_alike(name, group.dial, causal, d) for group in groups]
+    if len(costs) == 1:
+        return costs[0]
+    shares = [Fraction(len(group.heads), heads) for group in groups]
+
+    def mean(values: Sequence[Polynomial]) -> Polynomial:
+        return sum((a * x for a, x in zip(shares, values, strict=True)), Polynomial())
+
+    return Cost(
+        name,
+        {part: mean([cost.parts[part] for cost in costs]) for part in costs[0].parts},
+        mean([cost.elementwise for cost in costs]),
+        mean([cost.moved for cost in costs]),
+        mean([cost.memory for cost in costs]),
+        constants=("w", "B"),
+    )
+
+
+def _alike(name: str, dial: Dial, causal: bool, d: int | None) -> Cost:
+    """`windowed` for heads that attend alike."""
     w, t = dial.alike("costs.windowed")
     phi = _phi(dial.feature_map, d)
-    pairs, width = _near_pairs(w, t, causal), M + 1
+    whole = not (dial.near or dial.feature_map.has_features)
+    pairs, width = n**2 if whole else _near_pairs(w, t, causal), M + 1
+    if whole and causal:
+        pairs = n * (n + 1) / 2
     leaving = reading = n - w - t  # tokens that become far, and rows that see far tokens
     if not causal:
         # One sweep in each direction; without a window one sum serves all rows.
@@ -158,11 +192,19 @@ def windowed(setting: maps.MapLike | Dial, *, causal: bool = False, d: int | Non
     state = phi.features * width
     # Scaling q; maximum, difference, exp and sum of near scores; φ; near plus far; the division.
     elementwise = n * D + 4 * pairs + (leaving + reading) * phi.elementwise
-    elementwise = elementwise + reading * width + n * M
+    elementwise = elementwise + (0 if whole else reading * width) + n * M
     moved = 2 * n * (D + M) + 2 * state
     memory = state + (max(0, w - 1) + t) * (D + M)
-    name = f"{'causal' if causal else 'full'}, {dial}"
-    return Cost(name, parts, elementwise, W * moved, W * memory)
+    if whole:  # each of the n/B blocks of queries reads the keys that it sees
+        moved = n * (D + M) + pairs / B * (D + M)
+        memory = n * (D + M) if causal else 2 * n + B**2
+    constants = ("w", "B") if whole else ("w",)
+    return Cost(name, parts, elementwise, W * moved, W * memory, constants=constants)
+
+
+def near_tokens(dial: Dial, heads: int) -> int:
+    """The longest window with its sinks, among heads that do not see the whole text."""
+    return max(sum(group.dial.alike("costs")) for group in dial.groups(heads))
 
 
 def _near_pairs(w: int, t: int, causal: bool) -> Polynomial:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kerneltrick import maps
 from kerneltrick._pictures import BLUE, COLOURS, LINE, new_figure, picture_style
 from kerneltrick.attention import Dial
-from kerneltrick.costs._attention import softmax
+from kerneltrick.costs._attention import near_tokens, softmax
 from kerneltrick.costs._summary import Sizes, full_cost, paper_crossover
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _paper(ax: Any, sizes: Sizes, feature_maps: Sequence[maps.MapLike | Dial]) -
     for feature_map, colour in zip(feature_maps, COLOURS[1:] * len(feature_maps), strict=False):
         dial = Dial.get(feature_map)
         # Windows are counted for n ≥ window + sinks.
-        draw(full_cost(dial, sizes.d), colour, str(dial), sum(dial.alike("costs.plot")))
+        draw(full_cost(dial, sizes), colour, str(dial), near_tokens(dial, sizes.groups))
         cross = paper_crossover(sizes, dial)
         if cross is not None and LENGTHS[0] <= cross <= LENGTHS[-1]:
             ax.axvline(cross, color=colour, linestyle=":", linewidth=1)

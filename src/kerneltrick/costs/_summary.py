@@ -9,7 +9,14 @@ from typing import Any
 
 from kerneltrick import maps
 from kerneltrick.attention import Dial
-from kerneltrick.costs._attention import chunked, linear, projections, softmax, windowed
+from kerneltrick.costs._attention import (
+    chunked,
+    linear,
+    near_tokens,
+    projections,
+    softmax,
+    windowed,
+)
 from kerneltrick.costs._cost import Cost, Numbers
 from kerneltrick.costs._crossover import crossover
 from kerneltrick.costs._decoding import decoding, linear_decoding
@@ -104,7 +111,7 @@ def summary(
 
     With `train`, the backward pass is included. With `decode`, the rows are one decoding step and
     all n steps. A map can have a window and sinks, `elu@window=64,sinks=4`, in a forward pass over
-    n tokens.
+    n tokens. Counts are for one head; where heads differ, they are means over key–value heads.
 
     >>> for row in summary(Sizes(n=4096, d=64)):
     ...     print(f"{row.cost.name}: {row.numbers.multiply_adds:,}")
@@ -124,8 +131,9 @@ def summary(
         ]
     found = [projections(), softmax(train=train), softmax(streamed=True, train=train)]
     for dial in dials:
-        if dial.window or dial.sinks:
-            found += [windowed(dial, causal=causal, d=sizes.d) for causal in (False, True)]
+        if dial.near:
+            how = {"d": sizes.d, "heads": sizes.groups}
+            found += [windowed(dial, causal=causal, **how) for causal in (False, True)]
         else:
             found.append(linear(dial.feature_map, train=train, d=sizes.d))
             found.append(chunked(dial.feature_map, train=train, d=sizes.d))
@@ -137,12 +145,12 @@ def summary(
 
 
 def _check_counted(dial: Dial, sizes: Sizes, forward: bool) -> None:
-    near = sum(dial.alike("costs.summary"))
-    if not (near or dial.feature_map.has_features):
+    near = near_tokens(dial, sizes.groups)
+    if not (dial.near or dial.feature_map.has_features):
         raise ValueError(
             "softmax is always counted; as a map it needs a window, such as softmax@window=64"
         )
-    if near and not forward:
+    if dial.near and not forward:
         raise ValueError(
             f"{dial}: with a window or sinks, only the forward pass over n tokens is counted, not "
             "training or decoding; give a map without them"
@@ -195,12 +203,12 @@ def paper_crossover(sizes: Sizes, feature_map: maps.MapLike | Dial) -> int | Non
     65
     """
     dial = Dial.get(feature_map)
-    found = crossover(softmax(), full_cost(dial, sizes.d), D=sizes.d, M=sizes.value_width)
-    return None if found is None else max(found, sum(dial.alike("costs.paper_crossover")))
+    found = crossover(softmax(), full_cost(dial, sizes), D=sizes.d, M=sizes.value_width)
+    return None if found is None else max(found, near_tokens(dial, sizes.groups))
 
 
-def full_cost(dial: Dial, d: int) -> Cost:
+def full_cost(dial: Dial, sizes: Sizes) -> Cost:
     """The cost of full attention with a map, with or without a window."""
-    if dial.window or dial.sinks:
-        return windowed(dial, d=d)
-    return linear(dial.feature_map, d=d)
+    if dial.near:
+        return windowed(dial, d=sizes.d, heads=sizes.groups)
+    return linear(dial.feature_map, d=sizes.d)
