@@ -10,6 +10,7 @@ import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._heads import HeadRanking
 from kerneltrick.hf._linearized import Linearized, dial_of, with_whole
@@ -31,41 +32,50 @@ def head_curve(
     shares: Sequence[float],
     teacher: Any = None,
     progress: ProgressReport | None = None,
+    store: Store | None = None,
 ) -> tuple[HeadCurvePoint, ...]:
     """Return the quality for several shares of heads, the best ones, without any training.
 
     teacher: the original, for embeddings; None is the model itself with softmax in each layer.
+    store: keeps finished pieces.
     """
     layers, heads = ranking.shape
     counts = sorted({round(share * layers * heads) for share in shares})
     limited = [_limited(dial_of(x), ranking) for x in model.settings]
     meter = Progress("measuring shares of heads", len(counts) * len(windows), progress)
+    store = store or Store()
     found, done = [], 0
     with torch.inference_mode():
-        exact = [Dial(maps.Softmax())] * layers
+        wanted = [] if model.config.language else _wanted(model, windows, teacher)
         for count in counts:
             whole = ranking.whole(count)
             settings = [with_whole(x, whole.get(at, ()), heads) for at, x in enumerate(limited)]
             values = []
-            for ids in windows:
+            for number, ids in enumerate(windows):
                 meter(done)
                 done += 1
-                batch = torch.tensor([list(ids)], device=model.device)
-                with model.attending_by(settings):
-                    ours = _outcome(model, batch)
-                if not model.config.language:
-                    if teacher is not None:
-                        theirs = _outcome(teacher, batch)
-                    else:
-                        with model.attending_by(exact):
-                            theirs = _outcome(model, batch)
-                    ours = torch.nn.functional.cosine_similarity(ours, theirs, dim=0)
-                values.append(float(ours))
+                piece = f"{run_key(ids)} {whole}"
+                if store.get(piece) is None:
+                    batch = torch.tensor([list(ids)], device=model.device)
+                    with model.attending_by(settings):
+                        ours = _outcome(model, batch)
+                    if wanted:
+                        ours = torch.nn.functional.cosine_similarity(ours, wanted[number], dim=0)
+                    store.put(piece, float(ours))
+                values.append(store.get(piece))
             mean = sum(values) / len(values)
             quality = math.exp(mean) if model.config.language else mean
             found.append(HeadCurvePoint(count, count / (layers * heads), quality))
     meter.close(done)
     return _marked(found)
+
+
+def _wanted(model: Linearized, windows: Sequence[Sequence[int]], teacher: Any) -> list[Any]:
+    """Return the teacher's embeddings."""
+    exact = [Dial(maps.Softmax())] * len(model.settings)
+    with model.attending_by(exact):
+        which = model if teacher is None else teacher
+        return [_outcome(which, torch.tensor([list(ids)], device=model.device)) for ids in windows]
 
 
 def _outcome(model: Any, batch: Any) -> Any:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick._version import __version__
+from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
@@ -76,6 +77,7 @@ def evaluate(
     ranking: HeadRanking | None = None,
     shares: Sequence[float] = (),
     progress: ProgressReport | None = None,
+    resume: Path | None = None,
 ) -> Evaluation:
     """Compare a linearised model with its teacher, with its window alone and with its map alone.
 
@@ -90,6 +92,7 @@ def evaluate(
     ranking: how much heads need the whole text. For a folder, the default is what it records.
     shares: shares of heads that see the whole text, for the curve; the best heads are taken.
     progress: called with what is being done, how many steps are done, and how many there are.
+    resume: the file that keeps finished pieces, so that the same call continues.
     """
     if len({len(ids) for ids in windows}) != 1:
         raise ValueError("evaluate needs windows of tokens, all of one length")
@@ -106,22 +109,27 @@ def evaluate(
         )
     ways = _ways(model, teacher)
     run = (_LanguageHead if model.config.language else _Encoder)(len(windows[0]))
-    tasks = [(ids, run.see) for ids in windows]
+    tasks = [_Task(ids, run.how, run.outcome, run.see) for ids in windows]
     if isinstance(run, _LanguageHead):
-        tasks += [(x.ids, functools.partial(run.recall, x)) for x in passkeys]
+        tasks += [run.asked(x) for x in passkeys]
+    store = Store(resume, _models_key(model, teacher))
     meter = Progress("evaluating", len(tasks) * len(ways), progress)
     training = model.training
     model.eval()
     with torch.inference_mode():
-        for number, (ids, see) in enumerate(tasks):
-            batch = torch.tensor([list(ids)], device=model.device)
+        for number, task in enumerate(tasks):
+            batch = torch.tensor([list(task.ids)], device=model.device)
             for place, (name, settings) in enumerate(ways.items()):
                 meter(number * len(ways) + place)
-                if settings is None:
-                    see(name, teacher(input_ids=batch), batch)
-                    continue
-                with model.attending_by(settings):
-                    see(name, model(input_ids=batch, **run.how), batch)
+                piece = f"{run_key(task.how, task.ids)} {name}"
+                if store.get(piece) is None:
+                    if settings is None:
+                        out = teacher(input_ids=batch)
+                    else:
+                        with model.attending_by(settings):
+                            out = model(input_ids=batch, **task.how)
+                    store.put(piece, task.outcome(out, batch))
+                task.see(name, store.get(piece))
         meter.close(len(tasks) * len(ways))
         exact = [Dial(maps.Softmax())] * len(model.settings)
         states = {
@@ -135,7 +143,9 @@ def evaluate(
             "shares of heads need a ranking: use a model that linearize made with --keep auto"
         )
     curve = (
-        () if ranking is None else head_curve(model, ranking, windows, shares, teacher, progress)
+        ()
+        if ranking is None
+        else head_curve(model, ranking, windows, shares, teacher, progress, store)
     )
     timed = speeds(model, contexts, progress=progress) if contexts else ()
     asked = prompts if model.config.language else ()
@@ -148,6 +158,22 @@ def evaluate(
     said = verdict({row.name: row.figures for row in rows}, timed)
     said += overlap_remark(windows, record.get(FITTED, ()))
     return Evaluation(rows, len(windows), len(windows[0]), said, timed, written, curve)
+
+
+class _Task(NamedTuple):
+    """A text for every way to attend, and what is kept of the output."""
+
+    ids: Sequence[int]
+    how: dict[str, Any]  # how the model is called
+    outcome: Callable[[Any, Any], Any]  # plain values for an output and its batch
+    see: Callable[[str, Any], None]  # collects the outcome of a way to attend
+
+
+def _models_key(model: Linearized, teacher: Any) -> str:
+    """Return a hash of what is compared; the pieces of a run are named by their texts."""
+    networks = [model] if teacher is None else [model, teacher]
+    weights = [float(x.double().sum()) for own in networks for x in own.state_dict().values()]
+    return run_key(__version__, str(model.config), weights)
 
 
 def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:
@@ -240,20 +266,29 @@ class _LanguageHead:
         self.recalled: dict[str, dict[float, list[bool]]] = {}
         self.likely: Any = None
 
-    def see(self, name: str, out: Any, batch: Any) -> None:
+    def outcome(self, out: Any, batch: Any) -> Any:
         logits = out.logits[0, :-1].float()
         loss = torch.nn.functional.cross_entropy(logits, batch[0, 1:], reduction="none")
-        self.losses.setdefault(name, []).append(loss.double().cpu().numpy())
-        likely = logits.argmax(-1)
+        return [loss.double().tolist(), logits.argmax(-1).tolist()]
+
+    def see(self, name: str, found: Any) -> None:
+        losses, likely = map(np.array, found)
+        self.losses.setdefault(name, []).append(losses)
         if name == "teacher":  # it comes first
             self.likely = likely
-        self.same.setdefault(name, []).append(float((likely == self.likely).double().mean()))
+        self.same.setdefault(name, []).append(float((likely == self.likely).mean()))
 
-    def recall(self, passkey: Passkey, name: str, out: Any, batch: Any) -> None:
+    def asked(self, passkey: Passkey) -> _Task:
+        """Return the task of repeating a planted number."""
         count = passkey.answer
-        said = out.logits[0, -count - 1 : -1].argmax(-1)
-        right = bool((said == batch[0, -count:]).all())
-        self.recalled.setdefault(name, {}).setdefault(passkey.depth, []).append(right)
+
+        def outcome(out: Any, batch: Any) -> bool:
+            return bool((out.logits[0, -count - 1 : -1].argmax(-1) == batch[0, -count:]).all())
+
+        def see(name: str, right: bool) -> None:
+            self.recalled.setdefault(name, {}).setdefault(passkey.depth, []).append(right)
+
+        return _Task(passkey.ids, {**self.how, "logits_to_keep": count + 1}, outcome, see)
 
     def figures(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         losses = np.stack(self.losses[name])
@@ -281,9 +316,12 @@ class _Encoder:
         self.ends = {"cosine": length}
         self.embeddings: dict[str, list[Any]] = {}
 
-    def see(self, name: str, out: Any, batch: Any) -> None:
+    def outcome(self, out: Any, batch: Any) -> Any:
         mean = out.last_hidden_state[0].double().mean(0)
-        self.embeddings.setdefault(name, []).append((mean / mean.norm()).cpu().numpy())
+        return (mean / mean.norm()).tolist()
+
+    def see(self, name: str, found: Any) -> None:
+        self.embeddings.setdefault(name, []).append(np.array(found))
 
     def figures(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         ours, theirs = np.stack(self.embeddings[name]), np.stack(self.embeddings["teacher"])
