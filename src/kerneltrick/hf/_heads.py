@@ -3,6 +3,9 @@
 Heads that predict text and heads that recall facts are different ones, so both are asked for: plain
 text, and texts with a planted fact. Heads that recall stand in for each other. Limiting one at a
 time does not show them; freeing one among limited ones does.
+
+What a head is worth depends on the heads beside it. So gates are measured twice: among all heads,
+and among the better half of them while the others stay limited.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from kerneltrick.hf._texts import model_kind
 PLACES = 256  # positions of a window whose predictions are compared
 POINTS = 4  # values of the gates at which their gradients are taken, on a text …
 TAIL_POINTS = 8  # … and for a planted fact, which is cheaper
+AGAIN = " among half"  # the end of the names of measures of the second round …
+AGAIN_POINTS, AGAIN_PLANTED = 2, 3  # … which takes fewer points, and every third planted fact
 ROWS = 16  # variants in one batch, for a planted fact
 
 
@@ -47,8 +52,9 @@ class HeadRanking:
     scores: for each measure, an array (layers, key–value heads). "limited" is how far the output
         moves if that head alone is limited to the window, and "freed" what is won back if it alone
         sees the whole text among limited heads. "gate" is the share of a head in the loss while
-        all heads are limited step by step. "planted limited", "planted freed" and "planted gate"
-        are the same for the answers to planted facts.
+        all heads are limited step by step, and "gate among half" the same for the better half of
+        the heads while the others are limited. "planted limited", "planted freed", "planted gate"
+        and "planted gate among half" are the same for the answers to planted facts.
     window, sinks: what a limited head sees.
     """
 
@@ -67,16 +73,26 @@ class HeadRanking:
         """All heads, those that need the whole text most first.
 
         A head counts with its share of the total in each measure. Text counts as much as planted
-        facts, and the measures of one kind count alike.
+        facts, and the measures of one kind count alike. If the better half of the heads was
+        measured again, the second measure orders that half.
         """
+        again = {name: x for name, x in self.scores.items() if name.endswith(AGAIN)}
+        first = self._total({name: x for name, x in self.scores.items() if name not in again})
+        found = np.argsort(-first, kind="stable")
+        if again:
+            half = found[: _half(len(found))]
+            found[: len(half)] = half[np.argsort(-self._total(again)[half], kind="stable")]
+        return tuple(Head(*map(int, np.unravel_index(at, self.shape))) for at in found)
+
+    def _total(self, measures: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the share of each head in text plus its share in planted facts, in one row."""
         total = np.zeros(self.shape)
         for planted in (False, True):
-            kind = [x for name, x in self.scores.items() if name.startswith("planted") == planted]
+            kind = [x for name, x in measures.items() if name.startswith("planted") == planted]
             for scores in kind:
                 gains = np.maximum(scores, 0)
                 total += gains / max(gains.sum(), np.finfo(np.float64).tiny) / len(kind)
-        places = np.argsort(-total, axis=None, kind="stable")
-        return tuple(Head(*map(int, np.unravel_index(at, total.shape))) for at in places)
+        return total.ravel()
 
     def whole(self, count: int) -> dict[int, tuple[int, ...]]:
         """Return the heads that see the whole text if `count` of them may, by layer."""
@@ -144,23 +160,40 @@ def rank_heads(
     given: list[Sequence[int] | Passkey] = [*windows, *planted]
     key = run_key(__version__, str(network.config), weights, window, sinks, fast, given)
     store = Store(resume, key)
+    rounds = [list(enumerate(given))]
+    if fast:
+        again = rounds[0][len(windows) :: AGAIN_PLANTED]
+        rounds.append([*rounds[0][: len(windows)], *again])
     scores: dict[str, NDArray[np.float64]] = {}
     with Probe(network, window, sinks) as probe:
-        total = sum(len(_Text(probe, x).pieces(fast)) for x in given)
+        every, among = probe.gates(1), None
+        total = sum(
+            len(_Text(probe, x).pieces(fast, every if again else None))
+            for again, texts in enumerate(rounds)
+            for _, x in texts
+        )
         meter, done = Progress("ranking heads", total, progress), 0
-        for number, x in enumerate(given):
-            text = _Text(probe, x)
-            for piece in text.pieces(fast):
-                meter(done)
-                part, done = f"{number} {piece.name} {piece.part}", done + 1
-                if store.get(part) is None:
-                    store.put(part, piece.measure().double().tolist())
-                found = scores.setdefault(piece.name, np.zeros(probe.shape))
-                found[piece.layers] += np.array(store.get(part)) / (
-                    len(planted) if text.tail else len(windows)
-                )
+        for texts in rounds:
+            for number, x in texts:
+                text = _Text(probe, x)
+                count = sum(isinstance(y, Passkey) == isinstance(x, Passkey) for _, y in texts)
+                for piece in text.pieces(fast, among):
+                    meter(done)
+                    part, done = f"{number} {piece.name} {piece.part}", done + 1
+                    if store.get(part) is None:
+                        store.put(part, piece.measure().double().tolist())
+                    found = scores.setdefault(piece.name, np.zeros(probe.shape))
+                    found[piece.layers] += np.array(store.get(part)) / count
+            among = probe.gates(0)
+            for head in HeadRanking(scores, window, sinks).order[: _half(among.numel())]:
+                among[head] = 1
         meter.close(total)
     return HeadRanking(scores, window, sinks)
+
+
+def _half(heads: int) -> int:
+    """Return how many heads are measured again."""
+    return -(-heads // 2)
 
 
 def _load(where: str) -> Any:
@@ -203,18 +236,23 @@ class _Text:
         self._wanted: Any = None  # the outcome of the model itself
         self._lost: Any = None  # the loss with all heads limited
 
-    def pieces(self, fast: bool) -> list[_Measurement]:
+    def pieces(self, fast: bool, among: Any = None) -> list[_Measurement]:
+        """Return the measurements of a round.
+
+        among: the gates of the heads that are measured (1), while the others stay limited (0);
+            None measures all of them.
+        """
         layers, heads = self.probe.shape
         if fast:
             # The variants of a planted fact are short enough for one batch.
-            points = TAIL_POINTS if self.tail else POINTS
+            points = TAIL_POINTS if self.tail else POINTS if among is None else AGAIN_POINTS
             values = ((np.arange(points) + 0.5) / points).tolist()
             return [
                 _Measurement(
-                    f"{self.kind}gate",
+                    f"{self.kind}gate" + ("" if among is None else AGAIN),
                     f"{batch[0]:g}",
                     slice(0, layers),
-                    functools.partial(self.gradient, batch, points),
+                    functools.partial(self.gradient, batch, points, among),
                 )
                 for batch in ([values] if self.tail else [[x] for x in values])
             ]
@@ -241,7 +279,7 @@ class _Text:
             losses = self._losses(self.probe.vary(gates, self.places))
             return (losses if limited else self._lost - losses).reshape(-1, heads)
 
-    def gradient(self, values: Sequence[float], points: int) -> Any:
+    def gradient(self, values: Sequence[float], points: int, among: Any = None) -> Any:
         """Return the share of each head in what is lost while all gates go from 1 to 0, in part.
 
         The loss at the end is the integral of the gradients along the way, which falls to the heads
@@ -249,12 +287,14 @@ class _Text:
 
         values: the values of the gates at which gradients are taken.
         points: how many there are on the whole way.
+        among: the gates that move, as in `pieces`.
         """
         with torch.no_grad():
             self._begin(True)
-        gates = torch.stack([self.probe.gates(x) for x in values]).requires_grad_(True)
+        among = self.probe.gates(1) if among is None else among
+        gates = torch.stack([x * among for x in values]).requires_grad_(True)
         self._losses(self.probe.vary(gates, self.places)).sum().backward()
-        return -gates.grad.sum(0) / points
+        return -gates.grad.sum(0) * among / points
 
     def _begin(self, limited: bool) -> None:
         """Run the model as it is; then, if variants start there, with all heads limited."""
