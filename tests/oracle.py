@@ -108,10 +108,13 @@ def magnitude(feature_map, q, k, v, causal):
     return (np.tril(weights) if causal else weights) @ np.abs(v)
 
 
-def violation(check, run, kind, arrays, cuts=()):
-    """How a function on these arrays (batch, heads, n, …) breaks a check to the bit, or None."""
-    operator = conformance.Operator(run, kind, exact=True)
-    return conformance.CHECKS[check].find(conformance.Trial(operator, arrays, tuple(cuts)))
+def keeps(checks, run, kind, arrays, cuts=()):
+    """Assert that a function on arrays (batch, heads, n, …) passes checks of ours, to the bit."""
+    trial = conformance.Trial(conformance.Operator(run, kind, exact=True), arrays, tuple(cuts))
+    for check in checks:
+        with np.errstate(all="ignore"):
+            found = conformance.CHECKS[check].find(trial)
+        assert found is None, f"{check}: {found.message}"
 
 
 def same_bits(a, b):

@@ -1,12 +1,10 @@
 """No output depends on the future, on padding, or on the rest of the batch, to the bit."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import MAPS, make_decay, same_bits, violation
+from oracle import MAPS, keeps, make_decay, same_bits
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -35,21 +33,14 @@ CUTS = {"dense": (60, 1, 50), "recurrent": (20, 1, 15)}
 def test_past_is_bit_identical_when_the_future_changes(text, engine, normalize):
     n, *cuts = CUTS.get(engine, (150, 1, 50, 64, 127))
     q, k, v = inputs(n)
-    options = {"causal": True, "on_zero": "nan", "engine": engine, "normalize": normalize}
+    options = {"causal": True, "on_zero": "zero", "engine": engine, "normalize": normalize}
 
     def run(q, k, v):
         return kt.linear_attention(q, k, v, text, **options)
 
-    with np.errstate(all="ignore"):
-        arrays = [x[None] for x in (q, k, v)]
-        assert violation("past keeps its bits", run, "linear_attention", arrays, cuts[1:2]) is None
-        before = kt.linear_attention(q, k, v, text, **options)
-        for (name, change), cut in itertools.product(CHANGES.items(), cuts):
-            future = [x.copy() for x in (q, k, v)]
-            for x in future:
-                x[:, cut:] = change(x[:, cut:])
-            after = kt.linear_attention(*future, text, **options)
-            assert same_bits(before[:, :cut], after[:, :cut]), (name, cut)
+    arrays = [x[None] for x in (q, k, v)]
+    keeps(["past keeps its bits"], run, "linear_attention", arrays, cuts)
+    keeps(["NaN stays where it depends"], run, "linear_attention", arrays, cuts[1:])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -170,7 +161,7 @@ def test_a_batch_of_one_is_bit_equal_to_its_row_in_a_batch(text, engine, causal,
     def run(q, k, v):
         return kt.linear_attention(q, k, v, text, **options)
 
-    assert violation("batch of one = batch of many", run, "linear_attention", [q, k, v]) is None
+    keeps(["batch of one = batch of many"], run, "linear_attention", [q, k, v])
 
 
 def test_strides_do_not_change_bits():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import DECAYS, delta_heads, make_decay, same_bits, violation
+from oracle import DECAYS, delta_heads, keeps, make_decay, same_bits
 
 import kerneltrick as kt
 
@@ -271,8 +271,7 @@ class TestPromises:
         def run(q, k, v, beta, log_decay):
             return kt.delta_rule(q, k, v, beta, log_decay=log_decay, engine=engine)
 
-        arrays = [q, k, v, beta, decay]
-        assert violation("batch of one = batch of many", run, "delta_rule", arrays) is None
+        keeps(["batch of one = batch of many"], run, "delta_rule", [q, k, v, beta, decay])
 
     @pytest.mark.parametrize("kind", ["none", "token", "feature"])
     @pytest.mark.parametrize("engine", ENGINES)
@@ -298,18 +297,17 @@ class TestPromises:
             assert same_bits(after.S, state.S)
 
     @pytest.mark.parametrize("engine", ENGINES)
-    def test_pads_agree_with_leaving_them_out(self, engine):
+    def test_pads_and_splits_change_nothing(self, engine):
         rng = np.random.default_rng(13)
-        q, k, v, beta = tokens(60, rng)
-        decay = decay_of("feature", rng, v, 5)
-        for mask in (np.arange(60) >= 25, np.arange(60) < 25, rng.random(60) > 0.5):
-            out = kt.delta_rule(q, k, v, beta, log_decay=decay, mask=mask, engine=engine)
-            left_out = kt.delta_rule(
-                *(x[:, :, mask] for x in (q, k, v, beta)),
-                log_decay=decay[:, :, mask],
-                engine=engine,
-            )
-            agree(out[:, :, mask], left_out)
+        q, k, v, beta = tokens(70, rng)
+        arrays = [q, k, v, beta, decay_of("feature", rng, v, 5)]
+
+        def run(q, k, v, beta, log_decay, *, mask=None, state=None):
+            options = {"mask": mask, "state": state, "engine": engine, "return_state": True}
+            return kt.delta_rule(q, k, v, beta, log_decay=log_decay, **options)
+
+        checks = ["padding changes nothing", "prefill = decode at any split"]
+        keeps(checks, run, "delta_rule_per_feature", arrays, (1, 31, 32, 40))
 
     @pytest.mark.parametrize("kind", ["none", "token", "feature"])
     @pytest.mark.parametrize("engine", ENGINES)
@@ -336,28 +334,6 @@ class TestPromises:
             agree(packed[here], alone)
             at += length
         agree(last.S, state.S)
-
-    @pytest.mark.parametrize("engine", ENGINES)
-    def test_a_stream_in_two_parts_is_one(self, engine):
-        rng = np.random.default_rng(15)
-        q, k, v, beta = tokens(70, rng)
-        decay = decay_of("token", rng, v, 5)
-        whole, state = kt.delta_rule(
-            q, k, v, beta, log_decay=decay, return_state=True, engine=engine
-        )
-        for cut in (0, 1, 31, 32, 40, 70):
-            left, right = ((..., slice(0, cut)), (..., slice(cut, 70)))
-            parts, held = [], None
-            for part in (left, right):
-                rows = (*part, slice(None))
-                o, held = kt.delta_rule(
-                    q[rows], k[rows], v[rows], beta[part], log_decay=decay[part], state=held,
-                    return_state=True, engine=engine,
-                )  # fmt: skip
-                parts.append(o)
-            agree(np.concatenate(parts, axis=-2), whole)
-            agree(held.S, state.S)
-            assert held.stop == 70
 
 
 class TestNotFinite:
