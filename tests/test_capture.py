@@ -257,7 +257,9 @@ def test_a_folder_that_is_no_model_is_named(tiny, tmp_path):
     with pytest.raises(CaptureError, match="nobody/nothing cannot be loaded"):
         capture("nobody/nothing", "x")
     folder = tiny("Llama")
-    with pytest.raises(CaptureError, match="has no tokenizer; give token_ids"):
+    with pytest.raises(
+        CaptureError, match="has no tokenizer; save one beside it, or give token_ids"
+    ):
         capture(folder, "x")
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(CaptureError, match=r"tokenizer of .* cannot be loaded.*; give token_ids"):

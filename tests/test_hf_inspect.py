@@ -3,7 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402
 from accelerated_models import CONFIGS, build  # noqa: E402
@@ -102,3 +102,18 @@ def test_a_model_without_such_layers_is_refused():
     model = build("lfm2", layer_types=["conv"] * config["num_hidden_layers"]).eval()
     with pytest.raises(inspection.InspectionError, match="no layer that can be inspected"):
         inspection.inspect(model, tokens())
+
+
+def test_a_model_that_cannot_read_the_text_is_refused_with_the_reason():
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=50, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with pytest.raises(
+        ValueError, match=r"has 23 tokens, but GPT2LMHeadModel has positions for 16"
+    ):
+        inspection.inspect(model, tokens())
+    with pytest.raises(ValueError, match=r"from 0 to 49, the vocabulary"):
+        inspection.inspect(model, tokens(9) + 40)
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "embedding_size": 8}
+    pictures = transformers.ResNetModel(transformers.ResNetConfig(**sizes)).eval()
+    with pytest.raises(ValueError, match=r"ResNetModel cannot read this text: .* token numbers"):
+        inspection.inspect(pictures, tokens())

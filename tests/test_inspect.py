@@ -15,7 +15,14 @@ torch = pytest.importorskip("torch")
 from kerneltrick import inspection, report  # noqa: E402
 from kerneltrick.cli import main  # noqa: E402
 from kerneltrick.inspection import _inspect  # noqa: E402
-from kerneltrick.torch import LanguageModel, TrainingSettings, mixers, train  # noqa: E402
+from kerneltrick.torch import (  # noqa: E402
+    DeltaOperator,
+    LanguageModel,
+    LinearOperator,
+    TrainingSettings,
+    mixers,
+    train,
+)
 
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 2}
 
@@ -104,6 +111,98 @@ def by_hand(operator):
     return shares, ranks
 
 
+N = 64  # tokens of the constructed heads
+
+
+def decaying(rate):
+    """Weights that depend on the distance alone: exp(−rate · distance)."""
+    distance = np.arange(N)[:, None] - np.arange(N)
+    return share_rows(np.where(distance >= 0, np.exp(-rate * np.maximum(distance, 0)), 0))
+
+
+def share_rows(weights):
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def last(count):
+    """Equal weights on the last tokens."""
+    return share_rows(np.tril(np.ones((N, N))) - np.tril(np.ones((N, N)), -count))
+
+
+def with_own(share):
+    """This share of the weight on the token itself, the rest spread over its past."""
+    return share * np.eye(N) + (1 - share) * decaying(0)
+
+
+def by_content(share):
+    """This share of the weight on one token anywhere in the past, the rest by distance."""
+    rng = np.random.default_rng(0)
+    found = np.zeros((N, N))
+    found[np.arange(N), [rng.integers(i + 1) for i in range(N)]] = 1
+    return share * found + (1 - share) * decaying(0.01)
+
+
+def constructed(*heads):
+    """A layer whose heads have exactly these weights: linear attention with one key a token."""
+    q = torch.tensor(np.stack(heads))[None]
+    k = torch.eye(N, dtype=torch.float64).expand_as(q)
+    options = {"causal": True, "normalize": False, "scale": 1.0}
+    return LinearOperator(q, k, k, "identity", options)
+
+
+def inspected(monkeypatch, operator):
+    layer = _inspect.TracedLayer("made", "Made", operator)
+    monkeypatch.setattr(_inspect, "trace", lambda *_: ([layer], []))
+    return inspection.inspect(torch.nn.Linear(1, 1), torch.zeros(N, dtype=torch.int64)).layers[0]
+
+
+KINDS_OF_MEMORY = [
+    pytest.param(with_own(0.93), "unused", id="nearly-all-on-itself"),
+    pytest.param(with_own(0.87), "recency", id="a-tenth-on-its-past"),
+    pytest.param(last(8), "local", id="last-8"),
+    pytest.param(last(10), "recency", id="last-10"),
+    pytest.param(decaying(0.5), "local", id="fast-decay"),
+    pytest.param(decaying(0.05), "recency", id="slow-decay"),
+    pytest.param(decaying(0), "recency", id="mean-of-the-past"),
+    pytest.param(by_content(0.3), "recency", id="little-content"),
+    pytest.param(by_content(0.42), "associative", id="much-content"),
+    pytest.param(by_content(1), "associative", id="content-alone"),
+]
+
+
+@pytest.mark.parametrize(("weights", "kind"), KINDS_OF_MEMORY)
+def test_the_kind_of_memory_of_constructed_heads_is_known(monkeypatch, weights, kind):
+    found = inspected(monkeypatch, constructed(weights))
+    np.testing.assert_allclose(found.weights[0], weights, atol=1e-12)
+    assert (found.heads[0].memory, found.memory) == (kind, kind)
+    assert MEANS[kind] in found.told
+
+
+def test_a_layer_is_called_what_most_of_its_heads_are(monkeypatch):
+    found = inspected(monkeypatch, constructed(last(3), last(4), decaying(0), by_content(1)))
+    kinds = [head.memory for head in found.heads]
+    assert kinds == ["local", "local", "recency", "associative"]
+    assert found.memory == "local"
+    assert "2 of 4 heads (linear attention) are local, and 1 associative, 1 recency" in found.told
+
+
+def test_a_state_that_looks_up_keys_is_associative_and_one_that_only_decays_is_not(monkeypatch):
+    """Each of 16 keys is written and asked for at random; the delta rule finds its last value."""
+    keys = torch.eye(16, dtype=torch.float64)[torch.randint(16, (N,), generator=seeded(0))]
+    asked = torch.eye(16, dtype=torch.float64)[torch.randint(16, (N,), generator=seeded(1))]
+    q, k = asked[None, None], keys[None, None]
+    v = torch.randn(1, 1, N, 4, dtype=torch.float64, generator=seeded(2))
+    assert inspected(monkeypatch, DeltaOperator(q, k, v, 1.0, {})).memory == "associative"
+    same = torch.ones_like(q)
+    options = {"causal": True, "normalize": False, "log_decay": -0.03}
+    decays = LinearOperator(same, same, v, "identity", options)
+    assert inspected(monkeypatch, decays).memory == "recency"
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 def test_agreement_is_one_for_a_head_that_is_the_softmax_of_another_layer(monkeypatch):
     made = model("softmax")
     tokens = text()[None]
@@ -132,6 +231,10 @@ def test_what_cannot_be_inspected_says_why_and_what_to_do():
         inspection.inspect(made, text(20).reshape(2, 10))
     with pytest.raises(ValueError, match="at least 2 tokens"):
         inspection.inspect(made, text(1))
+    with pytest.raises(ValueError, match=r"from 0 to 29.*not from 3 to 30: use its own tokenizer"):
+        inspection.inspect(made, [3, 30])
+    with pytest.raises(ValueError, match=r"whole numbers, not torch.float"):
+        inspection.inspect(made, [3.0, 4.0])
     with pytest.raises(TypeError, match="needs a model"):
         inspection.inspect("model", text())
     with pytest.raises(ValueError, match=r'model.to\("cpu"\)'):
@@ -179,6 +282,7 @@ def test_the_command_inspects_a_trained_model_and_writes_both_files(tmp_path, ca
     assert run(tmp_path / "model", "--text", tmp_path / "t.txt", *given) == 0
     shown = capsys.readouterr().out
     assert "delta rule with decay: layer 0" in shown
+    assert "…" not in shown
     found = json.loads(paths["--json"].read_text("utf-8"))
     assert found["tokens"] == list("the sea")
     assert [layer["operator"] for layer in found["layers"]] == ["delta rule with decay", "softmax"]

@@ -102,14 +102,19 @@ def _show(found: Any, words: TextIO) -> None:
     from kerneltrick.inspection import MEASURES
 
     shown = [each for each in MEASURES.values() if each.label]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("layer", justify="right")
-    table.add_column("memory")
-    for each in shown:
-        table.add_column(each.label, justify="right")
-    for at, layer in enumerate(found.layers):
-        cells = [_cell(each, [getattr(head, each.name) for head in layer.heads]) for each in shown]
-        table.add_row(str(at), layer.memory, *cells)
+    rows = [
+        [_cell(each, [getattr(head, each.name) for head in layer.heads]) for each in shown]
+        for layer in found.layers
+    ]
+    # A narrow terminal breaks headings, but no number and no kind of memory.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("layer", justify="right", overflow="fold")
+    table.add_column("memory", no_wrap=True)
+    for each, cells in zip(shown, zip(*rows, strict=True), strict=True):
+        least = max(map(len, cells))
+        table.add_column(each.label, justify="right", overflow="fold", min_width=least)
+    for at, (layer, row) in enumerate(zip(found.layers, rows, strict=True)):
+        table.add_row(str(at), layer.memory, *row)
     console(words).print(table)
     for operator in dict.fromkeys(layer.operator for layer in found.layers):
         own = [str(at) for at, layer in enumerate(found.layers) if layer.operator == operator]

@@ -165,7 +165,9 @@ def load_tokenizer(where: str) -> Any:
     """Return the tokenizer of a model, or raise CaptureError if there is none."""
     if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
         # Some versions of transformers would make one up.
-        raise CaptureError(f"{where} has no tokenizer; give token_ids instead of a text")
+        raise CaptureError(
+            f"{where} has no tokenizer; save one beside it, or give token_ids instead of a text"
+        )
     try:
         return load(where, transformers.AutoTokenizer.from_pretrained)
     except CaptureError as error:

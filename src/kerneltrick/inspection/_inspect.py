@@ -104,7 +104,19 @@ def trace(model: Any, tokens: Any) -> tuple[list[TracedLayer], list[str]]:
         )
     from kerneltrick.hf import watch_layers  # imports transformers only for its models
 
-    seen, notes = watch_layers(model, tokens)
+    try:
+        seen, notes = watch_layers(model, tokens)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        most, n = getattr(model.config, "max_position_embeddings", None), tokens.shape[1]
+        if most is not None and n > most:
+            raise InspectionError(
+                f"the text has {n} tokens, but {type(model).__name__} has positions for {most}: "
+                "read fewer tokens"
+            ) from error
+        raise InspectionError(
+            f"{type(model).__name__} cannot read this text: {error}; inspect needs a model that "
+            "takes token numbers"
+        ) from error
     if not seen:
         raise InspectionError(
             f"{type(model).__name__} has no layer that can be inspected: it needs softmax "
@@ -159,7 +171,27 @@ def _one_text(model: Any, tokens: Any) -> Any:
         )
     if tokens.shape[1] < 2:
         raise InspectionError("a text needs at least 2 tokens to be inspected")
+    if tokens.is_floating_point():
+        raise InspectionError(f"tokens must be whole numbers, not {tokens.dtype}")
+    table = _embedding(model)
+    if table is not None and not (tokens.min() >= 0 and tokens.max() < table.num_embeddings):
+        raise InspectionError(
+            f"tokens must lie from 0 to {table.num_embeddings - 1}, the vocabulary of the model, "
+            f"not from {int(tokens.min())} to {int(tokens.max())}: use its own tokenizer"
+        )
     return tokens
+
+
+def _embedding(model: Any) -> torch.nn.Embedding | None:
+    """The table of token vectors, if the model has a plain one."""
+    if isinstance(model, LanguageModel):
+        found = model.embedding
+    else:
+        try:
+            found = model.get_input_embeddings()
+        except (AttributeError, NotImplementedError):  # no model of transformers, or not of text
+            return None
+    return found if isinstance(found, torch.nn.Embedding) else None
 
 
 def _rows(n: int, heads: int) -> tuple[Array, list[str]]:
