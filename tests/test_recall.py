@@ -346,6 +346,21 @@ def test_parity_and_products_are_those_of_all_tokens_so_far():
         for token, answer in zip(row, said, strict=True):
             things = np.array(every[token])[things]
             assert tuple(things) == every[answer - 24]
+    tokens, _, answers = recall.Permutation(length=9, items=4, moved=2).examples(80, seed=2)
+    moved = {sum(i != x for i, x in enumerate(every[token])) for token in tokens.ravel()}
+    assert moved == {0, 2}
+    assert len(set(tokens.ravel())) == 7
+    assert len(set(answers.ravel())) == 24
+
+
+def test_permutations_are_learned_from_swaps_and_short_texts_first():
+    task = recall.Permutation(length=12, items=4)
+    sizes = [(each.most_moved, each.length) for each in task.easier()]
+    assert sizes == [(2, 8), (2, 12), (3, 8), (3, 12), (4, 8), (4, 12)]
+    assert task.easier()[-1] == task
+    swaps = dataclasses.replace(task, moved=2)
+    assert [each.length for each in swaps.easier()] == [8, 12]
+    assert "at most 2 of them" in swaps.told
 
 
 @pytest.mark.parametrize("task", [recall.Selective(20, 31, 5), recall.Copy(20, 12)], ids=str)
@@ -385,6 +400,9 @@ def test_every_task_trains_in_the_same_sweep_and_report(name, tmp_path):
         (("--task", "sorting"), "unknown task 'sorting'"),
         (("--task", "parity", "--pairs", "4"), "--pairs has no meaning for the task parity"),
         (("--task", "permutation", "--items", "6"), "2 to 5 items"),
+        (("--task", "permutation", "--moved", "4"), "cannot move 4 of 3 things"),
+        (("--task", "permutation", "--moved", "1"), "moved"),
+        (("--task", "parity", "--moved", "2"), "--moved has no meaning for the task parity"),
         (("--task", "copy", "--length", "9"), "even length"),
         (("--task", "selective", "--items", "40"), "need a length of 80"),
         (("--task", "parity", "--preset", "paper"), "minutes only"),
@@ -398,13 +416,29 @@ def test_tasks_and_sizes_that_do_not_go_together_are_refused(given, message, cap
 
 
 @pytest.mark.slow
-def test_negative_eigenvalues_learn_parity_and_positive_ones_do_not():
-    names = ("deltanet", "deltanet:negative_eigenvalues=true")
-    settings = dataclasses.replace(
-        recall.preset("minutes", "parity", mixers=names, widths=(16,), steps=600, seeds=1),
-        task=recall.Parity(32),
-        judged=128,
+@pytest.mark.parametrize(
+    ("task", "steps", "without", "mixer"),
+    [
+        pytest.param(
+            recall.Parity(32),
+            300,
+            "deltanet:short_convolution=0",
+            "deltanet:short_convolution=0,negative_eigenvalues=true",
+            id="parity-negative-eigenvalues",
+        ),
+        pytest.param(
+            recall.Permutation(32, items=3),
+            600,
+            "deltanet:short_convolution=0,negative_eigenvalues=true",
+            "deltaproduct:steps=2,short_convolution=0",
+            id="S3-two-corrections",
+        ),
+    ],
+)
+def test_a_state_is_tracked_by_the_layer_that_can_and_not_without(task, steps, without, mixer):
+    settings = recall.preset(
+        "minutes", task.name, mixers=(without, mixer), steps=steps, seeds=1, task=task, judged=128
     )
-    positive, negative = recall.recall(settings).points
-    assert negative.accuracy > 0.95
-    assert positive.accuracy < 0.8
+    fails, learns = recall.recall(settings).points
+    assert learns.accuracy > 0.95
+    assert fails.accuracy < 0.8

@@ -23,17 +23,19 @@ FOUND = ROOT / "out" / "tracking"
 BEGIN, END = "<!-- tracking:begin -->", "<!-- tracking:end -->"
 MIXERS = (
     "ssd:state_dim=16",
-    "deltanet",
-    "deltanet:negative_eigenvalues=true",
-    "deltaproduct:steps=2,negative_eigenvalues=false",
-    "deltaproduct:steps=2",
+    "deltanet:short_convolution=0",
+    "deltanet:short_convolution=0,negative_eigenvalues=true",
+    "deltaproduct:steps=2,short_convolution=0,negative_eigenvalues=false",
+    "deltaproduct:steps=2,short_convolution=0",
+    "deltaproduct:steps=4,short_convolution=0",
 )
+S5 = ("--task", "permutation", "--length", "16", "--items", "5")
 TASKS = {
-    "parity": ("--task", "parity", "--length", "24"),
-    "S₃": ("--task", "permutation", "--length", "12", "--items", "3"),
-    "S₅": ("--task", "permutation", "--length", "6", "--items", "5"),
+    "parity": ("--task", "parity", "--length", "32", "--steps", "300"),
+    "S₃": ("--task", "permutation", "--length", "32", "--items", "3", "--steps", "600"),
+    "S₅, swaps": (*S5, "--moved", "2", "--steps", "600"),
+    "S₅": (*S5, "--steps", "1600"),
 }
-SIZES = ("--widths", "32", "--steps", "300", "--seeds", "2")
 
 
 def measured(name: str, task: tuple[str, ...]) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def measured(name: str, task: tuple[str, ...]) -> dict[str, Any]:
     path = FOUND / f"{name}.json"
     if not path.exists():
         FOUND.mkdir(parents=True, exist_ok=True)
-        command = (sys.executable, "-m", "kerneltrick", "recall", *task, *SIZES)
+        command = (sys.executable, "-m", "kerneltrick", "recall", *task, "--jobs", "2")
         subprocess.run([*command, "--mixers", " ".join(MIXERS), "--json", str(path)], check=True)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

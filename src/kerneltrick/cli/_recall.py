@@ -107,6 +107,15 @@ def recall_command(
             "selective, the tokens to repeat. Default: 3 and 8.",
         ),
     ] = None,
+    moved: Annotated[
+        int | None,
+        typer.Option(
+            "--moved",
+            show_default=False,
+            help="For permutation, the most things that one token moves: 2 for swaps. Default: all "
+            "of them.",
+        ),
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(
@@ -152,7 +161,8 @@ def recall_command(
     found = read_numbers("--widths", widths)
     changes["widths"] = None if found is None else tuple(found)
     changes["rates"] = None if rates is None else _rates(rates)
-    sizes = {"pairs": pairs, "items": items, "length": length, "vocabulary": vocabulary}
+    sizes = {"pairs": pairs, "items": items, "moved": moved, "length": length}
+    sizes["vocabulary"] = vocabulary
     try:
         settings = room.preset(preset, task)
         changes["task"] = _sized(settings.task, sizes)
@@ -198,7 +208,8 @@ def _rates(text: str) -> tuple[float, ...]:
 def _show(result: room.RecallResult, words: TextIO) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("mixer", "width", "state, bytes", "correct", "lowest", "highest", ""):
-        table.add_column(name, justify="left" if name == "mixer" else "right")
+        side: Any = "left" if name == "mixer" else "right"
+        table.add_column(name, justify=side, overflow="fold")
     for point in sorted(result.points, key=lambda point: point.bytes):
         shares = (f"{x:.3f}" for x in (point.accuracy, point.lowest, point.highest))
         cells = (str(point.width), f"{point.bytes:,}", *shares, "front" if point.on_front else "")

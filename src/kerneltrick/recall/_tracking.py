@@ -66,7 +66,9 @@ class Permutation:
 
     This is the word problem of the symmetric group (Merrill et al. 2024, Grazzi et al. 2024). S₃
     (`items` = 3) has swaps, which one correction with β = 2 can do, and rotations, which need two.
-    S₅ is the smallest whose products no shallow model computes at any length.
+    S₅ is the smallest whose products no shallow model computes at any length; its cycles of five
+    things need four. A token moves at most `moved` things (default: all of them): with 2 there
+    are only swaps and the permutation that moves nothing.
 
     >>> tokens, places, answers = Permutation(length=4, items=3).examples(1, seed=0)
     >>> tokens[0].tolist(), (answers[0] - 6).tolist()
@@ -76,6 +78,7 @@ class Permutation:
     name: ClassVar[str] = "permutation"
     length: int = 32
     items: int = 3
+    moved: int | None = None
 
     def __post_init__(self) -> None:
         check_count("permutation", "length", self.length, least=1)
@@ -84,6 +87,18 @@ class Permutation:
                 f"permutation needs 2 to 5 items, not {self.items}: {self.items}! tokens are too "
                 "many"
             )
+        if self.moved is not None:
+            check_count("permutation", "moved", self.moved, least=2)
+            if self.moved > self.items:
+                raise ValueError(
+                    f"permutation cannot move {self.moved} of {self.items} things: moved must be "
+                    f"at most {self.items}"
+                )
+
+    @property
+    def most_moved(self) -> int:
+        """The most things that a token moves."""
+        return self.items if self.moved is None else self.moved
 
     @property
     def vocabulary(self) -> int:
@@ -97,23 +112,39 @@ class Permutation:
     @property
     def told(self) -> str:
         """The task in a sentence."""
+        few = "" if self.most_moved == self.items else f" that move at most {self.moved} of them"
         return (
-            f"Each text has {self.length} permutations of {self.items} things. At every one the "
-            "model must name the product of all permutations so far."
+            f"Each text has {self.length} permutations of {self.items} things{few}. At every one "
+            "the model must name the product of all permutations so far."
         )
 
     def easier(self) -> tuple[Permutation, ...]:
-        """Versions with 8, 16, … tokens, and at the end the task itself."""
-        return tuple(dataclasses.replace(self, length=n) for n in lengths(self.length))
+        """Versions that move 2, 3, … things in 8, 16, … tokens, and at the end the task itself.
+
+        Swaps teach what the products are called. After that, other permutations are soon learned.
+
+        >>> [(task.moved, task.length) for task in Permutation(length=12, items=3).easier()]
+        [(2, 8), (2, 12), (3, 8), (None, 12)]
+        """
+        every = itertools.product(range(2, self.most_moved + 1), lengths(self.length))
+        made = [dataclasses.replace(self, moved=moved, length=n) for moved, n in every]
+        return (*made[:-1], self)
 
     def examples(self, count: int, seed: Any) -> Examples:
         """Draw `count` sequences; `seed` is anything that np.random.default_rng takes."""
-        products = _products(self.items)
-        tokens = np.random.default_rng(seed).integers(len(products), size=(count, self.length))
+        products, allowed = _products(self.items), _moving(self.items, self.most_moved)
+        drawn = np.random.default_rng(seed).integers(len(allowed), size=(count, self.length))
+        tokens = allowed[drawn]
         made = [tokens[:, 0]]
         for token in tokens.T[1:]:
             made.append(products[token, made[-1]])
         return Examples(tokens, everywhere(tokens), len(products) + np.stack(made, axis=1))
+
+
+def _moving(items: int, most: int) -> np.ndarray[Any, Any]:
+    """The numbers of the permutations that move at most so many things."""
+    every = np.array(list(itertools.permutations(range(items))))
+    return np.flatnonzero((every != np.arange(items)).sum(1) <= most)
 
 
 @functools.cache
