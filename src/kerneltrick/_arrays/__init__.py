@@ -25,7 +25,6 @@ from kerneltrick._arrays._library import (
     is_floating,
     is_integer,
     library,
-    max_blocks,
     namespace,
     space,
     stand_in,
@@ -35,7 +34,7 @@ from kerneltrick._arrays._library import (
     widened,
     zeros,
 )
-from kerneltrick._arrays._scan import jit, register_pytree, scan, static_start, whole
+from kerneltrick._arrays._scan import is_looped, jit, register_pytree, scan, static_start, whole
 from kerneltrick._arrays._untranslated import register_tree, tree, untranslated, without_values
 from kerneltrick._arrays._wide import Wide, wide, wide_add, wide_narrow, wide_zeros
 
@@ -59,9 +58,9 @@ __all__ = [
     "is_concrete",
     "is_floating",
     "is_integer",
+    "is_looped",
     "jit",
     "library",
-    "max_blocks",
     "namespace",
     "register_pytree",
     "register_tree",

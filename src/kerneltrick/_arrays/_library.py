@@ -319,8 +319,3 @@ def as_numpy(x: Array) -> np.ndarray[Any, Any]:
     if lib == "numpy":
         return np.asarray(x)
     return np.from_dlpack(x)
-
-
-def max_blocks(like: Array) -> int:
-    """How many chunks may be handled at once; one in JAX, whose loop costs nothing."""
-    return 1 if library(like) == "jax" else 16

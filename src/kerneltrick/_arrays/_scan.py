@@ -1,4 +1,4 @@
-"""A loop over blocks of tokens: Python where arrays are eager, `lax.scan` in JAX."""
+"""A loop over blocks of tokens: Python's where arrays are eager, else one of the library's own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def scan(
     like = next(x for x in streams if x is not None)
     if library(like) == "jax":
         return _scan_jax(body, carry, streams, length, block, offset)
+    if is_looped(like, length):
+        from kerneltrick._arrays._scan_torch import scan_traced
+
+        assert offset == 0
+        return scan_traced(body, carry, streams, length, block)
     return _scan_eager(body, carry, streams, length, block, offset, like)
 
 
@@ -120,9 +125,20 @@ def _scan_jax(
     return carry, tuple(join(y) for y in outputs)
 
 
-def static_start(start: Any, like: Array) -> Any:
-    """start as a number to align chunks with, or 0 where that would recompile (JAX)."""
-    return 0 if library(like) == "jax" else whole(start)
+def is_looped(like: Array, length: Any) -> bool:
+    """Whether blocks run in a loop of the library's own, which has arrays of one shape.
+
+    In JAX always; in PyTorch while ONNX is written for any number of tokens.
+    """
+    if library(like) == "jax":
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(length, torch.SymInt) and torch.onnx.is_in_onnx_export()
+
+
+def static_start(start: Any, like: Array, length: Any) -> Any:
+    """start as a number to align chunks with, or 0 where the program is for any start."""
+    return 0 if is_looped(like, length) else whole(start)
 
 
 def whole(x: Any) -> Any:

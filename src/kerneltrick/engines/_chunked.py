@@ -20,7 +20,7 @@ from kerneltrick._arrays import (
     astype,
     compute_dtype,
     constant,
-    max_blocks,
+    is_looped,
     scan,
     space,
     static_start,
@@ -52,6 +52,7 @@ from kerneltrick.engines._sweep import sweep
 
 FLOAT32_SPAN = 64  # float32 sums span at most this many tokens
 FEATURE_DECAY_SPAN = 16  # with a decay per feature, weights are sums over m of C² products
+MOST_CHUNKS = 16  # taken at once
 BLOCK_NUMBERS = 1 << 19  # numbers in the largest temporary of one group of chunks
 
 
@@ -65,7 +66,7 @@ def chunked(rule: Rule, data: Data) -> Result:
 def _causal(rule: Rule, data: Data) -> Result:
     heads, n = data.k.shape[-3], data.k.shape[-2]
     chunk, group = _sizes(rule, data)
-    offset = static_start(data.start, data.k) % chunk
+    offset = static_start(data.start, data.k, n) % chunk
 
     def body(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
         q, k, v, mask, log_decay, restart, q_positions, k_positions = blocks
@@ -104,7 +105,7 @@ def _full(rule: Rule, data: Data) -> Result:
         return _absorb(carry, keys, chunk), ()
 
     keys_in = (data.k, data.v, data.mask, data.k_positions)
-    offset = static_start(data.start, data.k) % chunk
+    offset = static_start(data.start, data.k, n) % chunk
     carry, _ = scan(absorb, data.carry, keys_in, length=n, block=chunk * group, offset=offset)
 
     def read(carry: Carry, blocks: Any, first: Any, valid: Array | None) -> Any:
@@ -134,12 +135,14 @@ def _sizes(rule: Rule, data: Data) -> tuple[int, int]:
         chunk = min(chunk, FLOAT32_SPAN)
     if data.log_decay is not None and data.log_decay.shape[-1] > 1:
         chunk = min(chunk, FEATURE_DECAY_SPAN)
+    longest = max(data.q.shape[-2], data.k.shape[-2])
+    if is_looped(data.q, longest):  # whose steps cost nothing
+        return chunk, 1
     m, width = data.carry.sums.hi.shape[-2:]
     rows = math.prod(data.q.shape[:-2])
     largest = rows * max(chunk * max(m, width, chunk), m * width)
-    longest = max(data.q.shape[-2], data.k.shape[-2])
-    chunks = -(-(longest + static_start(data.start, data.k) % chunk) // chunk)
-    most = max(1, min(max_blocks(data.q), BLOCK_NUMBERS // max(largest, 1)))
+    chunks = -(-(longest + static_start(data.start, data.k, longest) % chunk) // chunk)
+    most = max(1, min(MOST_CHUNKS, BLOCK_NUMBERS // max(largest, 1)))
     groups = -(-chunks // most)
     return chunk, max(1, -(-chunks // max(groups, 1)))
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kerneltrick._arrays import Array, Namespace, constant, max_blocks, scan, space, static_start
-from kerneltrick.engines._chunked import BLOCK_NUMBERS, split, spoiled, summed_decays
+from kerneltrick._arrays import Array, Namespace, constant, is_looped, scan, space, static_start
+from kerneltrick.engines._chunked import BLOCK_NUMBERS, MOST_CHUNKS, split, spoiled, summed_decays
 from kerneltrick.engines._delta_problem import (
     DeltaCarry,
     DeltaData,
@@ -61,11 +61,13 @@ def _sizes(data: DeltaData) -> tuple[int, int, int]:
     d, width = data.k.shape[-1], data.v.shape[-1]
     per_feature = data.log_decay is not None and data.log_decay.shape[-1] > 1
     chunk = FEATURE_DECAY_CHUNK if per_feature else CHUNK
+    if is_looped(data.v, data.v.shape[-2]):  # whose steps cost nothing
+        return chunk, 1, 0
     rows = math.prod(data.v.shape[:-2])
     largest = rows * chunk * max(d, width, chunk * (d if per_feature else 1))
-    offset = static_start(data.start, data.k) % chunk
+    offset = static_start(data.start, data.v, data.v.shape[-2]) % chunk
     chunks = -(-(data.v.shape[-2] + offset) // chunk)
-    most = max(1, min(max_blocks(data.q), BLOCK_NUMBERS // max(largest, 1)))
+    most = max(1, min(MOST_CHUNKS, BLOCK_NUMBERS // max(largest, 1)))
     groups = -(-chunks // most)
     return chunk, max(1, -(-chunks // max(groups, 1))), offset
 

@@ -22,8 +22,9 @@ from kerneltrick.engines._scan import ScanData, ScanResult, ScanRule
 # How the host library treats the values of a call:
 #   eager     they are at hand, and nobody asks for gradients;
 #   recorded  gradients may be asked for, or the call is traced;
-#   foreign   the core cannot have them: another device, another class of tensors, tangents.
-Host = Literal["eager", "recorded", "foreign"]
+#   foreign   the core cannot have them: another device, another class of tensors, tangents;
+#   onnx      the call is being written as ONNX, which does not know our operators.
+Host = Literal["eager", "recorded", "foreign", "onnx"]
 
 
 AnyRule: TypeAlias = Rule | DeltaRule | ConvolutionRule | ScanRule

@@ -108,7 +108,7 @@ def supports(signature: Signature) -> bool:
     """Whether the core runs a call, with every gradient that may be asked for."""
     if signature.library not in ("numpy", "torch", "jax") or signature.dtype not in CODES:
         return False
-    if core() is None or signature.host == "foreign":
+    if core() is None or signature.host in ("foreign", "onnx"):
         return False
     if _fused(signature) is not None:
         return True

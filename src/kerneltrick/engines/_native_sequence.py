@@ -73,7 +73,7 @@ def supports(signature: Signature) -> bool:
     libraries = ("numpy", "torch", *(("jax",) if signature.rule.operator == "delta_rule" else ()))
     if signature.library not in libraries or signature.dtype not in CODES:
         return False
-    return core() is not None and signature.host != "foreign"
+    return core() is not None and signature.host not in ("foreign", "onnx")
 
 
 def reason(signature: Signature) -> Exception:

@@ -19,6 +19,7 @@ from kerneltrick._arrays import (
     astype,
     constant,
     index_dtype,
+    library,
     space,
     stop_gradient,
     wide,
@@ -179,8 +180,7 @@ def split_near(
     """
     xp, whole, t = space(rank), rank.dtype, rule.sinks
     if mixed:  # those that are kept behind those that are not, each in order
-        order = xp.argsort(astype(tokens.keep, whole), axis=-2, stable=True)
-        order = astype(order, whole)
+        order = _stable_order(tokens.keep, whole)
         rank = gather(rank, order)
         tokens = KeyValues._make([gather(x, order) for x in tokens])
     size = tokens.k.shape[-2]
@@ -198,10 +198,23 @@ def split_near(
     return Near(*concatenated(sinks, ring), count=count), leaving
 
 
+def _stable_order(keep: Array, whole: Any) -> Array:
+    """The indices (..., n, 1) of tokens, those that are not kept first."""
+    xp = space(keep)
+    if library(keep) != "torch":
+        return astype(xp.argsort(astype(keep, whole), axis=-2, stable=True), whole)
+    # By numbers that all differ, so that any way to sort will do: ONNX has none that is stable.
+    size = keep.shape[-2]
+    number = constant(np.arange(size)[:, None], keep, whole)
+    return (astype(keep, whole) * size + number).argsort(dim=-2)
+
+
 def gather(x: Array, index: Array) -> Array:
     """x (..., n, e) at index (..., l, 1) of the same leading shape."""
     xp = space(x)
     lead, n, e = x.shape[:-2], x.shape[-2], x.shape[-1]
+    if library(x) == "torch":
+        return x.gather(-2, index.expand(*index.shape[:-1], e))
     rows = math.prod(lead)
     base = constant(np.arange(rows).reshape(*lead, 1, 1) * n, x, index.dtype)
     flat = xp.reshape(index + base, (rows * index.shape[-2],))

@@ -16,7 +16,7 @@ from kerneltrick._arrays import (
     astype,
     constant,
     index_dtype,
-    library,
+    is_looped,
     scan,
     space,
     static_start,
@@ -85,7 +85,8 @@ def _causal(rule: Rule, data: Data, block: int) -> Result:
         data.q_positions,
         data.k_positions,
     )
-    length, offset = data.k.shape[-2], static_start(data.start, data.k) % block
+    length = data.k.shape[-2]
+    offset = static_start(data.start, data.k, length) % block
     carry, (output, zero) = scan(body, carry, streams, length=length, block=block, offset=offset)
     return Result(output, zero, _cut(rule, carry, data))
 
@@ -235,8 +236,8 @@ def _one_length(data: Data) -> Data:
 
 
 def _fixed(rule: Rule, data: Data) -> tuple[Carry, int | None]:
-    """The carry, in JAX with room for all that will be near: its loop has arrays of one shape."""
-    slots = _slots(rule, data) if library(data.k) == "jax" else None
+    """The carry; in a loop of the library's own it has room for all that will be near."""
+    slots = _slots(rule, data) if is_looped(data.k, data.k.shape[-2]) else None
     return _fitted(rule, data.carry, slots), slots
 
 
@@ -250,8 +251,10 @@ def _fitted(rule: Rule, carry: Carry, slots: int | None) -> Carry:
 def _slots(rule: Rule, data: Data) -> int:
     """How many tokens of the window the state after a call holds at most."""
     assert data.carry.near is not None
-    held = int(data.carry.near.k.shape[-2]) - rule.sinks
-    return max(min(rule.window - 1, held + int(data.k.shape[-2])), 0)
+    held = data.carry.near.k.shape[-2] - rule.sinks
+    room = max(rule.window - 1, 0)
+    # A full window stays full, however many tokens come: a loop must know that.
+    return room if held >= room else min(room, held + data.k.shape[-2])
 
 
 def _cut(rule: Rule, carry: Carry, data: Data) -> Carry:

@@ -22,7 +22,7 @@ def host(rule: AnyRule, arrays: tuple[Any, ...], keys: Tensor) -> Host:
     if tangents() or not all(map(_reaches_the_core, tensors)):
         return "foreign"
     if traced(keys):
-        return "recorded"
+        return "onnx" if torch.onnx.is_in_onnx_export() else "recorded"
     if torch.is_grad_enabled() and (any(x.requires_grad for x in tensors) or _learned(rule, keys)):
         return "recorded"
     return "eager"

@@ -76,10 +76,10 @@ class MixerState:
     def place(self) -> tuple[int, Any]:
         """The number of rows of the batch, and their device."""
         if isinstance(self.memory, Held):
-            return int(self.memory.tensor.shape[0]), self.memory.tensor.device
+            return self.memory.tensor.shape[0], self.memory.tensor.device
         if isinstance(self.memory, State):
             sums = self.memory.parts[0].sums.hi
-            return int(sums.shape[0]), sums.device
+            return sums.shape[0], sums.device
         return self.memory.shape[0], torch.device("cpu")
 
     def value(self) -> Any:
