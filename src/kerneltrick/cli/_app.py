@@ -34,6 +34,7 @@ from kerneltrick.cli._command import Command, Group
 from kerneltrick.cli._conform import conform_command
 from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._explore import explore_command
+from kerneltrick.cli._export import export_command
 from kerneltrick.cli._fit import fit_command
 from kerneltrick.cli._inspect import inspect_command
 from kerneltrick.cli._lab import lab_app
@@ -303,6 +304,7 @@ app.command("evaluate", cls=Command, rich_help_panel=USE)(evaluate_command)
 app.command("inspect", cls=Command, rich_help_panel=USE)(inspect_command)
 app.command("train", cls=Command, rich_help_panel=USE)(train_command)
 app.command("generate", cls=Command, rich_help_panel=USE)(generate_command)
+app.command("export", cls=Command, rich_help_panel=USE)(export_command)
 app.command("compare", cls=Command, rich_help_panel=CHOOSE)(_compare)
 app.command("capture", cls=Command, rich_help_panel=CHOOSE)(_capture)
 app.command("costs", cls=Command, rich_help_panel=CHOOSE)(costs_command)

@@ -1,0 +1,18 @@
+"""Layers and language models as ONNX, with states as inputs and outputs (extra `onnx`).
+
+The model is written for any batch and any number of tokens. Prefill and decoding use the same file:
+give the tokens and the state so far, and get the outputs and the state after them.
+"""
+
+try:
+    import onnx as _onnx  # noqa: F401
+    import onnxscript as _onnxscript  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"kerneltrick.onnx needs ONNX and PyTorch ({error}): pip install 'kerneltrick[onnx]'"
+    ) from None
+
+from kerneltrick.onnx._export import export
+from kerneltrick.onnx._state import StateInput, empty_state, state_inputs
+
+__all__ = ["StateInput", "empty_state", "export", "state_inputs"]

@@ -1,0 +1,138 @@
+"""Layers and language models as ONNX: what ONNX Runtime computes is what PyTorch computes."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+torch = pytest.importorskip("torch")
+
+import onnxruntime  # noqa: E402
+
+from kerneltrick import onnx as kt_onnx  # noqa: E402
+from kerneltrick.torch import Attention, LanguageModel  # noqa: E402
+from kerneltrick.torch.mixers import MIXERS, make  # noqa: E402
+
+WRITTEN = [
+    "elu",
+    "favor:features=8",
+    "hedgehog",
+    "cosformer:horizon=512",
+    "elu@window=6,sinks=2",
+    "hedgehog@window=5",
+    *sorted(MIXERS.keys() - {"hyena", "mesa"}),
+    "mesa:steps=3",  # each of its steps is a loop in ONNX
+]
+REFUSED = {
+    "softmax": "no features",
+    "softmax@window=7": "no features",
+    "elu@window=4,whole=1": "no features",
+    "hyena": "Fourier",
+}
+
+
+def session(path):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def check(model, path, inputs, name):
+    """Prefill, a second stretch and single tokens, for batches of several sizes."""
+    kt_onnx.export(model, path)
+    run, parts = session(path), kt_onnx.state_inputs(path)
+    assert [x.name for x in run.get_inputs()] == [name, *(part.past for part in parts)]
+    assert [x.name for x in run.get_outputs()][1:] == [part.present for part in parts]
+    for batch, lengths in ((1, (1, 1, 67)), (3, (70, 1, 1, 9))):
+        x = inputs(batch, sum(lengths))
+        with torch.no_grad():
+            whole = model(x)[0].numpy()
+        state, found = kt_onnx.empty_state(path, batch), []
+        for piece in x.split(lengths, dim=1):
+            y, *after = run.run(None, {name: piece.numpy(), **state})
+            state = {part.past: new for part, new in zip(parts, after, strict=True)}
+            found.append(y)
+        np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow  # the example of `export` is the quick one
+@pytest.mark.parametrize("mixer", WRITTEN)
+def test_a_layer_streams_in_onnx_runtime_as_in_pytorch(mixer, tmp_path):
+    torch.manual_seed(0)
+    layer = make(mixer, 32, 2).eval()
+    check(layer, tmp_path / "layer.onnx", lambda *shape: torch.randn(*shape, 32), "x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rotary": True, "short_convolution": 3, "num_kv_heads": 2},
+        {"output_norm": True, "output_gate": True, "window": (4, 6, 4, 0)},
+    ],
+    ids=["rotary, convolution, grouped queries", "norm, gate, windows by head"],
+)
+def test_the_options_of_attention_are_written(options, tmp_path):
+    torch.manual_seed(0)
+    layer = Attention(32, 4, on_zero="zero", **options).eval()
+    check(layer, tmp_path / "layer.onnx", lambda *shape: torch.randn(*shape, 32), "x")
+
+
+@pytest.mark.slow
+def test_a_language_model_streams_in_onnx_runtime_as_in_pytorch(tmp_path):
+    torch.manual_seed(0)
+    mixer = "gated_deltanet+elu@window=6"
+    model = LanguageModel(19, mixer=mixer, hidden_size=32, num_layers=2, num_heads=2).eval()
+    check(model, tmp_path / "m.onnx", lambda *shape: torch.randint(19, shape), "tokens")
+
+
+@pytest.mark.parametrize("mixer", REFUSED)
+def test_what_cannot_be_written_is_refused_with_a_reason(mixer, tmp_path):
+    with pytest.raises(ValueError, match=REFUSED[mixer]):
+        kt_onnx.export(make(mixer, 32, 2), tmp_path / "layer.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (torch.nn.Linear(3, 3), "must be a kerneltrick.torch.Attention"),
+        (Attention(32, 2, causal=False), "no order of tokens"),
+        (LanguageModel(9, mixer=lambda i: torch.nn.Identity(), num_layers=1), "layer Identity"),
+    ],
+    ids=["another module", "full attention", "a foreign mixer"],
+)
+def test_other_models_are_refused_with_a_reason(model, reason, tmp_path):
+    with pytest.raises(ValueError, match=reason):
+        kt_onnx.export(model, tmp_path / "model.onnx")
+
+
+def test_every_mixer_is_either_written_or_refused():
+    assert set(MIXERS) <= {text.partition(":")[0] for text in (*WRITTEN, *REFUSED)}
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_trained_model(run, tmp_path):
+    from kerneltrick.torch import TrainedModel, TrainingSettings, Vocabulary
+
+    settings = TrainingSettings(mixer="ssd", hidden_size=16, num_layers=1, num_heads=1)
+    words, path = Vocabulary.of("abc"), tmp_path / "model.onnx"
+    model = settings.model(words.size).eval()
+    (tmp_path / "model").mkdir()
+    TrainedModel(settings, words, model, "").save(tmp_path / "model")
+    code, printed, problem = run("export", tmp_path / "model", "--onnx", path)
+    assert code == 0, problem
+    assert "inputs for the state" in printed
+    tokens = words.encode("abcab")[None]
+    feeds = {"tokens": tokens.numpy(), **kt_onnx.empty_state(path)}
+    logits = session(path).run(None, feeds)[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(logits, model(tokens)[0], atol=1e-5)
+    for words, problem in (
+        ((tmp_path, "--onnx", path), "there is no trained model"),
+        ((tmp_path / "model", "--onnx", tmp_path), "folder"),
+        ((tmp_path / "model",), "--onnx"),
+    ):
+        code, _, said = run("export", *words)
+        assert code == 2
+        assert problem in said
