@@ -1,9 +1,13 @@
 // The one file that knows Python. A call arrives as bytes: the fields of its list in engines/calls
 // in order, eight bytes a number. engines/_core_call.py makes them, and holds the arrays while the call runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -15,6 +19,7 @@
 #include "operators.h"
 #include "pool.h"
 #include "record.h"
+#include "tensors.h"
 #include "xla.h"
 
 namespace nb = nanobind;
@@ -79,6 +84,14 @@ template <class F> void run(double cost, F&& work) {
     if (control.stop) throw nb::python_error();
 }
 
+using Runs = std::map<std::string, std::function<void(const char*, std::size_t)>>;
+
+// What runs a call, by the name of its operator.
+Runs& runs() {
+    static Runs all;
+    return all;
+}
+
 // The functions of an operator: NAME_defaults, of every field in the order of the list, NAME_forward and
 // NAME_backward.
 template <class Call, class Gradient>
@@ -92,9 +105,12 @@ void bind(nb::module_& m, const std::string& name, void (*kt::Kernels::*forward)
         kt::each_field(gradient, write);
         return write.values;
     });
-    m.def((name + "_forward").c_str(), [forward](const nb::bytes& bytes) {
-        const auto [call] = parts<Call>(bytes);
+    runs()[name] = [forward](const char* data, std::size_t size) {
+        const auto [call] = kt::parts<Call>(data, size);
         run(kt::forward_cost(call), [&, &call = call](kt::Control& c) { (kt::kernels().*forward)(call, c); });
+    };
+    m.def((name + "_forward").c_str(), [name](const nb::bytes& bytes) {
+        runs().at(name)(static_cast<const char*>(bytes.data()), bytes.size());
     });
     m.def((name + "_backward").c_str(), [backward](const nb::bytes& bytes) {
         const auto [call, gradient] = parts<Call, Gradient>(bytes);
@@ -103,6 +119,84 @@ void bind(nb::module_& m, const std::string& name, void (*kt::Kernels::*forward)
         });
     });
 }
+
+// A call that comes again with other memory.
+class Repeated {
+  public:
+    // `fields` are the places of the addresses that change, counted in fields of eight bytes.
+    Repeated(const std::string& operation, const nb::bytes& call, std::vector<int64_t> fields)
+        : run_(runs().at(operation)), call_(call.c_str(), call.size()), fields_(std::move(fields)) {
+        for (const int64_t field : fields_)
+            if (field < 0 || std::size_t(8 * (field + 1)) > call_.size()) throw std::runtime_error("no such field");
+    }
+
+    // `addresses` has eight bytes for each of these fields.
+    void run(const nb::bytes& addresses) const {
+        if (addresses.size() != 8 * fields_.size()) throw std::runtime_error("addresses for other fields");
+        std::string call = call_;  // several threads may repeat a call
+        const char* from = addresses.c_str();
+        for (const int64_t field : fields_) {
+            std::memcpy(call.data() + 8 * field, from, 8);
+            from += 8;
+        }
+        run_(call.data(), call.size());
+    }
+
+  private:
+    const std::function<void(const char*, std::size_t)>& run_;
+    std::string call_;
+    std::vector<int64_t> fields_;
+};
+
+// Reads tensors of the given types by the exchange interface of their library.
+class TensorReader {
+  public:
+    TensorReader(nb::capsule interface, nb::tuple types) : types_(std::move(types)), negative_("is_neg") {
+        if (std::strcmp(interface.name() ? interface.name() : "", kt::dlpack::CAPSULE) != 0)
+            throw nb::type_error("not an exchange interface of DLPack");
+        interface_ = static_cast<const kt::dlpack::Interface*>(interface.data());
+    }
+
+    bool usable() const { return interface_->major == kt::dlpack::MAJOR && interface_->describe; }
+
+    // What a call of the core depends on but for its values, and the addresses, eight bytes each: shapes,
+    // strides and types of the tensors, of which some may be None. None if one is not as the core can have it.
+    nb::object read(const nb::tuple& tensors) const {
+        std::string layout, addresses;
+        for (const nb::handle x : tensors) {
+            kt::dlpack::Tensor found = {};
+            if (!x.is_none() && !describe(x, found)) return nb::none();
+            const int64_t address = reinterpret_cast<intptr_t>(found.data) + int64_t(found.byte_offset);
+            addresses.append(reinterpret_cast<const char*>(&address), 8);
+            const int64_t type = x.is_none() ? -1 : found.axes * 65536 + found.kind * 256 + found.bits;
+            layout.append(reinterpret_cast<const char*>(&type), 8);
+            layout.append(reinterpret_cast<const char*>(found.shape), 8 * std::size_t(found.axes));
+            layout.append(reinterpret_cast<const char*>(found.strides), 8 * std::size_t(found.axes));
+        }
+        return nb::make_tuple(nb::bytes(layout.data(), layout.size()), nb::bytes(addresses.data(), addresses.size()));
+    }
+
+  private:
+    bool describe(nb::handle x, kt::dlpack::Tensor& found) const {
+        bool known = false;
+        for (const nb::handle type : types_) known |= type.is(x.type());
+        if (!known) return false;
+        if (interface_->describe(x.ptr(), &found) != 0) {  // such as a sparse one
+            PyErr_Clear();
+            return false;
+        }
+        if (found.device != kt::dlpack::CPU || found.lanes != 1 || (found.axes && (!found.shape || !found.strides)))
+            return false;
+        PyObject* negative = PyObject_CallMethodNoArgs(x.ptr(), negative_.ptr());  // a bit that DLPack does not show
+        if (!negative) PyErr_Clear();
+        Py_XDECREF(negative);
+        return negative == Py_False;
+    }
+
+    nb::tuple types_;
+    nb::str negative_;
+    const kt::dlpack::Interface* interface_;
+};
 
 // The memory of a contiguous array of a known size.
 struct Memory {
@@ -321,12 +415,19 @@ NB_MODULE(_core, m) {
         .def("step", &DeltaDecoder::step, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("beta").none(),
              nb::arg("out"), nb::arg("log_decay").none(), nb::arg("erase").none(), nb::arg("read").none())
         .def("finish", &DeltaDecoder::finish);
-    m.def("delta_rule_step", [](const nb::bytes& bytes) {  // changes the state of the call
-        const auto [call] = parts<kt::DeltaRule>(bytes);
+    runs()["delta_rule_step"] = [](const char* data, std::size_t size) {  // changes the state of the call
+        const auto [call] = kt::parts<kt::DeltaRule>(data, size);
         const int count = kt::worth(kt::step_cost(call), threads());
         nb::gil_scoped_release release;
         kt::kernels().delta_rule_step(call, count);
-    });
+    };
+    nb::class_<Repeated>(m, "Repeated")
+        .def(nb::init<const std::string&, const nb::bytes&, std::vector<int64_t>>())
+        .def("run", &Repeated::run);
+    nb::class_<TensorReader>(m, "TensorReader")
+        .def(nb::init<nb::capsule, nb::tuple>())
+        .def("usable", &TensorReader::usable)
+        .def("read", &TensorReader::read);
     // For XLA, which calls it without Python.
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&kt::xla::handle)); });
     m.def("isa", [] { return kt::kernels().name; });

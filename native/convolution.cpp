@@ -110,9 +110,7 @@ template <class T> class Strip {
         channel_ = channel;
         channels_ = std::min(WIDTH, p.channels - channel);
         std::fill(bias_, bias_ + WIDTH, T(0));
-        std::fill(weight_, weight_ + p.taps * WIDTH, T(0));
-        for (int64_t j = 0; j < p.taps; ++j)
-            read_token<T>(from_element(p.weight, channel), type_of<T>, 0, j, channels_, T(1), weight_ + j * WIDTH);
+        read_rows(p.weight, type_of<T>, 0, p.taps, weight_);
         if (p.bias.data)
             read_token<T>(from_element(p.bias, channel), type_of<T>, 0, 0, channels_, T(1), bias_);
     }
@@ -120,9 +118,13 @@ template <class T> class Strip {
     // What is before the first token of a text, into the first rows of x.
     void begin_text(int64_t text) {
         std::fill(x_, x_ + before * WIDTH, T(0));
-        if (text == 0 && p.state.data)
-            for (int64_t i = 0; i < before; ++i)
-                read_token<T>(from_element(p.state, channel_), p.type, row_, i, channels_, T(1), x_ + i * WIDTH);
+        if (text == 0 && p.state.data) read_rows(p.state, p.type, row_, before, x_);
+    }
+
+    void read_rows(const View& view, Type type, int64_t row, int64_t count, T* rows) {
+        for (int64_t i = 0; i < count; i += TILE_TOKENS)
+            read_tile<T>(view, type, row, i, std::min(TILE_TOKENS, count - i), channel_, channels_, rows + i * WIDTH,
+                         scratch_);
     }
 
     // What is before token j of a text.
@@ -154,9 +156,9 @@ template <class T> class Strip {
     }
 
     void write_rows(const View& view, const T* rows) {
-        const View part = from_element(view, channel_);
-        for (int64_t i = 0; i < before; ++i)
-            write_token<T>(part, p.type, row_, i, channels_, rows + i * WIDTH);
+        for (int64_t i = 0; i < before; i += TILE_TOKENS)
+            write_tile<T>(view, p.type, row_, i, std::min(TILE_TOKENS, before - i), channel_, channels_,
+                          rows + i * WIDTH, scratch_);
     }
 
     // Zeros where a token is hidden.

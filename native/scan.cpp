@@ -79,20 +79,10 @@ template <class T> class Forward {
             Vec<T> y{};
             for (int64_t n = 0; n < p.states; n += LANES<T>) {
                 Vec<T> h[LANES<T>];
-                const Vec<T> B = load(s_.B + n);
-#pragma GCC unroll 16
-                for (int l = 0; l < LANES<T>; ++l) {
-                    if (l >= count) {
-                        h[l] = Vec<T>{};
-                        continue;
-                    }
-                    const int64_t at = channel + c + l;
-                    const Vec<T> A = load(reinterpret_cast<const T*>(p.A.at(0, at)) + n);
-                    const Vec<T> before = load(reinterpret_cast<const T*>(p.state.at(row, at)) + n);
-                    const Vec<T> delta = splat(s_.step[c + l]), input = splat(s_.input[c + l]);
-                    h[l] = decay<T, false>(delta * A) * before + input * B;
-                    store(reinterpret_cast<T*>(p.state_after.at(row, at)) + n, h[l]);
-                }
+                if (count == LANES<T>)
+                    step_register<LANES<T>>(row, channel + c, c, n, h);
+                else
+                    step_register<0>(row, channel + c, c, n, h, count);
                 transpose<T>(h);
 #pragma GCC unroll 16
                 for (int k = 0; k < LANES<T>; ++k) y += h[k] * s_.C[n + k];
@@ -100,6 +90,43 @@ template <class T> class Forward {
             store(y_ + c, finished(y, c, 0));
         });
         s_.write_numbers(p.output, 0, 1, y_);
+    }
+
+    // The new states n … of `count` channels, a constant if it is not 0, of which `first` is the first.
+    template <int K> KT_INLINE void step_register(int64_t row, int64_t first, int64_t c, int64_t n, Vec<T>* h,
+                                                  int count = K) const {
+        const SelectiveScan& p = s_.p;
+        const int64_t A_step = p.A.token / int64_t(sizeof(T)), step = p.state.token / int64_t(sizeof(T)),
+                      after_step = p.state_after.token / int64_t(sizeof(T));
+        const T* A = reinterpret_cast<const T*>(p.A.at(0, first)) + n;
+        const T* state = reinterpret_cast<const T*>(p.state.at(row, first)) + n;
+        T* after = reinterpret_cast<T*>(p.state_after.at(row, first)) + n;
+        const T *delta = s_.step + c, *input = s_.input + c;
+        Vec<T> squares{};  // if small, no e^{ΔA} is subnormal, infinite or NaN
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES<T>; ++l) {
+            if (K == 0 && l >= count) {
+                h[l] = Vec<T>{};
+                continue;
+            }
+            h[l] = splat(delta[l]) * load(A + l * A_step);
+            squares += h[l] * h[l];
+        }
+        constexpr T LIMIT = sizeof(T) == 4 ? T(87) : T(708);
+        const Vec<T> wild = squares < splat(LIMIT * LIMIT) ? Vec<T>{} : splat(T(1));
+        const auto take_up = [&](auto tame) {
+            const Vec<T> B = load(s_.B + n);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES<T>; ++l) {
+                if (K == 0 && l >= count) continue;
+                h[l] = decay<T, decltype(tame)::value>(h[l]) * load(state + l * step) + splat(input[l]) * B;
+                store(after + l * after_step, h[l]);
+            }
+        };
+        if (sum<T>(wild) == T(0))
+            take_up(std::true_type{});
+        else
+            take_up(std::false_type{});
     }
 
     // y + D x, times the gate, of channels c … and token i.

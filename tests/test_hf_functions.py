@@ -96,6 +96,50 @@ def test_a_step_of_mamba_2_changes_the_state_in_place(expanded):
     assert not torch.equal(ours, state)
 
 
+def test_a_step_of_mamba_2_has_the_gradient_of_a_scan_over_one_token():
+    dt, A = torch.randn(B, H, requires_grad=True), -torch.rand(H)
+    x, state, Bt, C = (torch.randn(B, *shape) for shape in ((H, P), (H, P, S), (G, S), (G, S)))
+    wide, rates = dt[..., None].expand(B, H, P), A[:, None, None].expand(H, P, S)
+    made = state_update(state.clone(), x, wide, rates, Bt, C, dt_softplus=True)
+    (found,) = torch.autograd.grad(made.square().sum(), dt)
+    tokens = (y[:, None] for y in (x, dt))
+    how = {"dt_softplus": True, "initial_states": state}
+    made = chunk_scan(*tokens, A, Bt[:, None], C[:, None], 4, **how)
+    close(found, *torch.autograd.grad(made.square().sum(), dt))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [37, 64, 80])
+def test_steps_that_come_again_equal_those_that_are_recorded(dtype, channels):
+    weight, bias = torch.randn(channels, 4, dtype=dtype), torch.randn(channels, dtype=dtype)
+    A, D = -torch.rand(channels, 16), torch.randn(channels)
+    line = torch.randn(B, channels, 4, dtype=dtype)
+    state = torch.randn(B, channels, 16, dtype=torch.promote_types(dtype, torch.float32))
+    for _ in range(3):
+        x, dt, z = torch.randn(3, B, channels, dtype=dtype)
+        Bt, C = torch.randn(2, B, 16, dtype=dtype)
+        made = []
+        for recorded in (True, False):
+            lines, states = line.clone(), state.clone()
+            with torch.set_grad_enabled(recorded):
+                given = x.clone().requires_grad_()
+                y = convolution_update(given[..., None], lines, weight, bias, "silu")
+                h = state_update(states, given, dt, A, Bt, C, D, None, True, z)
+            made.append([t.detach() for t in (y, lines, h, states)])
+        torch.testing.assert_close(*made, rtol=1e-6, atol=1e-6)
+        *_, (_, line, _, state) = made
+
+
+def test_a_step_of_other_shapes_than_the_last_is_refused():
+    state, weight = torch.randn(B, P, 4), torch.randn(P, 4)
+    for _ in range(2):
+        convolution_update(torch.randn(B, P, 1), state, weight, None, "silu")
+    with pytest.raises((ValueError, RuntimeError)):
+        convolution_update(torch.randn(B, P + 1, 1), state, weight, None, "silu")
+    with pytest.raises((ValueError, RuntimeError)):
+        convolution_update(torch.randn(B, P, 1), state, torch.randn(P, 6), None, "silu")
+
+
 def test_a_step_of_mamba_1_changes_the_state_in_place():
     x, dt, z = torch.randn(3, B, P)
     state, A, Bt, C = torch.randn(B, P, S), -torch.rand(P, S), torch.randn(B, S), torch.randn(B, S)

@@ -275,6 +275,17 @@ def test_steps_that_overwrite_the_state_give_the_bits_of_calls_that_do_not(opera
 
 
 @pytest.mark.parametrize("operator", OTHER)
+def test_a_step_that_overwrites_the_state_has_the_gradients_of_one_that_does_not(operator):
+    given = tensors(operator, n=1)
+    wanted = run(operator, given, **OPTIONS[operator])[0].square().sum()
+    wanted = torch.autograd.grad(wanted, list(given.values()))
+    state = given["state"] * 1  # autograd lets no leaf be overwritten
+    found = getattr(kt, operator)(**given | {"state": state}, **OPTIONS[operator], inplace=True)
+    found = torch.autograd.grad(found.square().sum(), list(given.values()))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("operator", OTHER)
 def test_a_step_that_came_before_is_still_recorded_when_gradients_are_asked_for(operator):
     given = tensors(operator, grad=False, n=1)
     for _ in range(2):

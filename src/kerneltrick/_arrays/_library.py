@@ -103,6 +103,14 @@ def is_concrete(x: Array) -> bool:
     return True
 
 
+def recorded(*arrays: Array | None) -> bool:
+    """Whether PyTorch's autograd records what is made of these."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(getattr(x, "requires_grad", False) for x in arrays)
+
+
 def _is_ordinary(x: Any, torch: Any) -> bool:
     """Whether x is a tensor on the CPU, not a FakeTensor, and not wrapped by torch.func."""
     return (

@@ -8,6 +8,7 @@ from kerneltrick import engines
 from kerneltrick._arrays import Array, namespace, untranslated
 from kerneltrick.attention._arguments import token_array
 from kerneltrick.attention._sequence import (
+    before_writing,
     check_parameter,
     check_state,
     check_tokens,
@@ -182,6 +183,8 @@ def scan(
                 f"{WHO} needs {name} {(*lead, width)} beside x {tuple(x.shape)} and A "
                 f"{tuple(A.shape)}, not {tuple(y.shape)}"
             )
+    if inplace:
+        state = before_writing(state, (x, dt, A, B, C, D, z, dt_bias))
     check_state(WHO, state, (*lead[:-1], *A.shape))
     data = ScanData(
         x, dt, A, B, C, D, gate[0] if gate else None, dt_bias,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kerneltrick._arrays import Array, autocast, is_floating, library, space
+from kerneltrick._arrays import Array, autocast, is_floating, library, recorded, space
 from kerneltrick.attention._arguments import token_array
 
 
@@ -58,6 +58,11 @@ def restarts(segment_ids: Array | None, x: Array) -> Array | None:
     xp = space(ids)
     first = xp.zeros_like(ids[..., :1, :], dtype=xp.bool)
     return xp.concat([first, ids[..., 1:, :] != ids[..., :-1, :]], axis=-2)
+
+
+def before_writing(state: Array | None, arrays: tuple[Array | None, ...]) -> Array | None:
+    """A state that will be overwritten: a copy if a gradient will need what was there."""
+    return state.clone() if state is not None and recorded(state, *arrays) else state
 
 
 def write_state(who: str, state: Array | None, after: Array) -> Array:

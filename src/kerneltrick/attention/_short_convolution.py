@@ -8,6 +8,7 @@ from kerneltrick import engines
 from kerneltrick._arrays import Array, namespace, untranslated
 from kerneltrick.attention._arguments import token_array
 from kerneltrick.attention._sequence import (
+    before_writing,
     check_parameter,
     check_state,
     check_tokens,
@@ -150,6 +151,8 @@ def convolve(
     check_parameter(WHO, "weight", weight, tuple(weight.shape))
     check_parameter(WHO, "bias", bias, (channels,))
     lead = tuple(x.shape[:-2])
+    if inplace:
+        state = before_writing(state, (x, weight, bias))
     check_state(WHO, state, (*lead, weight.shape[1] - 1, channels))
     data = ConvolutionData(
         x,

@@ -31,7 +31,7 @@ from kerneltrick.engines._dense import DenseRows, dense, dense_rows
 from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, register, run
 from kerneltrick.engines._merge import merge
 from kerneltrick.engines._native_decoder import decoder
-from kerneltrick.engines._native_sequence import repeat
+from kerneltrick.engines._native_sequence import convolution_step, repeat, scan_step
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -103,6 +103,7 @@ __all__ = [
     "ScanRule",
     "Signature",
     "chunked",
+    "convolution_step",
     "core",
     "decoder",
     "delta_chunked",
@@ -125,6 +126,7 @@ __all__ = [
     "run",
     "scan_chunked",
     "scan_recurrent",
+    "scan_step",
     "set_num_threads",
     "show_config",
     "times",

@@ -15,7 +15,6 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,21 +212,9 @@ class CoreCall:
         """The call as the core reads it, with its gradient or without."""
         return bytes(self._record if gradient else self._record[: self._layout.forward.size])
 
-    def repeated(self, names: tuple[str, ...]) -> Callable[[Iterable[int]], bytes]:
-        """`packed` of the same call with other memory: a function of the addresses of these arrays.
-
-        Arrays that a call has not have the address 0.
-        """
-        record, offsets = self.packed(), self.offsets
-        slots = [8 * self._slots[name] for name in names]
-
-        def packed(addresses: Iterable[int], _: Any = offsets) -> bytes:
-            own = bytearray(record)  # several threads may repeat a call
-            for slot, where in zip(slots, addresses, strict=True):
-                _WHOLE.pack_into(own, slot, where)
-            return bytes(own)
-
-        return packed
+    def field(self, name: str) -> int:
+        """The place of a field, or of the address of an array, among the numbers of `packed`."""
+        return self._slots[name]
 
 
 @functools.lru_cache(maxsize=256)

@@ -231,8 +231,9 @@ class DeltaSteps:
 def delta_step(
     tokens: tuple[Array, ...], before: Array, normalize: bool, scale: float
 ) -> tuple[Array, Array] | None:
-    """One token of CPU tensors (q, k, v, beta and log_decay): the output, and the state (..., H, d,
-    M) after it. None where the core cannot do it: without a core, with gradients, or traced."""
+    """One token of CPU tensors (q, k, v, beta and log_decay), tokens before heads: the output, and
+    the state (batch, H, d, M) after it. None where the core cannot do it: without a core, with
+    gradients, or traced."""
     if core() is None:
         return None
     from kerneltrick.engines import _delta_native_torch

@@ -13,7 +13,6 @@ import torch
 
 from kerneltrick._arrays import dtype_name
 from kerneltrick.engines import _delta_native
-from kerneltrick.engines._core_call import core
 from kerneltrick.engines._delta_chunked import delta_chunked
 from kerneltrick.engines._delta_native import (
     DeltaArguments,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 else:
     Tensor = torch.Tensor
 
+CONTIGUOUS = torch.contiguous_format
 TENSORS = DeltaArguments._fields.index("rule")  # so many arguments are tensors
 
 
@@ -61,32 +61,58 @@ def run(rule: DeltaRule, data: DeltaData) -> DeltaResult:
 def step(
     tokens: tuple[Tensor, ...], before: Tensor, normalize: bool, scale: float
 ) -> tuple[Tensor, Tensor] | None:
-    """One token: q, k, v, beta and log_decay, whose length is 1. The output and the state after it.
+    """One token, tokens before heads: q and k (batch, 1, H_k, d), v (batch, 1, H_v, M), beta and
+    log_decay. The output and the state (batch, H_v, d, M) after it.
 
     None if the core may not have these tensors as they are.
     """
     q, k, v, beta, log_decay = tokens
     wide = computed_in(q)
-    before = before.to(wide, memory_format=torch.contiguous_format)
-    given = (q, k, v, beta.to(wide), log_decay.to(wide), before)
-    key = layout(("delta_step", normalize, scale), given)
-    if key is None or not q.dtype == k.dtype == v.dtype:
-        return None
-    output, state = torch.empty(v.shape, dtype=v.dtype), torch.empty(before.shape, dtype=wide)
+    if beta.dtype is not wide:
+        beta = beta.to(wide)
+    if log_decay.dtype is not wide:
+        log_decay = log_decay.to(wide)
+    if before.dtype is not wide or not before.is_contiguous():
+        before = before.to(wide).contiguous()
+    output, state = torch.empty_like(v, memory_format=CONTIGUOUS), torch.empty_like(before)
+    given = (q, k, v, beta, log_decay, before, state, output)
+    key, addresses = layout(("delta_step", normalize, scale), given)
     found = recall(key)
     if found is None:
+        if key is None or not _fits_a_step(*given[:6]):
+            return None
         rule = DeltaRule(scale=scale, normalize_qk=normalize)
-        columns = (x if x.ndim == v.ndim else x[..., None] for x in given[3:5])
-        arrays = (q, k, v, *columns, *(None,) * 5)
+        columns = (x if x.ndim == v.ndim else x[..., None] for x in (beta, log_decay))
+        arrays = (*(x.transpose(1, 2) for x in (q, k, v, *columns)), *(None,) * 5)
         call = _delta_native.assemble(
             _plain((*arrays, rule.text, 0, False)), type_number(dtype_name(q))
         )
-        call.view("output", bits(output), v.shape[:-2])
+        by_head = output.transpose(1, 2)
+        call.view("output", bits(by_head), by_head.shape[:-2])
         names = ("q", "k", "v", "beta", "log_decay", "state_before", "state", "output")
-        found = Repeated(call, names, core().delta_rule_step)
+        found = Repeated(call, names, "delta_rule_step")
         remember(key, found)
-    found.run((*given, state, output))
+    found.run(addresses)
     return output, state
+
+
+def _fits_a_step(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, before: Tensor
+) -> bool:
+    """Whether the tensors of a step have the shapes that the core takes for granted."""
+    if not (q.ndim == v.ndim == 4 and q.shape == k.shape and q.dtype == k.dtype == v.dtype):
+        return False
+    (batch, length, keys, d), (heads, width) = q.shape, v.shape[2:]
+    each = (batch, length, heads)
+    return bool(
+        length == 1
+        and v.shape[:2] == q.shape[:2]
+        and keys > 0
+        and heads % keys == 0
+        and beta.shape == each
+        and log_decay.shape in (each, (*each, d))
+        and before.shape == (batch, heads, d, width)
+    )
 
 
 def _plain(arguments: tuple[Any, ...]) -> DeltaArguments:

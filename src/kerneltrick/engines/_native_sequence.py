@@ -275,6 +275,30 @@ def repeat(rule: Any, data: Any) -> Array | None:
     return _native_sequence_torch.repeat(rule, data)
 
 
+def convolution_step(
+    x: Array, state: Array, weight: Array, bias: Array | None, silu: bool
+) -> Array | None:
+    """The output for the next tokens of CPU tensors, channels before tokens: x (batch, channels, n)
+    and state (batch, channels, taps − 1), which is overwritten. None where the core cannot do it:
+    without a core, with gradients, or traced."""
+    if core() is None:
+        return None
+    from kerneltrick.engines import _native_sequence_torch
+
+    return _native_sequence_torch.convolution_step(x, state, weight, bias, silu)
+
+
+def scan_step(tokens: tuple[Array | None, ...], state: Array, softplus: bool) -> Array | None:
+    """The output for one token of CPU tensors: x, dt (batch, channels), A (channels, N), B, C
+    (batch, N), D, z and dt_bias; state (batch, channels, N) is overwritten. None where the core
+    cannot do it."""
+    if core() is None:
+        return None
+    from kerneltrick.engines import _native_sequence_torch
+
+    return _native_sequence_torch.scan_step(tokens, state, softplus)
+
+
 def native_convolution(rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult:
     """All the work in one call of the core."""
     x, state = data.x, data.state

@@ -20,7 +20,7 @@ from kerneltrick.engines._convolution import (
     ConvolutionRule,
     direct,
 )
-from kerneltrick.engines._core_call import core
+from kerneltrick.engines._native import CODES
 from kerneltrick.engines._native_sequence import AS_GIVEN, Convolution, Scan, ScanGradients
 from kerneltrick.engines._repeat_torch import Repeated, layout, recall, remember
 from kerneltrick.engines._scan import ScanData, ScanResult, ScanRule, scan_chunked
@@ -177,24 +177,113 @@ def _in_arithmetic(operator: Operator, data: Any) -> Any:
 
 
 def repeat(rule: Any, data: Any) -> Tensor | None:
-    found = recall(layout(rule, data))
+    output = torch.empty_like(data.x, memory_format=torch.contiguous_format)
+    data = _in_arithmetic(BY_NAME[rule.operator], data)  # alive until the call is over
+    key, addresses = layout(rule, (*data, output, data.state))
+    found = recall(key)
     if found is None:
         return None
-    output = torch.empty(data.x.shape, dtype=data.x.dtype)
-    found.run((*_in_arithmetic(BY_NAME[rule.operator], data), output, data.state))
+    found.run(addresses)
     return output
 
 
 def _overwriting(rule: Any, data: Any, assemble: Callable[..., Any]) -> Tensor:
     """The output of a call that overwrites its state, and that is remembered for `repeat`."""
-    operator, output = BY_NAME[rule.operator], torch.empty(data.x.shape, dtype=data.x.dtype)
-    call = assemble(_arrays(operator.arguments, _in_arithmetic(operator, data)), bits(output))
+    operator = BY_NAME[rule.operator]
+    output = torch.empty_like(data.x, memory_format=torch.contiguous_format)
+    data = _in_arithmetic(operator, data)
+    call = assemble(_arrays(operator.arguments, data), bits(output))
     call.forward()
-    key = layout(rule, data)
+    key, _ = layout(rule, (*data, output, data.state))
     if key is not None and data.mask is None and data.restart is None:
         names = (*data._fields, "output", "state_after")
-        remember(key, Repeated(call, names, getattr(core(), f"{operator.name}_forward")))
+        remember(key, Repeated(call, names, operator.name))
     return output
+
+
+def convolution_step(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool
+) -> Tensor | None:
+    wide = computed_in(x)
+    if weight.dtype is not wide:
+        weight = weight.to(wide)
+    if bias is not None and bias.dtype is not wide:
+        bias = bias.to(wide)
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
+    key, addresses = layout(("convolution_step", silu), (x, state, weight, bias, output, state))
+    found = recall(key)
+    if found is None:
+        if key is None or x.ndim != 3 or weight.ndim != 2 or state.dtype != x.dtype:
+            return None
+        (batch, channels, _), taps = x.shape, weight.shape[1]
+        fits = weight.shape[0] == channels and state.shape[:-1] == (batch, channels)
+        if not (fits and 0 < taps == state.shape[-1] + 1 and dtype_name(x) in CODES):
+            return None
+        if bias is not None and bias.shape != (channels,):
+            return None
+        tokens, before, made = (y.transpose(1, 2) for y in (x, state, output))
+        arrays = _arrays(Convolution, (tokens, weight, bias, None, None, before))
+        given = Convolution._make((*arrays, silu, True))
+        call = core_calls.convolution_call(given, dtype_name(x), bits(made), given.state)
+        names = ("x", "state", "weight", "bias", "output", "state_after")
+        found = Repeated(call, names, CONVOLUTION.name)
+        remember(key, found)
+    found.run(addresses)
+    return output
+
+
+def scan_step(tokens: tuple[Tensor, ...], state: Tensor, softplus: bool) -> Tensor | None:
+    x, dt, A, B, C, D, z, dt_bias = tokens
+    wide = computed_in(x)
+    if A.dtype is not wide:
+        A = A.to(wide)
+    if D is not None and D.dtype is not wide:
+        D = D.to(wide)
+    if dt_bias is not None and dt_bias.dtype is not wide:
+        dt_bias = dt_bias.to(wide)
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
+    key, addresses = layout(
+        ("scan_step", softplus), (x, dt, A, B, C, D, z, dt_bias, state, output, state)
+    )
+    found = recall(key)
+    if found is None:
+        if key is None or not _fits_a_scan(x, dt, A, B, C, D, z, dt_bias, state):
+            return None
+        x, dt, B, C, z, made = (None if y is None else y[:, None] for y in (x, dt, B, C, z, output))
+        arrays = _arrays(Scan, (x, dt, A, B, C, D, z, dt_bias, None, None, state))
+        given = Scan._make((*arrays, softplus, True, False))
+        call = core_calls.scan_call(given, dtype_name(x), bits(made), given.state, None)
+        fields = (name for name in ScanData._fields if name not in ("mask", "restart"))
+        names = (*fields, "output", "state_after")
+        found = Repeated(call, names, SELECTIVE_SCAN.name)
+        remember(key, found)
+    found.run(addresses)
+    return output
+
+
+def _fits_a_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    state: Tensor,
+) -> bool:
+    """Whether the tensors of a step have the shapes and types that the core takes for granted."""
+    if x.ndim != 2 or A.ndim != 2 or A.shape[0] != x.shape[1] or A.shape[1] == 0:
+        return False
+    (batch, channels), states = x.shape, A.shape[1]
+    shapes = ((dt, x.shape), (z, x.shape), (B, (batch, states)), (C, (batch, states)))
+    return (
+        dtype_name(x) in CODES
+        and all(y is None or (y.shape == shape and y.dtype == x.dtype) for y, shape in shapes)
+        and all(y is None or y.shape == (channels,) for y in (D, dt_bias))
+        and state.shape == (batch, channels, states)
+        and state.dtype == computed_in(x)
+    )
 
 
 def torch_convolution(rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult:

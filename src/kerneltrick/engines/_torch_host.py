@@ -33,6 +33,16 @@ def traced(x: Tensor) -> bool:
     return not is_concrete(x) or torch._C._are_functorch_transforms_active()
 
 
+def observed() -> bool:
+    """Whether any tensor may be traced, or carry tangents, or be wrapped by torch.func."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+    )
+
+
 def tangents() -> bool:
     """Whether tensors may carry tangents of forward mode, which the core would drop."""
     return bool(torch.autograd.forward_ad._current_level >= 0)

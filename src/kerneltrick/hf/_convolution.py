@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers.activations import ACT2FN
 
+from kerneltrick import engines
 from kerneltrick.attention import short_convolution
 from kerneltrick.hf._packed import segments
 
@@ -45,6 +46,7 @@ def convolution_update(
 
     The state holds the last l ≥ taps − 1 tokens, the latest at the end.
     """
+    silu = activation in SILU
     length, new = conv_state.shape[-1], hidden_states.shape[-1]
     older = length - weight.shape[-1] + 1  # tokens of the state that no tap reaches any more
     if 0 < older <= new <= length - older:
@@ -52,12 +54,16 @@ def convolution_update(
     elif older:
         line = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=-1)
         conv_state[:, :, :older].copy_(line[:, :, new : new + older])
+    state = conv_state.narrow(2, older, length - older) if older else conv_state
+    again = engines.convolution_step(hidden_states, state, weight, bias, silu)
+    if again is not None:
+        return again if silu else _activated(again, activation)
     made = short_convolution(
         hidden_states.transpose(1, 2),
         weight,
         bias,
-        activation="silu" if activation in SILU else None,
-        state=conv_state.narrow(2, older, length - older).transpose(1, 2),
+        activation="silu" if silu else None,
+        state=state.transpose(1, 2),
         inplace=True,
     )
     return _activated(made.transpose(1, 2), activation)

@@ -87,12 +87,12 @@ def _step(
     inputs: tuple[Tensor, ...], before: Tensor, normalize: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """One token of a decoder: by the core, or, where it is traced or recorded, as a formula."""
-    wide = torch.promote_types(inputs[0].dtype, torch.float32)
-    factor = inputs[0].shape[-1] ** -0.5 if scale is None else float(scale)
-    q, k, v, log_decay, beta = (x.transpose(1, 2) for x in inputs)
+    q, k, v, log_decay, beta = inputs
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
     made = engines.delta_step((q, k, v, beta, log_decay), before, normalize, factor)
     if made is not None:
-        return made[0].transpose(1, 2), made[1]
+        return made
+    wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v, log_decay, beta = (x[:, 0].to(wide) for x in inputs)
     if normalize:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))

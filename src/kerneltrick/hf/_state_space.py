@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
+from kerneltrick import engines
 from kerneltrick._arrays import Wide, untranslated
 from kerneltrick.attention import State, linear_attention, selective_scan
 from kerneltrick.hf._packed import segments
@@ -145,7 +146,8 @@ def state_update(
     if state.dtype == wide and not recorded:  # in place: a pass over the state less, and no memory
         new = state.mul_(decay).unflatten(1, (B.shape[1], -1)).addcmul_(write, read)
     else:
-        new = (state.to(wide) * decay).unflatten(1, (B.shape[1], -1))
+        before = state.to(wide, copy=True)  # the gradient needs it
+        new = (before * decay).unflatten(1, (B.shape[1], -1))
         new = torch.addcmul(new, write, read)
         state.copy_(new.view(state.shape))
     # One product of a matrix and a vector for each group: its heads share C.
@@ -170,6 +172,9 @@ def _scan_step(
     z: Tensor | None,
 ) -> Tensor:
     """One token of Mamba-1."""
+    again = engines.scan_step((x, dt, A, B, C, D, z, dt_bias), state, dt_softplus)
+    if again is not None:
+        return again
     if any(y is not None and y.dtype != x.dtype for y in (dt, B, C, z)):
         dt, B, C = (y.to(x.dtype) for y in (dt, B, C))
         z = None if z is None else z.to(x.dtype)
