@@ -436,8 +436,13 @@ def test_tasks_and_sizes_that_do_not_go_together_are_refused(given, message, cap
     ],
 )
 def test_a_state_is_tracked_by_the_layer_that_can_and_not_without(task, steps, without, mixer):
-    settings = recall.preset(
-        "minutes", task.name, mixers=(without, mixer), steps=steps, seeds=1, task=task, judged=128
+    settings = dataclasses.replace(
+        recall.preset("minutes", task.name),
+        mixers=(without, mixer),
+        task=task,
+        steps=steps,
+        seeds=1,
+        judged=128,
     )
     fails, learns = recall.recall(settings).points
     assert learns.accuracy > 0.95
