@@ -184,6 +184,9 @@ def test_a_layer_is_called_what_most_of_its_heads_are(monkeypatch):
     assert kinds == ["local", "local", "recency", "associative"]
     assert found.memory == "local"
     assert "2 of 4 heads (linear attention) are local, and 1 associative, 1 recency" in found.told
+    assert "half of the layer looks at the last few tokens" in found.told
+    most = inspected(monkeypatch, constructed(last(3), last(4), decaying(0)))
+    assert "2 of 3 heads (linear attention) are local, and 1 recency: most of the" in most.told
 
 
 def test_a_state_that_looks_up_keys_is_associative_and_one_that_only_decays_is_not(monkeypatch):

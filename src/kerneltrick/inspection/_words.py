@@ -34,8 +34,10 @@ def told(operator: str, heads: Sequence[HeadMeasures]) -> str:
         who = f"All {len(heads)} heads ({operator}) are {kind}: the layer {MEANINGS[kind]}."
     else:
         rest = ", ".join(f"{counts[x]} {x}" for x in KINDS if x != kind and counts[x])
+        twice = 2 * counts[kind]
+        part = "part" if twice < len(heads) else "half" if twice == len(heads) else "most"
         who = (
-            f"{counts[kind]} of {len(heads)} heads ({operator}) are {kind}, and {rest}: most of "
+            f"{counts[kind]} of {len(heads)} heads ({operator}) are {kind}, and {rest}: {part} of "
             f"the layer {MEANINGS[kind]}."
         )
     parts = [
