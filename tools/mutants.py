@@ -1115,7 +1115,7 @@ MUTANTS = [
         "engines/_delta_problem.py",
         "beta, log_decay = clean(beta, found), clean(log_decay, found)",
         "beta, log_decay = clean(beta, found), None if log_decay is None else grouped(log_decay)",
-        "test_delta_rule.py::TestPromises::test_pads_agree_with_leaving_them_out[chunked]",
+        "test_delta_rule.py::TestPromises::test_pads_and_splits_change_nothing[chunked]",
     ),
     Mutant(
         "delta rule: a new segment keeps the state of the one before",

@@ -109,7 +109,7 @@ def evaluate(
         )
     ways = _ways(model, teacher)
     run = (_LanguageHead if model.config.language else _Encoder)(len(windows[0]))
-    tasks = [_Task(ids, run.how, run.outcome, run.see) for ids in windows]
+    tasks = [_Pass(ids, run.how, run.outcome, run.see) for ids in windows]
     if isinstance(run, _LanguageHead):
         tasks += [run.asked(x) for x in passkeys]
     store = Store(resume, _models_key(model, teacher))
@@ -160,7 +160,7 @@ def evaluate(
     return Evaluation(rows, len(windows), len(windows[0]), said, timed, written, curve)
 
 
-class _Task(NamedTuple):
+class _Pass(NamedTuple):
     """A text for every way to attend, and what is kept of the output."""
 
     ids: Sequence[int]
@@ -278,7 +278,7 @@ class _LanguageHead:
             self.likely = likely
         self.same.setdefault(name, []).append(float((likely == self.likely).mean()))
 
-    def asked(self, passkey: Passkey) -> _Task:
+    def asked(self, passkey: Passkey) -> _Pass:
         """Return the task of repeating a planted number."""
         count = passkey.answer
 
@@ -288,7 +288,7 @@ class _LanguageHead:
         def see(name: str, right: bool) -> None:
             self.recalled.setdefault(name, {}).setdefault(passkey.depth, []).append(right)
 
-        return _Task(passkey.ids, {**self.how, "logits_to_keep": count + 1}, outcome, see)
+        return _Pass(passkey.ids, {**self.how, "logits_to_keep": count + 1}, outcome, see)
 
     def figures(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         losses = np.stack(self.losses[name])
