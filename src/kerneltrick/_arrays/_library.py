@@ -103,12 +103,12 @@ def is_concrete(x: Array) -> bool:
     return True
 
 
-def recorded(*arrays: Array | None) -> bool:
-    """Whether PyTorch's autograd records what is made of these."""
+def recorded(*arguments: Any) -> bool:
+    """Whether PyTorch's autograd records what is made of these, of which some may be tensors."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return False
-    return any(getattr(x, "requires_grad", False) for x in arrays)
+    return bool(
+        torch is not None and torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+    )
 
 
 def _is_ordinary(x: Any, torch: Any) -> bool:

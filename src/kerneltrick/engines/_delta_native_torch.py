@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from kerneltrick._arrays import dtype_name
+from kerneltrick._arrays import dtype_name, recorded
 from kerneltrick.engines import _delta_native
 from kerneltrick.engines._delta_chunked import delta_chunked
 from kerneltrick.engines._delta_native import (
@@ -35,7 +35,6 @@ from kerneltrick.engines._torch_operator import (
     bits,
     computed_in,
     define,
-    recorded,
     to_torch,
     to_torch_or_empty,
 )
@@ -51,7 +50,7 @@ TENSORS = DeltaArguments._fields.index("rule")  # so many arguments are tensors
 
 def run(rule: DeltaRule, data: DeltaData) -> DeltaResult:
     given = _delta_native.delta_arguments(rule, data)
-    asked = recorded(given)
+    asked = recorded(*given)
     if asked or (torch.is_grad_enabled() and traced(data.q)):
         given = given._replace(gradient=True)
     made = DeltaMade._make(apply(DELTA, given, asked))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from kerneltrick._arrays import as_numpy, dtype_name
+from kerneltrick._arrays import as_numpy, dtype_name, recorded
 from kerneltrick.engines import _native_sequence as core_calls
 from kerneltrick.engines._convolution import (
     ConvolutionData,
@@ -31,7 +31,6 @@ from kerneltrick.engines._torch_operator import (
     bits,
     computed_in,
     define,
-    recorded,
     to_torch,
     to_torch_or_empty,
 )
@@ -68,7 +67,6 @@ def _operator(
     shapes: Callable[[Any], tuple[tuple[Any, Any], ...]],  # and dtypes of what `Results` has
 ) -> Operator:
     def plain(arguments: tuple[Any, ...]) -> Any:
-        tensors = operator.tensors
         return named(*_arrays(named, arguments[:tensors]), *arguments[tensors:])
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
@@ -109,6 +107,7 @@ def _operator(
         again=again,
         shared=shared,
     )
+    tensors = operator.tensors
     return operator
 
 
@@ -288,7 +287,7 @@ def _fits_a_scan(
 
 def torch_convolution(rule: ConvolutionRule, data: ConvolutionData) -> ConvolutionResult:
     x, state = data.x, data.state
-    asked = recorded(data)
+    asked = recorded(*data)
     eager = not asked and not traced(x)
     if rule.inplace and eager and state is not None and state.dtype == x.dtype:
 
@@ -305,7 +304,7 @@ def torch_convolution(rule: ConvolutionRule, data: ConvolutionData) -> Convoluti
 
 def torch_scan(rule: ScanRule, data: ScanData) -> ScanResult:
     x, state = data.x, data.state
-    asked = recorded(data)
+    asked = recorded(*data)
     eager = not asked and not traced(x)
     if rule.inplace and eager and state is not None and state.dtype == computed_in(x):
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete
+from kerneltrick._arrays import Wide, as_numpy, dtype_name, is_concrete, recorded
 from kerneltrick.engines import _native
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._core_call import core
@@ -29,7 +29,6 @@ from kerneltrick.engines._torch_operator import (
     computed_in,
     define,
     dispatch_watched,
-    recorded,
     to_torch,
 )
 from kerneltrick.maps import Fused
@@ -74,7 +73,7 @@ def torch_attention(
     stateless = rule.stateless and not watched
     given = _native.arguments(rule, data, how, scales, stateless)
     if watched or dispatch_watched():
-        asked = recorded(given)
+        asked = recorded(*given)
         if asked or (torch.is_grad_enabled() and traced(data.q)):
             given = given._replace(gradient=True)
         made = CoreResult._make(apply(ATTEND, given, asked))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from kerneltrick._arrays import recorded
 from kerneltrick.engines._core_call import CoreCall, core
 from kerneltrick.engines._torch_host import observed
 
@@ -44,7 +45,7 @@ def layout(what: Hashable, tensors: Tensors) -> Layout:
 
     `what` names the operator and its options.
     """
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+    if recorded(*tensors):
         return None, b""
     found = None if observed() else _reader()(tensors)
     return (None, b"") if found is None else ((what, found[0]), found[1])

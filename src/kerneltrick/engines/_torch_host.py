@@ -37,7 +37,7 @@ def observed() -> bool:
     """Whether any tensor may be traced, or carry tangents, or be wrapped by torch.func."""
     return bool(
         torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
+        or tangents()
         or torch.compiler.is_compiling()
         or torch._C._is_tracing()
     )

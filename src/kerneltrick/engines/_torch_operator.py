@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from kerneltrick._arrays import recorded
 from kerneltrick.engines._core_call import aligned
 from kerneltrick.engines._torch_host import traced
 
@@ -238,18 +239,13 @@ def _register(name: str, function: Any, inputs: str, results: int, run: Any, sha
     torch.library.register_fake(f"kerneltrick::{name}", shapes, lib=LIBRARY)
 
     def autograd(*arguments: Any) -> Any:
-        if recorded(arguments):
+        if recorded(*arguments):
             return function.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
     LIBRARY.impl(name, autograd, "Autograd")
     OPERATORS[function] = operator
-
-
-def recorded(arguments: tuple[Any, ...]) -> bool:
-    """Whether autograd will ask for the gradient of what is made of these."""
-    return bool(torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments))
 
 
 def dispatch_watched() -> bool:
@@ -266,7 +262,7 @@ def apply(function: Any, arguments: tuple[Any, ...], known: bool | None = None) 
     """
     if torch._C._are_functorch_transforms_active():
         return function.apply(*arguments)
-    if recorded(arguments) if known is None else known:
+    if recorded(*arguments) if known is None else known:
         return OPERATORS[function](*arguments)
     with torch._C._AutoDispatchBelowAutograd():  # which would only pass it on
         return OPERATORS[function](*arguments)
