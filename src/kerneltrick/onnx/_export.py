@@ -39,7 +39,7 @@ def export(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file holds operators of standard ONNX only, and computes the same as the layer, in linear
     time: loops over chunks of tokens are `Scan`. The layer must be on the CPU, causal and not
     spread over ranks. Two kinds of layer are refused: softmax, which has no features, and
-    Hyena, which needs Fourier transforms of a length that is not known.
+    Hyena, in whose Fourier transforms ONNX Runtime fails if the length is free.
 
     >>> import tempfile
     >>> import onnxruntime
@@ -95,7 +95,7 @@ def _refused_layer(layer: Any, kinds: tuple[Any, ...]) -> str | None:
     if layer.group is not None:
         return f"{who} is spread over ranks; call spread(None) first"
     if isinstance(layer, Hyena):
-        return "Hyena needs Fourier transforms of a length that is not known in advance"
+        return "ONNX Runtime fails in the Fourier transforms of Hyena if the length is free"
     if isinstance(layer, Attention):
         if not layer.causal:
             return "full attention has no order of tokens, so it cannot continue from a state"
