@@ -218,7 +218,7 @@ template <class T, class Kernel> class RowGradient {
     }
 
     // The weight of token j in row i is e^{B_i − B_j}, B the decays summed up: the gradient of a
-    // decay is that of all later B.
+    // decay is that of all later B, whose terms d_decay has (grad_kernel.h).
     void cumulate(int64_t r, double* d_decay, std::vector<double>& later) const {
         for (int64_t t = p.keys - 1; t >= 0; --t) {
             const bool gone = row.scaling.restarts(r, t), hidden = row.scaling.hidden_key(r, t);

@@ -29,9 +29,9 @@ template <class T, class Kernel> class BlockGradient {
         row.load_queries(q, inside ? r : q, t, n, inside ? p.mask : p.query_mask);
         out.load_block(q, t, n);
         if (inside) pairs_by_key();
-        lanes.queries_from_state(sums);
-        if (inside) lanes.queries_from_pairs();
-        lanes.finish_queries(q, t, n, d_decay, weights_of(h));
+        lanes.queries_from_state(sums, t, n, d_decay);
+        if (inside) lanes.queries_from_pairs(t, n, d_decay);
+        lanes.finish_queries(q, weights_of(h));
         put_tokens(g.d_q, q, t, n, row.queries);
     }
 
@@ -66,7 +66,7 @@ template <class T, class Kernel> class BlockGradient {
             const int64_t q = r * p.groups + h;
             row.load_queries(q, r, at, n, p.mask);
             out.load_block(q, at, n);
-            pairs_by_query(n);
+            pairs_by_query(n, s.by_feature || !d_decay ? nullptr : d_decay + at);
             lanes.keys_from_pairs();
             values_from([&](auto& tile, int64_t j, int64_t c) {
                 tile.load(d_v + j * s.Mp + c, s.Mp);
@@ -152,8 +152,9 @@ template <class T, class Kernel> class BlockGradient {
         });
     }
 
-    // weights[i][j] = A and pairs[i][j] = (dN~ᵢ · v~ⱼ) for j ≤ i, keys in lanes.
-    void pairs_by_query(int64_t n) {
+    // weights[i][j] = A and pairs[i][j] = (dN~ᵢ · v~ⱼ) for j ≤ i, keys in lanes. `d_decay`: where their products
+    // are terms of decays of tokens (grad_kernel.h), or null.
+    void pairs_by_query(int64_t n, double* d_decay) {
         by_rows(n, [&](auto rows, int64_t i) {
             constexpr int R = decltype(rows)::value;
             for (int64_t j = 0; j < row.keys.columns; j += TILE_COLUMNS<T>) {
@@ -164,13 +165,25 @@ template <class T, class Kernel> class BlockGradient {
                     row.output.weights(a, i, j);
                     b.add(out.dn + i * s.Mp, s.Mp, 1, v_lanes + j, s.Cp, s.M);
                     b.change([&](Vec<T> y, int x, int) __attribute__((always_inline)) { return y + out.d_den[i + x]; });
-                    lanes.by_query(b, a, i, j);
+                    if (d_decay) decay_terms(a, b, i, j, d_decay);
+                    lanes.by_query(b, i, j);
                     b.keep_lower(i, j);
                 }
                 a.store(weights + i * s.Cp + j, s.Cp);
                 b.store(lanes.pairs + i * s.Cp + j, s.Cp);
             }
         });
+    }
+
+    template <int R, int N>
+    void decay_terms(const Tile<T, R, N>& a, const Tile<T, R, N>& b, int64_t i, int64_t j, double* d_decay) const {
+        for (int x = 0; x < R; ++x)
+            for (int64_t y = j; y < std::min(i + x, j + N * LANES<T>); ++y) {
+                const int64_t c = (y - j) / LANES<T>, l = (y - j) % LANES<T>;
+                const double term = double(a.acc[x][c][l]) * double(b.acc[x][c][l]);
+                d_decay[i + x] += term;
+                d_decay[y] -= term;
+            }
     }
 
     // d_v = tile, which f(tile, first key, first column) fills.

@@ -1,11 +1,16 @@
 // dx of the keys or the queries of a block, by the kinds of kernels that Row takes (featured.h). Both have
 // the same members:
 //
-//     by_key(tile, j, i), by_query(tile, weights, i, j)   what a tile of dN~·v~ is multiplied by
+//     by_key(tile, j, i), by_query(tile, i, j)                what a tile of dN~·v~ is multiplied by
 //     queries_from_state, queries_from_pairs, finish_queries     dx of queries, in this order
 //     keys_from_state, keys_from_pairs, finish_keys              dx of keys
 //
 // of which keys_from_pairs is called for every query head.
+//
+// The gradient of a log-decay sums over the pairs of a query and an earlier key that it is between. With
+// terms +1 for every pair at its query and −1 at its key, it is a sum over later tokens (grad.h). A query
+// and the key of the same token are no such pair. Where decays are strong that pair is by far the largest,
+// so it is left out from the start: taken twice with two signs, it would cancel only to rounding.
 #pragma once
 
 #include "grad_output.h"
@@ -72,15 +77,11 @@ template <class T, class Kernel> class LanesGradient {
         });
     }
 
-    // d_decay[t] += sign · φ·dφ, per token or per token and feature.
-    void decay_terms(const Side<T>& side, int64_t t, int64_t n, double* d_decay, double sign) {
-        const T* phi = side.phi;
-        for (int64_t j = 0; j < n && s.by_feature; ++j)
-            for (int64_t f = 0; f < s.m && !side.hidden(j); ++f)
-                d_decay[(t + j) * s.m + f] += sign * double(phi[f * s.Cp + j]) * double(d_phi[f * s.Cp + j]);
-        if (s.by_feature) return;
+    // d_decay[t] += sign · φ·dφ of `size` features.
+    void token_terms(const Side<T>& side, const T* phi, int64_t size, int64_t t, int64_t n, double* d_decay,
+                     double sign) {
         products.assign(std::size_t(side.columns), 0.0);
-        for (int64_t f = 0; f < s.m; ++f)
+        for (int64_t f = 0; f < size; ++f)
             for (int64_t j = 0; j < side.columns; j += LANES<T>)
                 add_product<T>(products.data() + j, load(phi + f * s.Cp + j), load(d_phi + f * s.Cp + j));
         for (int64_t j = 0; j < n; ++j)
@@ -116,46 +117,54 @@ template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T
     using Base::s, Base::row, Base::scaling, Base::k, Base::q, Base::out, Base::d_phi;
 
   public:
-    using Base::Base, Base::dx;
+    using Base::Base, Base::dx, Base::pairs;
 
     template <int R, int N> KT_INLINE void by_key(Tile<T, R, N>& tile, int64_t, int64_t) const {
         tile.scale(T(scaling.block_share));
     }
-    template <int R, int N>
-    KT_INLINE void by_query(Tile<T, R, N>& tile, const Tile<T, R, N>&, int64_t, int64_t) const {
+    template <int R, int N> KT_INLINE void by_query(Tile<T, R, N>& tile, int64_t, int64_t) const {
         tile.scale(T(scaling.block_share));
     }
 
-    void queries_from_state(const Sums<T>& sums) {
-        if (scaling.state_share != 0 && !sums.empty)
-            this->from_state(sums, 0, s.m, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
-        else
-            std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
+    void queries_from_state(const Sums<T>& sums, int64_t t, int64_t n, double* d_decay) {
+        if (scaling.state_share == 0 || sums.empty) return std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
+        this->from_state(sums, 0, s.m, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
+        if (d_decay && !s.by_feature) this->token_terms(q, q.phi, s.m, t, n, d_decay, 1);
     }
 
-    void queries_from_pairs() {
+    void queries_from_pairs(int64_t t, int64_t n, double* d_decay) {
+        if (s.by_feature) take_own();
         this->up_to_queries(k.scaled, s.m, d_phi);
         for (int64_t f = 0; f < s.m && s.by_feature; ++f) {
+            T* one = d_phi + f * s.Cp;
             scaling.feature_of_queries(f);
-            for (int64_t j = 0; j < q.columns; ++j) d_phi[f * s.Cp + j] *= scaling.factor[j];
+            for (int64_t j = 0; j < q.columns; ++j) one[j] *= scaling.factor[j];
+            if (d_decay) feature_terms(q, f, t, n, d_decay, 1);
+            for (int64_t j = 0; j < n; ++j) one[j] += own[j] * k.scaled[f * s.Cp + j] * scaling.factor[j];
         }
     }
 
-    void finish_queries(int64_t at, int64_t t, int64_t n, double* d_decay, const WeightGradient& d) {
-        if (d_decay) this->decay_terms(q, t, n, d_decay, 1);
+    void finish_queries(int64_t at, const WeightGradient& d) {
         row.map.back(q.x, q.phi, d_phi, q.columns, q.weight(at), q.where, dx, d.weight, d.bias);
     }
 
     // values(first feature, count, φ) takes what the keys give to their values.
-    template <class F> void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, bool, F&& values) {
+    template <class F>
+    void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, double* d_decay, F&& values) {
         values(int64_t(0), s.m, k.scaled);
-        if (G.empty)
-            std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
-        else
-            this->from_state(G, 0, s.m, v_lanes, ones, T(1), k.columns);
+        if (s.by_feature) own_keys.assign(std::size_t(s.m * s.Cp), T(0));
+        if (G.empty) return std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
+        this->from_state(G, 0, s.m, v_lanes, ones, T(1), k.columns);
+        if (d_decay && !s.by_feature) this->token_terms(k, k.scaled, s.m, k.first, k.count, d_decay, -1);
     }
 
-    void keys_from_pairs() { this->from_keys_on(q.scaled, s.m, d_phi); }
+    void keys_from_pairs() {
+        if (s.by_feature) take_own();
+        this->from_keys_on(q.scaled, s.m, d_phi);
+        for (int64_t f = 0; f < s.m && s.by_feature; ++f)
+            for (int64_t j = 0; j < k.count; ++j)
+                own_keys[std::size_t(f * s.Cp + j)] += own[j] * q.scaled[f * s.Cp + j];
+    }
 
     void finish_keys(int64_t r, double* d_decay, const WeightGradient& d) {
         const bool scaled = s.has_scale || s.decays;
@@ -163,10 +172,31 @@ template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T
             T* one = d_phi + f * s.Cp;
             if (s.by_feature) scaling.feature_of_keys(f, k.keep, k.log_scale);
             scaled ? k.times(scaling.factor, one, one) : k.drop(one);
+            if (!s.by_feature) continue;
+            if (d_decay) feature_terms(k, f, k.first, k.count, d_decay, -1);
+            T* same = own_keys.data() + f * s.Cp;
+            k.times(scaling.factor, same, same);
+            for (int64_t j = 0; j < k.count; ++j) one[j] += same[j];
         }
-        if (d_decay) this->decay_terms(k, k.first, k.count, d_decay, -1);
         row.map.back(k.x, k.phi, d_phi, k.columns, k.weight(r), k.where, dx, d.weight, d.bias);
     }
+
+  private:
+    // Takes the pair of every token with itself out of `pairs`.
+    void take_own() {
+        own.assign(std::size_t(s.Cp), T(0));
+        for (int64_t j = 0; j < k.count; ++j) own[std::size_t(j)] = std::exchange(pairs[j * s.Cp + j], T(0));
+    }
+
+    // d_decay[t][f] += sign · φ·dφ.
+    void feature_terms(const Side<T>& side, int64_t f, int64_t t, int64_t n, double* d_decay, double sign) const {
+        const T *phi = side.phi + f * s.Cp, *d = d_phi + f * s.Cp;
+        for (int64_t j = 0; j < n; ++j)
+            if (!side.hidden(j)) d_decay[(t + j) * s.m + f] += sign * double(phi[j]) * double(d[j]);
+    }
+
+    std::vector<T> own;       // (dN~ᵢ · v~ᵢ) of every token, where decays are of features
+    std::vector<T> own_keys;  // what it gives to dφ(kᵢ), in lanes
 };
 
 // φ of a panel at a time is taken back to dx at once; within the block there is dA/dt, and no φ.
@@ -188,45 +218,41 @@ template <class T> class KernelGradient<T, Polynomial<T>> : public LanesGradient
         });
     }
 
-    template <int R, int N>
-    KT_INLINE void by_query(Tile<T, R, N>& tile, const Tile<T, R, N>& weights, int64_t i, int64_t j) {
+    template <int R, int N> KT_INLINE void by_query(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
         Tile<T, R, N> slope;
         slope.clear();
         slope.add(q.x + i, 1, s.Cp, k.x + j, s.Cp, s.d);
         kernel.slopes(slope);
-        if (s.decays)
-            tile.each([&](int a, int c) { add_terms(weights.acc[a][c] * tile.acc[a][c], j + c * LANES<T>); });
         tile.scale(T(scaling.block_share));
         tile.each([&](int a, int c) __attribute__((always_inline)) { tile.acc[a][c] *= slope.acc[a][c]; });
         tile.change(kernel.only_kept(j));
     }
 
-    void queries_from_state(const Sums<T>& sums) {
+    void queries_from_state(const Sums<T>& sums, int64_t t, int64_t n, double* d_decay) {
         std::fill(dx - s.Cp, dx + s.d * s.Cp, T(0));
         for (int64_t r0 = 0; r0 < s.m && scaling.state_share != 0 && !sums.empty; r0 += s.panel) {
             const int64_t size = std::min(s.panel, s.m - r0);
             this->from_state(sums, r0, size, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
+            if (d_decay) {
+                row.map.panel(q.ones(), q.columns, r0, size, q.phi);
+                this->token_terms(q, q.phi, size, t, n, d_decay, 1);
+            }
             row.map.panel_back(q.ones(), d_phi, q.columns, r0, size, dx - s.Cp);
         }
     }
 
-    void queries_from_pairs() { this->up_to_queries(k.x, s.d, dx); }
+    void queries_from_pairs(int64_t, int64_t, double*) { this->up_to_queries(k.x, s.d, dx); }
 
-    void finish_queries(int64_t, int64_t t, int64_t n, double* d_decay, const WeightGradient&) {
-        for (int64_t i = 0; i < n && d_decay; ++i) d_decay[t + i] += out.terms[i];
-    }
+    void finish_queries(int64_t, const WeightGradient&) {}
 
     template <class F>
-    void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, bool decays, F&& values) {
+    void keys_from_state(const Sums<T>& G, const T* v_lanes, const T* ones, double* d_decay, F&& values) {
         std::fill(dx - s.Cp, dx + s.d * s.Cp, T(0));
-        if (s.decays) key_terms.assign(std::size_t(s.Cp), 0.0);
         if (G.empty) return values(int64_t(0), int64_t(0), k.phi);
         kernel.each_key_panel([&](int64_t r0, int64_t size, const T* phi) {
             values(r0, size, phi);
             this->from_state(G, r0, size, v_lanes, ones, T(1), k.columns);
-            for (int64_t f = 0; f < size && decays; ++f)
-                for (int64_t j = 0; j < k.count; ++j)
-                    key_terms[std::size_t(j)] += double(d_phi[f * s.Cp + j]) * double(phi[f * s.Cp + j]);
+            if (d_decay) this->token_terms(k, phi, size, k.first, k.count, d_decay, -1);
             for (int64_t f = 0; f < size; ++f)
                 for (int64_t j = 0; j < k.columns; ++j) d_phi[f * s.Cp + j] *= kernel.share[j];
             row.map.panel_back(k.ones(), d_phi, k.columns, r0, size, dx - s.Cp);
@@ -235,17 +261,7 @@ template <class T> class KernelGradient<T, Polynomial<T>> : public LanesGradient
 
     void keys_from_pairs() { this->from_keys_on(q.x, s.d, dx); }
 
-    void finish_keys(int64_t, double* d_decay, const WeightGradient&) {
-        for (int64_t j = 0; j < k.count && d_decay; ++j)
-            if (k.keep[j] != 0) d_decay[k.first + j] -= key_terms[std::size_t(j)];
-    }
-
-  private:
-    void add_terms(Vec<T> products, int64_t j) {
-        for (int l = 0; l < LANES<T>; ++l) key_terms[std::size_t(j + l)] += double(products[l]);
-    }
-
-    std::vector<double> key_terms;  // φ·dφ of every key, whose φ is not formed
+    void finish_keys(int64_t, double*, const WeightGradient&) {}
 };
 
 }  // namespace KT_ISA

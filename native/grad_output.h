@@ -15,7 +15,7 @@ template <class T> class OutputGradient {
                    Arena& arena)
         : s(s), p(s.p), g(g), queries(queries), scaling(scaling), dn(arena.take<T>(s.Cp * s.Mp)),
           dn_lanes(arena.take<T>(s.in_lanes(s.Mp))), d_den(arena.take<T>(s.Cp)),
-          terms(arena.take<double>(s.Cp)), line(arena.take<T>(s.Mp)) {}
+          line(arena.take<T>(s.Mp)) {}
 
     // Of n queries of query row q from token t on, which `queries` holds.
     void load_block(int64_t q, int64_t t, int64_t n) {
@@ -32,10 +32,7 @@ template <class T> class OutputGradient {
             }
             T mixed[LANES<T>];
             store(mixed, sums_of<T>(total));
-            for (int l = 0; l < LANES<T>; ++l) {
-                d_den[i + l] = p.normalize ? -mixed[l] : T(0);
-                terms[i + l] = p.normalize || factor[l] == 0 ? 0 : double(mixed[l]) / factor[l];
-            }
+            for (int l = 0; l < LANES<T>; ++l) d_den[i + l] = p.normalize ? -mixed[l] : T(0);
         }
         to_lanes(dn, s.Mp, queries.columns, queries.columns, s.Mp, dn_lanes, s.Cp);
     }
@@ -47,7 +44,6 @@ template <class T> class OutputGradient {
     const Scaling<T>& scaling;
     T *dn, *dn_lanes;  // dN in rows and in lanes
     T* d_den;          // of the normaliser
-    double* terms;     // N~·dN~
 
   private:
     // What query t + i is divided by, in the units of its far part; or multiplied, if not normalised.

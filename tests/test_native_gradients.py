@@ -100,6 +100,34 @@ def test_gradients_beside_nan_are_those_of_dense(text, causal, isa):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "raw"])
+@pytest.mark.parametrize("strength", [0.01, 2, 15], ids=["weak", "middle", "strong"])
+@pytest.mark.parametrize(
+    "text, kind", [("elu", "token"), ("elu", "feature"), ("poly:degree=2", "token")]
+)
+def test_gradients_of_decays_keep_float32_precision(text, kind, strength, normalize):
+    """Relative to the largest one, however small decays make it."""
+    rng = np.random.default_rng(0)
+    q, k, v, cotangent = (rng.standard_normal((h, 101, 7)).astype("f4") for h in (4, 2, 2, 4))
+    if text != "elu":  # keep its normaliser away from 0
+        q, k = np.abs(q) + 0.5, np.abs(k) + 0.5
+    shape = (2, 101) if kind == "token" else (2, 101, 7)
+    decay = (-strength * (rng.random(shape) + 0.5)).astype("f4")
+
+    def gradient(engine, dtype):
+        leaf = torch.tensor(decay, dtype=dtype).requires_grad_()
+        tensors = (torch.tensor(x, dtype=dtype) for x in (q, k, v))
+        out = kt.linear_attention(
+            *tensors, text, causal=True, log_decay=leaf, normalize=normalize, engine=engine
+        )
+        (out * torch.tensor(cotangent, dtype=dtype)).sum().backward()
+        return leaf.grad.numpy()
+
+    exact = gradient("dense", torch.float64)
+    error = np.abs(gradient("native", torch.float32) - exact).max()
+    assert error < 3e-6 * np.abs(exact).max()
+
+
 def test_gradcheck_of_every_argument(isa):
     rng = np.random.default_rng(0)
 
