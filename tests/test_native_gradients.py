@@ -103,7 +103,7 @@ def test_gradients_beside_nan_are_those_of_dense(text, causal, isa):
 @pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "raw"])
 @pytest.mark.parametrize("strength", [0.01, 2, 15], ids=["weak", "middle", "strong"])
 @pytest.mark.parametrize(
-    "text, kind", [("elu", "token"), ("elu", "feature"), ("poly:degree=2", "token")]
+    ("text", "kind"), [("elu", "token"), ("elu", "feature"), ("poly:degree=2", "token")]
 )
 def test_gradients_of_decays_keep_float32_precision(text, kind, strength, normalize):
     """Relative to the largest one, however small decays make it."""
