@@ -413,6 +413,34 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_maps(folders, tmp_path, monk
         assert torch.equal(x, again.model.maps.state_dict()[name])
 
 
+def test_a_stopped_choice_of_layers_goes_on_to_the_same_layers(folders, tmp_path, monkeypatch):
+    from kerneltrick.hf import _loss
+
+    windows, resume = cut(folders("Llama")), tmp_path / "unfinished"
+    measure, measured, most = _loss.loss, [], None
+
+    def counted(*given):
+        if len(measured) == most:
+            raise KeyboardInterrupt
+        measured.append(given)
+        return measure(*given)
+
+    def choose(setting, resume=None):
+        measured.clear()
+        how = {"keep": "auto", "unit": "layer", "share": 0.5, "resume": resume}
+        found = kt.hf.linearize(folders("Llama"), windows, setting, **how)
+        return found.kept, len(measured)
+
+    monkeypatch.setattr(_loss, "loss", counted)
+    kept, pieces = choose("softmax@window=4")
+    most = 1
+    with pytest.raises(KeyboardInterrupt):
+        choose("softmax@window=4", resume)
+    most = None
+    assert choose("softmax@window=4", resume) == (kept, pieces - 1)
+    assert choose("softmax@window=5", resume)[1] == pieces
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_maps_trained_end_to_end_bring_the_model_nearer_to_its_teacher(folders, linearized, kind):
     windows, others = cut(folders(kind)), cut(folders(kind), seed=1)[:4]

@@ -1,4 +1,4 @@
-"""Keep the heads that need the whole text, without training: tables of docs/linearize.md.
+"""Keep the heads that need the whole text, and compare: tables of docs/linearize.md.
 
     python tools/make_heads.py minilm --held-out FILE     all-MiniLM-L6-v2, window 16 and 2 sinks
     python tools/make_heads.py smollm2 --held-out FILE    SmolLM2-135M-Instruct, window 64, 4 sinks
@@ -6,6 +6,8 @@
     python tools/make_heads.py … --text FILE              rank heads on a text of your own
     python tools/make_heads.py … --trials N               plant so many numbers for each depth
     python tools/make_heads.py … --slow                   compare with heads ranked one by one
+    python tools/make_heads.py … --untrained              leave out the student that is trained
+    python tools/make_heads.py … --times                  measure the speed, and stop
     python tools/make_heads.py … --print                  print the tables without writing
 
 Models and texts are those of make_linearized.py. stories260K has no text of its own, so it reads
@@ -15,6 +17,7 @@ what it writes. All results are stored in out/linearize, so an interrupted run c
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -24,7 +27,7 @@ import numpy as np
 import torch
 import transformers
 from generated import page_with, update
-from make_linearized import KEPT, PAGE, fit_text, judged_texts, smollm2, told
+from make_linearized import FAR, KEPT, PAGE, fit_text, judged_texts, smollm2, timed, told
 from make_sample import model_folder
 from make_stars import markdown
 
@@ -32,7 +35,7 @@ from kerneltrick import hf
 
 
 class Recipe(NamedTuple):
-    """What a limited head sees, and how the model is ranked and evaluated."""
+    """What a limited head sees, and how the model is ranked, trained and evaluated."""
 
     setting: str
     length: int  # tokens per window of the text that ranks heads
@@ -41,15 +44,38 @@ class Recipe(NamedTuple):
     most: int  # number of evaluation windows
     mixed: bool = True  # whether the text is mixed in short pieces
     trials: int = 0  # planted numbers for each depth
+    trained: str | None = None  # what a limited head sees in the student that is trained, …
+    finetune: Any = "none"  # … and how that is trained
+    contexts: tuple[int, ...] = ()  # context lengths at which decoding is timed
 
 
 RECIPES = {
-    "minilm": Recipe("softmax@window=16,sinks=2", 256, 128, (128, 256), 40),
-    "smollm2": Recipe("softmax@window=64,sinks=4", 1024, 48, (1024,), 4, mixed=False, trials=20),
-    "stories": Recipe("softmax@window=64,sinks=4", 512, 64, (512,), 16),
+    "minilm": Recipe(
+        "softmax@window=16,sinks=2",
+        length=256,
+        windows=400,
+        judged=(128, 256),
+        most=40,
+        trained="hedgehog@window=16,sinks=2",
+        finetune="all",
+    ),
+    "smollm2": Recipe(
+        "softmax@window=64,sinks=4",
+        length=1024,
+        windows=64,
+        judged=(1024,),
+        most=4,
+        mixed=False,
+        trials=20,
+        trained=FAR,
+        finetune="lora",
+        contexts=(1024, 4096, 8176),
+    ),
+    "stories": Recipe("softmax@window=64,sinks=4", length=512, windows=64, judged=(512,), most=16),
 }
 PLANTED = 512  # tokens around a planted number
-SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1.0)
+SHARE = 0.25  # of heads, or of layers
+SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, SHARE, 0.35, 0.5, 1.0)
 
 
 def stories(path: Path) -> tuple[Path, list[list[int]]]:
@@ -127,95 +153,134 @@ def agreement(fast: hf.HeadRanking, slow: hf.HeadRanking) -> str:
     return markdown(lines)
 
 
-def measure(
-    name: str,
-    held_out: Path | None,
-    path: Path | None,
-    ranked: Path | None,
-    trials: int | None,
-    slowly: bool,
-) -> str:
+def measure(arguments: argparse.Namespace) -> str:
     """Rank the heads, keep a quarter of them, evaluate, and return the tables."""
+    name: str = arguments.model
     recipe = RECIPES[name]
-    trials = recipe.trials if trials is None else trials
+    teacher, windows, judged = texts(name, arguments.path, arguments.text, arguments.held_out)
+    trials = recipe.trials if arguments.trials is None else arguments.trials
+
+    def made(what: str, setting: str = recipe.setting, **how: Any) -> hf.Linearization:
+        resume = KEPT / f"{name}-{what}.unfinished"
+        return hf.linearize(
+            teacher,
+            windows,
+            setting,
+            keep="auto",
+            share=SHARE,
+            progress=told,
+            resume=resume,
+            **how,
+        )
+
+    found = made("whole")
+    print(*found.remarks, sep="\n", flush=True)
+    ranking = found.ranking
+    assert ranking is not None
+    tables = []
+    if recipe.contexts:
+        tables.append(markdown(timed(f"{name}-whole", found.model, None, recipe.contexts)))
+    if arguments.times:
+        return "\n\n".join(tables)
+    if arguments.slow:
+        slow = made("slow", ranking="slow").ranking
+        assert slow is not None
+        tables.append(agreement(ranking, slow))
+    students = {"layers": made("layers", unit="layer")}
+    if recipe.trained is not None and not arguments.untrained:
+        students["heads, trained"] = made("trained", recipe.trained, finetune=recipe.finetune)
+        print(*students["heads, trained"].remarks, sep="\n", flush=True)
+    judged_tables = []
+    for (title, length), ids in judged.items():
+        pieces = [own[at : at + PLANTED] for own in ids for at in range(0, length, PLANTED)]
+        planted = hf.passkeys(teacher, pieces, trials=trials) if trials else []
+
+        def judge(student: hf.Linearization, ids: Any = ids, **how: Any) -> hf.Evaluation:
+            return hf.evaluate(
+                student.model,
+                ids,
+                teacher=teacher if student.changed else None,
+                progress=told,
+                resume=KEPT / f"{name}-evaluated.unfinished",
+                **how,
+            )
+
+        own = judge(found, passkeys=planted, ranking=ranking, shares=SHARES)
+        rows = {row.name: (row.figures, row.errors) for row in own.rows}
+        rows["heads"] = rows.pop("hybrid")
+        for kind, part in parts(ranking).items():
+            (point,) = judge(found, ranking=part, shares=[SHARE]).curve
+            rows[f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
+        for student, how in students.items():
+            (hybrid,) = (row for row in judge(how).rows if row.name == "hybrid")
+            rows[student] = (hybrid.figures, hybrid.errors)
+        judged_tables += [shown(title, ids, rows), curve(own)]
+    return "\n\n".join([*judged_tables, *tables])
+
+
+def texts(
+    name: str, path: Path | None, ranked: Path | None, held_out: Path | None
+) -> tuple[Path, list[list[int]], dict[tuple[str, int], list[list[int]]]]:
+    """Return the model, the windows that rank heads, and the windows to evaluate on."""
+    recipe = RECIPES[name]
     judged: dict[tuple[str, int], list[list[int]]] = {}
     if name == "stories":
         if path is None:
             raise SystemExit("stories needs --model FILE, stories260K.bin of llama2.c")
-        teacher, texts = stories(path)
-        windows, judged["its own stories", 512] = texts[recipe.most :], texts[: recipe.most]
-    else:
-        teacher = model_folder() if name == "minilm" else smollm2()
-        count = recipe.windows * recipe.length
-        text = fit_text(recipe.mixed) if ranked is None else ranked.read_text(encoding="utf-8")
-        windows = hf.windows(teacher, text, tokens=count, length=recipe.length, least=8)
-        others = judged_texts(held_out)
-        if name == "smollm2" and held_out is not None:
-            others = {held_out.name: others[held_out.name]}
-        for title, words in others.items():
-            for length in recipe.judged:
-                tokens = recipe.most * length
-                judged[title, length] = hf.windows(
-                    teacher, words, tokens=tokens, length=length, least=2
-                )
-    found = hf.linearize(
-        teacher,
-        windows,
-        recipe.setting,
-        keep="auto",
-        progress=told,
-        resume=KEPT / f"{name}-whole.unfinished",
-    )
-    print(*found.remarks, sep="\n", flush=True)
-    tables = []
-    if slowly:
-        resume = KEPT / f"{name}-slow.unfinished"
-        slow = hf.linearize(
-            teacher,
-            windows,
-            recipe.setting,
-            keep="auto",
-            ranking="slow",
-            progress=told,
-            resume=resume,
-        )
-        assert found.ranking is not None
-        assert slow.ranking is not None
-        tables.append(agreement(found.ranking, slow.ranking))
-    for (title, length), ids in judged.items():
-        kept = KEPT / f"{name}-whole-{title}-{length}-{trials}.json"
-        if not kept.exists():
-            pieces = [own[at : at + PLANTED] for own in ids for at in range(0, length, PLANTED)]
-            planted = hf.passkeys(teacher, pieces, trials=trials) if trials else []
-            result = hf.evaluate(
-                found.model,
-                ids,
-                passkeys=planted,
-                ranking=found.ranking,
-                shares=SHARES,
-                progress=told,
-                resume=KEPT / f"{name}-evaluated.unfinished",
+        teacher, written = stories(path)
+        judged["its own stories", recipe.length] = written[: recipe.most]
+        return teacher, written[recipe.most :], judged
+    teacher = model_folder() if name == "minilm" else smollm2()
+    text = fit_text(recipe.mixed) if ranked is None else ranked.read_text(encoding="utf-8")
+    count = recipe.windows * recipe.length
+    windows = hf.windows(teacher, text, tokens=count, length=recipe.length, least=8)
+    others = judged_texts(held_out)
+    if name == "smollm2" and held_out is not None:
+        others = {held_out.name: others[held_out.name]}
+    for title, words in others.items():
+        for length in recipe.judged:
+            tokens = recipe.most * length
+            judged[title, length] = hf.windows(
+                teacher, words, tokens=tokens, length=length, least=2
             )
-            rows = [(row.name, row.figures, row.errors) for row in result.rows]
-            kept.write_text(json.dumps({"rows": rows, "curve": result.curve}))
-        tables += shown(title, ids, json.loads(kept.read_text()))
-    return "\n\n".join(tables)
+    return teacher, windows, judged
 
 
-def shown(title: str, ids: list[list[int]], found: dict[str, Any]) -> list[str]:
-    """Return the table of figures and the table of the curve."""
-    rows = found["rows"]
-    names = list(rows[0][1])
+def parts(ranking: hf.HeadRanking) -> dict[str, hf.HeadRanking]:
+    """Return what the ranking would be on text alone, and on planted facts alone.
+
+    DuoAttention's gates learn from planted facts alone, so the second is its recipe with gradients
+    instead of training.
+    """
+    planted = {name: x for name, x in ranking.scores.items() if name.startswith("planted")}
+    text = {name: x for name, x in ranking.scores.items() if name not in planted}
+    if not planted:
+        return {}
+    return {
+        kind: dataclasses.replace(ranking, scores=scores)
+        for kind, scores in (("text", text), ("planted facts", planted))
+    }
+
+
+def shown(title: str, ids: list[list[int]], rows: dict[str, Any]) -> str:
+    """Return the table of figures."""
+    names = list(rows["teacher"][0])
     lines: list[tuple[str, ...]] = [(f"{title}, {len(ids)} × {len(ids[0])} tokens", *names)]
-    for name, figures, errors in rows:
+    for name, (figures, errors) in rows.items():
         cells = [
-            f"{figures[x]:.4g}" + (f" ± {errors[x]:.2g}" if errors.get(x) else "") for x in names
+            (f"{figures[x]:.4g}" if x in figures else "–")
+            + (f" ± {errors[x]:.2g}" if errors.get(x) else "")
+            for x in names
         ]
         lines.append((name, *cells))
-    what = "perplexity" if "perplexity" in names else "cosine"
-    curve = found["curve"]
-    heads = ("whole heads", *(f"{point[0]}{' (knee)' if point[3] else ''}" for point in curve))
-    return [markdown(lines), markdown([heads, (what, *(f"{point[2]:.4g}" for point in curve))])]
+    return markdown(lines)
+
+
+def curve(found: hf.Evaluation) -> str:
+    """Return the table of quality against the number of whole heads."""
+    what = next(iter(found.rows[0].figures))
+    heads = ("whole heads", *(f"{x.heads}{' (knee)' if x.knee else ''}" for x in found.curve))
+    return markdown([heads, (what, *(f"{x.quality:.4g}" for x in found.curve))])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -226,19 +291,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", dest="path", type=Path, help="stories260K.bin")
     parser.add_argument("--trials", type=int, help="planted numbers for each depth")
     parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")
+    parser.add_argument("--untrained", action="store_true", help="train no student")
+    parser.add_argument("--times", action="store_true", help="measure the speed, and stop")
     parser.add_argument("--print", action="store_true", help="print the tables without writing")
     arguments = parser.parse_args(argv)
     KEPT.mkdir(parents=True, exist_ok=True)
-    table = measure(
-        arguments.model,
-        arguments.held_out,
-        arguments.path,
-        arguments.text,
-        arguments.trials,
-        arguments.slow,
-    )
+    table = measure(arguments)
     print(table)
-    if not arguments.print:
+    if not (arguments.print or arguments.times):
         begin, end = (f"<!-- {arguments.model}-heads:{edge} -->" for edge in ("begin", "end"))
         page = page_with(PAGE.read_text(encoding="utf-8"), table, begin, end)
         update({PAGE: page}, check=False, target=f"heads-{arguments.model}")

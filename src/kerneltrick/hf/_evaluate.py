@@ -14,7 +14,6 @@ import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
-from kerneltrick._version import __version__
 from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
@@ -23,7 +22,7 @@ from kerneltrick.hf._curve import HeadCurvePoint, head_curve
 from kerneltrick.hf._generate import Continuation, continuations
 from kerneltrick.hf._heads import HeadRanking
 from kerneltrick.hf._linearized import Linearized, dial_of
-from kerneltrick.hf._loss import window_alone
+from kerneltrick.hf._loss import models_key, window_alone
 from kerneltrick.hf._overlap import overlap_remark
 from kerneltrick.hf._passkey import Passkey
 from kerneltrick.hf._record import FITTED, RECORD, read_json
@@ -112,7 +111,7 @@ def evaluate(
     tasks = [_Pass(ids, run.how, run.outcome, run.see) for ids in windows]
     if isinstance(run, _LanguageHead):
         tasks += [run.asked(x) for x in passkeys]
-    store = Store(resume, _models_key(model, teacher))
+    store = Store(resume, models_key(model, teacher))
     meter = Progress("evaluating", len(tasks) * len(ways), progress)
     training = model.training
     model.eval()
@@ -167,13 +166,6 @@ class _Pass(NamedTuple):
     how: dict[str, Any]  # how the model is called
     outcome: Callable[[Any, Any], Any]  # plain values for an output and its batch
     see: Callable[[str, Any], None]  # collects the outcome of a way to attend
-
-
-def _models_key(model: Linearized, teacher: Any) -> str:
-    """Return a hash of what is compared; the pieces of a run are named by their texts."""
-    networks = [model] if teacher is None else [model, teacher]
-    weights = [float(x.double().sum()) for own in networks for x in own.state_dict().values()]
-    return run_key(__version__, str(model.config), weights)
 
 
 def _judged(model: Linearized | str | os.PathLike[str]) -> Linearized:

@@ -320,7 +320,9 @@ def _fit_and_train(
         }
     elif wishes.keep == "auto":
         every = assemble(network, dials, causal=causal)
-        kept = keep_layers(layer_losses(every, windows.validation[:CHOOSING], progress), most)
+        file = None if resume is None else _ranked(resume)
+        losses = layer_losses(every, windows.validation[:CHOOSING], progress, file)
+        kept = keep_layers(losses, most)
     else:
         kept = dict.fromkeys(sorted(wishes.keep), "as requested")
     dials = {layer: own for layer, own in dials.items() if layer not in kept}
@@ -439,7 +441,7 @@ def _tuning(resume: Path) -> Path:
 
 
 def _ranked(resume: Path) -> Path:
-    """Return the file that keeps the ranking of heads, beside that of the fit."""
+    """Return the file that keeps the ranking of heads or layers, beside that of the fit."""
     return resume.with_name(f"{resume.name}.heads")
 
 

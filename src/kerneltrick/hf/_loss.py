@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
+from kerneltrick._version import __version__
+from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._linearized import Linearized, dial_of
+
+
+def models_key(model: Linearized, teacher: Any = None) -> str:
+    """Return a hash of what is compared; the pieces of a run are named by their texts."""
+    networks = [model] if teacher is None else [model, teacher]
+    weights = [float(x.double().sum()) for own in networks for x in own.state_dict().values()]
+    return run_key(__version__, str(model.config), weights)
 
 
 def softmax_everywhere(model: Linearized) -> list[Dial]:
@@ -55,21 +65,33 @@ def loss(model: Linearized, found: Any, wanted: Any) -> Any:
 
 
 def layer_losses(
-    model: Linearized, windows: Sequence[Sequence[int]], progress: ProgressReport | None = None
+    model: Linearized,
+    windows: Sequence[Sequence[int]],
+    progress: ProgressReport | None = None,
+    resume: Path | None = None,
 ) -> dict[int, float]:
-    """Return, for each layer, the loss of the model in which that layer alone is linearised."""
+    """Return, for each layer, the loss of the model in which that layer alone is linearised.
+
+    resume: the file that keeps finished pieces.
+    """
     exact, own = softmax_everywhere(model), model.settings
     losses = dict.fromkeys(range(len(own)), 0.0)
+    store = Store(resume, models_key(model))
     meter = Progress("choosing the layers that keep softmax", len(windows) * len(own), progress)
     with torch.no_grad():
         for place, ids in enumerate(windows):
-            with model.attending_by(exact):
-                wanted = outcome(model, ids, {})
+            wanted = None
             for layer in losses:
                 meter(place * len(own) + layer)
-                with model.attending_by([*exact[:layer], own[layer], *exact[layer + 1 :]]):
-                    found = outcome(model, ids, {})
-                losses[layer] += float(loss(model, found, wanted)) / len(windows)
+                piece = f"{run_key(ids)} {layer}"
+                if store.get(piece) is None:
+                    if wanted is None:
+                        with model.attending_by(exact):
+                            wanted = outcome(model, ids, {})
+                    with model.attending_by([*exact[:layer], own[layer], *exact[layer + 1 :]]):
+                        found = outcome(model, ids, {})
+                    store.put(piece, float(loss(model, found, wanted)))
+                losses[layer] += store.get(piece) / len(windows)
     meter.close(len(windows) * len(own))
     return losses
 
