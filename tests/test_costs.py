@@ -738,6 +738,23 @@ def test_ranks_are_compared_with_a_ring(run, tmp_path):
     assert picture.stat().st_size > 1000
 
 
+def test_heads_that_differ_cost_ranks_the_sum_of_their_heads():
+    sizes = {"n": 4096, "d": 16}
+    mixed = costs.context_parallel("elu@window=5+0+9,sinks=2", 4, heads=3, **sizes)
+    each = [
+        costs.context_parallel(f"elu@window={w},sinks=2", 4, heads=1, **sizes) for w in (5, 0, 9)
+    ]
+    assert mixed.sent == sum(x.sent for x in each)
+    assert mixed.compute == pytest.approx(sum(x.compute for x in each))
+    assert mixed.exposed == pytest.approx(sum(x.exposed for x in each))
+
+
+@pytest.mark.parametrize("text", ["softmax", "elu@window=8,whole=1"])
+def test_ranks_do_not_count_heads_that_keep_every_token(text):
+    with pytest.raises(ValueError, match="keep every token"):
+        costs.state_bytes(text, d=16, values=16, heads=2)
+
+
 def test_a_ring_waits_where_its_blocks_are_small():
     slow = costs.Machine(bandwidth=1e9, latency=0, flops=1e15)
     found = costs.ring(4, slow, n=4096, d=64)

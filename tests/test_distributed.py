@@ -337,8 +337,16 @@ def test_other_shapes_too(team, lead, keys, options):
     assert max(team.ask(other_shapes, lead, keys, options)) < 1e-10
 
 
-@pytest.mark.parametrize("text", ["elu", "favor:features=6", "elu@window=4,sinks=2"])
-def test_a_rank_sends_the_bytes_that_are_counted_on_paper(team, text):
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("elu", 1),
+        ("favor:features=6", 1),
+        ("elu@window=4,sinks=2", 1),
+        ("elu@window=4+7,sinks=2", 2),
+    ],
+)
+def test_a_rank_sends_the_bytes_that_are_counted_on_paper(team, text, messages):
     """Each rank sends a state to each other rank and a few numbers. Real states are larger."""
     from kerneltrick import costs
 
@@ -347,7 +355,7 @@ def test_a_rank_sends_the_bytes_that_are_counted_on_paper(team, text):
     state = costs.state_bytes(text, number_bytes=8, **sizes)
     for count in (2, 4):
         counted = costs.context_parallel(text, count, n=N, number_bytes=8, **sizes).sent
-        assert counted == (count - 1) * (state + 56)
+        assert counted == (count - 1) * (state + messages * 56)
         for sent in team.ask(count_bytes, count, inputs, text)[:count]:
             assert sent == counted
 

@@ -76,15 +76,25 @@ def state_bytes(
 
     >>> state_bytes("elu", d=64, values=64, heads=1)
     33280
+    >>> state_bytes("elu@window=8+16", d=64, values=64, heads=2)  # a window for each head
+    78038
     """
-    dial = Dial.get(setting)
-    m, scaled = maps.feature_shape(dial.feature_map, np.zeros((1, d)))
-    size = 8 * m * (values + 1) + (8 if scaled else 0)
-    window, sinks = dial.alike("costs.state_bytes")
-    if window or sinks:
-        slots = max(window - 1, 0) + sinks
-        size += slots * (number_bytes * (d + values) + 8 + 1) + 8  # positions, flags and the count
-    return batch * heads * size
+    total = 0
+    for group in Dial.get(setting).groups(heads):
+        own = group.dial
+        if not (own.feature_map.has_features or own.near):
+            raise ValueError(
+                f"heads of {setting} that see the whole text with softmax keep every token, so "
+                "ranks have no state to exchange: count these heads with costs.ring"
+            )
+        m, scaled = maps.feature_shape(own.feature_map, np.zeros((1, d)))
+        size = 8 * m * (values + 1) + (8 if scaled else 0)
+        window, sinks = own.alike("costs.state_bytes")
+        if window or sinks:
+            slots = max(window - 1, 0) + sinks
+            size += slots * (number_bytes * (d + values) + 8 + 1) + 8  # positions, flags, the count
+        total += len(group.heads) * size
+    return batch * total
 
 
 def context_parallel(
@@ -102,28 +112,33 @@ def context_parallel(
 ) -> Exchange:
     """The cost of causal linear attention over ranks, as `kerneltrick.torch.distributed` does it.
 
+    Heads that attend alike are exchanged together, so each group of them sends its own message.
+
     >>> context_parallel("elu", 4, n=65536, d=64).sent == 3 * (33280 + 56)
     True
     """
     dial, machine = Dial.get(setting), machine or Machine()
     values = d if values is None else values
-    m, near_tokens = dial.feature_map.dim(d), sum(dial.alike("costs.context_parallel"))
     sizes = {"D": d, "M": values, "C": chunk}
 
-    def work(tokens: int) -> float:
-        cost = chunked(dial.feature_map, d=d).at(n=tokens, **sizes).multiply_adds
-        near = tokens * near_tokens * (d + values)
-        return batch * heads * (float(cost) + near)
+    def work(alike: Dial, tokens: int) -> float:
+        cost = chunked(alike.feature_map, d=d).at(n=tokens, **sizes).multiply_adds
+        return float(cost) + tokens * sum(alike.alike("costs")) * (d + values)
 
     own = -(-n // ranks)
     state = state_bytes(
         dial, d=d, values=values, heads=heads, batch=batch, number_bytes=number_bytes
     )
-    alone, total = work(n), work(own)
-    if ranks > 1:  # its own keys again, and the states before it
-        total += batch * heads * m * (values + 1) * (own + ranks - 1)
-    sent = (ranks - 1) * (state + HEADER)
-    exposed = (ranks - 1) * machine.latency + sent / machine.bandwidth
+    alone, total, groups = 0.0, 0.0, dial.groups(heads)
+    for group in groups:
+        streams = batch * len(group.heads)
+        alone += streams * work(group.dial, n)
+        total += streams * work(group.dial, own)
+        if ranks > 1:  # its own keys again, and the states before it
+            m = group.dial.feature_map.dim(d)
+            total += streams * m * (values + 1) * (own + ranks - 1)
+    sent = (ranks - 1) * (state + len(groups) * HEADER)
+    exposed = len(groups) * (ranks - 1) * machine.latency + sent / machine.bandwidth
     return _exchange(ranks, sent, alone, total, exposed, machine)
 
 
