@@ -688,7 +688,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(folders, run, tmp_pa
     model = folders("Bert")
     command = ("linearize", model, "--text", tmp_path / "text.txt", "--length", 32, "--window", 4)
     assert run(*command, "--out", tmp_path / "a")[::2] == (0, "")  # it took less than half a minute
-    monkeypatch.setattr("kerneltrick.cli._linearize.PAUSE", 0.0)
+    monkeypatch.setattr("kerneltrick.cli._output.PAUSE", 0.0)
     said = run(*command, "--out", tmp_path / "b")[2].splitlines()
     left = r"\d+/\d+, about \d+ s left"
     assert any(re.fullmatch(rf"held-out error .*: {left}", line) for line in said)

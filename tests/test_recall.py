@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -313,6 +314,17 @@ def test_the_command_writes_both_files_and_a_table(tmp_path, capsys):
     assert "elu" in capsys.readouterr().out
     assert json.loads(paths["--json"].read_text())["settings"]["steps"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(capsys, monkeypatch):
+    arguments = ["recall", "--mixers", "elu", "--widths", "4,8", "--steps", "1", "--seeds", "1"]
+    monkeypatch.setattr("kerneltrick.cli._output.PAUSE", 0.0)
+    for quiet, lines in (([], 3), (["-q"], 0)):
+        with pytest.raises(SystemExit):
+            main([*arguments, *quiet])
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == lines
+        assert all(re.search(r": [012]/2", line) for line in said)
 
 
 def test_the_report_draws_every_point_in_a_browser(browser, tmp_path):

@@ -13,9 +13,16 @@ from kerneltrick._files import write
 from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.cli._arguments import DataError, UsageError
-from kerneltrick.cli._linearize import load_hf, progress_lines, read_count
+from kerneltrick.cli._linearize import load_hf, read_count
 from kerneltrick.cli._options import Quiet
-from kerneltrick.cli._output import console, outputs_of, plain, say_written, words_stream
+from kerneltrick.cli._output import (
+    console,
+    outputs_of,
+    plain,
+    say_written,
+    show_progress,
+    words_stream,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -69,7 +76,7 @@ def accelerate_command(
 
     try:
         network = hf.load_model(model, layers=layers, dtype=getattr(torch, dtype))
-        with progress_lines(quiet) as progress:
+        with show_progress(quiet) as progress:
             found = hf.measure_gains(network, tokens=count, new=new, train=train, progress=progress)
     except (ImportError, OSError) as error:
         raise DataError(str(error)) from None

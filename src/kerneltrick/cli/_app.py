@@ -57,9 +57,9 @@ from kerneltrick.cli._output import (
     check_writable,
     drop_finished,
     outputs_of,
-    progress_bar,
     resumable,
     say_written,
+    show_progress,
     unfinished,
     words_stream,
 )
@@ -241,7 +241,7 @@ def _compare(
     data = read_data(file, synthetic, seed, chosen_layers, chosen_heads, axes)
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
-    with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+    with resumable(resume), workers(jobs, dask) as executor, show_progress(quiet) as progress:
         result = compare(
             data,
             chosen,

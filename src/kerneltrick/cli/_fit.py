@@ -30,7 +30,7 @@ from kerneltrick.cli._output import (
     check_writable,
     console,
     plain,
-    progress_bar,
+    show_progress,
     unfinished,
     words_stream,
 )
@@ -115,7 +115,7 @@ def fit_command(
         raise DataError(str(error)) from None
     resume = unfinished({"--out": out})
     try:
-        with workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+        with workers(jobs, dask) as executor, show_progress(quiet) as progress:
             found = fit(
                 data if len(data) > 1 else data[0],
                 chosen,

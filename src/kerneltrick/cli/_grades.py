@@ -18,7 +18,7 @@ from rich.table import Table
 
 from kerneltrick import _files
 from kerneltrick._text import printable, to_json
-from kerneltrick.cli._output import console, plain, progress_bar
+from kerneltrick.cli._output import console, plain, show_progress
 from kerneltrick.cli._roster import NOTHING
 from kerneltrick.labs import grader
 
@@ -47,7 +47,7 @@ def grade_all(found: Sequence[grader.Submission], limits: grader.Limits, jobs: i
     for server in servers:
         free.put(server)
     pool = ThreadPoolExecutor(len(servers))
-    with progress_bar(False) as progress:
+    with show_progress(False) as progress:
 
         def grade(submission: grader.Submission) -> tuple[grader.Report, set[str]]:
             server = free.get()

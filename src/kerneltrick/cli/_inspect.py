@@ -17,8 +17,8 @@ from kerneltrick.cli._output import (
     console,
     outputs_of,
     plain,
-    progress_bar,
     say_written,
+    show_progress,
     words_stream,
 )
 
@@ -70,7 +70,7 @@ def inspect_command(
             words = inspection.default_text()
         source = inspection.load(model)
         numbers, pieces = source.read(words, tokens)
-        with progress_bar(quiet) as progress:
+        with show_progress(quiet) as progress:
             found = inspection.inspect(
                 source.model, numbers, words=pieces, source=source.name, progress=progress
             )

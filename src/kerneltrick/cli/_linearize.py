@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +12,6 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import write
-from kerneltrick._progress import ProgressReport
 from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.attention import Dial, combined
@@ -26,14 +21,13 @@ from kerneltrick.cli._output import (
     console,
     outputs_of,
     plain,
-    progress_bar,
     say_written,
+    show_progress,
     words_stream,
 )
 from kerneltrick.report import render_evaluation
 
 PROMPTS = 2  # windows that are continued
-PAUSE = 30.0  # seconds between lines of progress where there is no terminal
 FINETUNE = ("none", "maps", "lora", "all")
 MODEL = "Folder of the model, or its name on the hub."
 TOKENS = "Number of tokens to read, e.g. 200k."
@@ -175,7 +169,7 @@ def linearize_command(
     if held_out is not None:
         judged = hf.windows(model, read_text(held_out), tokens=16 * length, length=length, least=2)
     try:
-        with progress_lines(quiet) as progress:
+        with show_progress(quiet) as progress:
             found = hf.linearize(
                 model,
                 windows,
@@ -268,7 +262,7 @@ def evaluate_command(
     wanted = [_read_share(piece) for piece in shares.split(",")] if shares else []
     hf = load_hf()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
-    with progress_lines(quiet) as progress:
+    with show_progress(quiet) as progress:
         result = hf.evaluate(
             model,
             ids,
@@ -296,33 +290,6 @@ def evaluate_command(
     if not quiet:
         _show(result, outputs)
         say_written(outputs, words_stream(outputs))
-
-
-@contextlib.contextmanager
-def progress_lines(quiet: bool) -> Iterator[ProgressReport | None]:
-    """Show a bar on a terminal. Elsewhere, print a line to stderr every half minute."""
-    if quiet or sys.stderr.isatty():
-        with progress_bar(quiet) as report:
-            yield report
-        return
-    last, stage, begun = time.monotonic(), -1, (0.0, 0)
-
-    def print_line(what: str, done: int, total: int) -> None:
-        nonlocal last, stage, begun
-        now = time.monotonic()
-        if total != stage:
-            stage, begun = total, (now, done)
-        if now - last >= PAUSE:
-            last, pieces = now, done - begun[1]
-            left = (now - begun[0]) / pieces * (total - done) if pieces > 0 else None
-            more = "" if left is None else f", about {_duration(left)} left"
-            print(f"{what}: {done}/{total}{more}", file=sys.stderr, flush=True)
-
-    yield print_line
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def load_hf() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
@@ -18,6 +19,7 @@ from kerneltrick.analysis import ProgressReport, finish
 from kerneltrick.cli._arguments import Stopped, UsageError
 
 WIDTH = 100
+PAUSE = 30.0  # seconds between lines of progress where there is no terminal
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -102,11 +104,19 @@ def resumable(resume: Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
-    """Show a progress bar on stderr, if that is a terminal."""
-    if quiet or not sys.stderr.isatty():
+def show_progress(quiet: bool) -> Iterator[ProgressReport | None]:
+    """Show a bar on a terminal. Elsewhere, print a line to stderr every half minute."""
+    if quiet:
         yield None
-        return
+    elif sys.stderr.isatty():
+        with _bar() as report:
+            yield report
+    else:
+        yield _lines()
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[ProgressReport]:
     columns = (BarColumn(24), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
     stderr = Console(stderr=True)
     with Progress(*columns, TextColumn("{task.description}"), console=stderr, transient=True) as p:
@@ -116,3 +126,24 @@ def progress_bar(quiet: bool) -> Iterator[ProgressReport | None]:
             p.update(task, description=what, completed=done, total=total)
 
         yield report
+
+
+def _lines() -> ProgressReport:
+    last, stage, begun = time.monotonic(), -1, (0.0, 0)
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last, stage, begun
+        now = time.monotonic()
+        if total != stage:
+            stage, begun = total, (now, done)
+        if now - last >= PAUSE:
+            last, pieces = now, done - begun[1]
+            left = (now - begun[0]) / pieces * (total - done) if pieces > 0 else None
+            more = "" if left is None else f", about {_duration(left)} left"
+            print(f"{what}: {done}/{total}{more}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

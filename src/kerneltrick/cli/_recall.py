@@ -18,9 +18,9 @@ from kerneltrick.cli._output import (
     console,
     outputs_of,
     plain,
-    progress_bar,
     resumable,
     say_written,
+    show_progress,
     unfinished,
     words_stream,
 )
@@ -174,7 +174,7 @@ def recall_command(
         raise DataError(str(error)) from None
     except ValueError as error:
         raise UsageError(in_options(str(error), OPTIONS)) from None
-    with resumable(resume), workers(jobs, dask) as executor, progress_bar(quiet) as progress:
+    with resumable(resume), workers(jobs, dask) as executor, show_progress(quiet) as progress:
         result = room.recall(settings, progress=progress, resume=resume, executor=executor)
     if html_path is not None:
         write(html_path, report.render_recall(result.to_dict()))

@@ -16,7 +16,7 @@ import typer
 from kerneltrick._text import printable
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError
 from kerneltrick.cli._options import Quiet, Seed
-from kerneltrick.cli._output import progress_bar
+from kerneltrick.cli._output import show_progress
 
 # The options that set what the library calls by these names.
 OPTIONS = {
@@ -152,7 +152,7 @@ def train_command(
     try:
         with (
             _processes(context_parallel) as (group, leads),
-            progress_bar(quiet or not leads) as progress,
+            show_progress(quiet or not leads) as progress,
         ):
             quiet = quiet or not leads
             room.train(words, out, settings, progress=progress, tell=tell, group=group)
