@@ -1,10 +1,10 @@
-"""State tracking of trained mixers: the second table of docs/howto/recall.md.
+"""State tracking and copying of trained mixers: two tables of docs/howto/recall.md.
 
-    python tools/make_tracking.py           write the table
-    python tools/make_tracking.py --print   print it
+    python tools/make_tracking.py           write the tables
+    python tools/make_tracking.py --print   print them
 
-Runs `kerneltrick recall --task …` four times, a quarter of an hour of one CPU, unless the
-numbers are in out/tracking. An interrupted run continues. Remove that folder to start again.
+Runs `kerneltrick recall --task …` six times, half an hour of one CPU, unless the numbers are in
+out/tracking. An interrupted run continues. Remove that folder to start again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from make_stars import markdown
 
 PAGE = ROOT / "docs" / "howto" / "recall.md"
 FOUND = ROOT / "out" / "tracking"
-BEGIN, END = "<!-- tracking:begin -->", "<!-- tracking:end -->"
-MIXERS = (
+TRACKERS = (
     "ssd:state_dim=16",
     "deltanet:short_convolution=0",
     "deltanet:short_convolution=0,negative_eigenvalues=true",
@@ -30,30 +29,45 @@ MIXERS = (
     "deltaproduct:steps=4,short_convolution=0",
 )
 S5 = ("--task", "permutation", "--length", "16", "--items", "5")
-TASKS = {
+COPIERS = (
+    "softmax",
+    "elu",
+    "ssd:state_dim=16",
+    "gla",
+    "mamba",
+    "deltanet",
+    "gated_deltanet",
+    "rwkv7",
+)
+TRACKING = {
     "parity": ("--task", "parity", "--length", "32", "--steps", "300"),
     "S₃": ("--task", "permutation", "--length", "32", "--items", "3", "--steps", "600"),
     "S₅, swaps": (*S5, "--moved", "2", "--steps", "600"),
     "S₅": (*S5, "--steps", "1600", "--seeds", "1"),  # most of the time goes here
 }
+COPYING = {
+    "copy": ("--task", "copy", "--steps", "400"),
+    "selective": ("--task", "selective", "--steps", "1200", "--seeds", "1"),
+}
+TABLES = {"tracking": (TRACKERS, TRACKING), "copying": (COPIERS, COPYING)}  # by their marks
 
 
-def measured(name: str, task: tuple[str, ...]) -> dict[str, Any]:
+def measured(name: str, mixers: tuple[str, ...], task: tuple[str, ...]) -> dict[str, Any]:
     """Read the numbers of the command, and run it first if necessary."""
     path = FOUND / f"{name}.json"
     if not path.exists():
         FOUND.mkdir(parents=True, exist_ok=True)
         command = (sys.executable, "-m", "kerneltrick", "recall", *task, "--jobs", "2")
-        subprocess.run([*command, "--mixers", " ".join(MIXERS), "--json", str(path)], check=True)
+        subprocess.run([*command, "--mixers", " ".join(mixers), "--json", str(path)], check=True)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(mixers: tuple[str, ...], found: dict[str, dict[str, Any]]) -> str:
     """Return the table: a row for each mixer, a column for each task."""
     chance = (f"{x['settings']['task']['chance']:.2f}" for x in found.values())
     lines = [("mixer", "state, bytes", *found), ("guessing", "", *chance)]
-    for mixer in MIXERS:
+    for mixer in mixers:
         own = [next(p for p in x["points"] if p["mixer"] == mixer) for x in found.values()]
         seeds = (x["settings"]["seeds"] for x in found.values())
         cells = map(_cell, own, seeds)
@@ -71,12 +85,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--print", action="store_true", help="print the table without writing")
     arguments = parser.parse_args(argv)
-    found = {name: measured(name, task) for name, task in TASKS.items()}
-    took = [training["seconds"] for x in found.values() for training in x["trainings"]]
-    print(f"{len(took)} trainings, {sum(took):,.0f} seconds of CPU time")
-    print(table(found))
+    page = PAGE.read_text(encoding="utf-8")
+    for mark, (mixers, tasks) in TABLES.items():
+        found = {name: measured(name, mixers, task) for name, task in tasks.items()}
+        took = [training["seconds"] for x in found.values() for training in x["trainings"]]
+        print(f"{len(took)} trainings, {sum(took):,.0f} seconds of CPU time")
+        print(table(mixers, found))
+        begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+        page = page_with(page, table(mixers, found), begin, end)
     if not arguments.print:
-        page = page_with(PAGE.read_text(encoding="utf-8"), table(found), BEGIN, END)
         update({PAGE: page}, check=False, target="tracking")
     return 0
 

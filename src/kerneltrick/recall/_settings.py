@@ -46,6 +46,18 @@ TRACKERS = (
     "deltaproduct:steps=4,short_convolution=0",
 )
 
+# What copies: a state that grows, sums, decays that the token sets, and corrections.
+COPIERS = (
+    "softmax",
+    "elu",
+    "ssd:state_dim=16",
+    "gla",
+    "mamba",
+    "deltanet",
+    "gated_deltanet",
+    "rwkv7",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RecallSettings:
@@ -114,8 +126,9 @@ def preset(name: str, task: str = "recall", **changes: Any) -> RecallSettings:
     if task != "recall" and name == "paper":
         raise ValueError(f"the preset paper is of the task recall; {task} has minutes only")
     if name == "minutes" and task != "recall":
+        mixers = COPIERS if task in ("copy", "selective") else TRACKERS
         found = RecallSettings(
-            mixers=TRACKERS, widths=(64,), task=TASKS[task], steps=1600, rates=(5e-3,), heads=4
+            mixers=mixers, widths=(64,), task=TASKS[task], steps=1600, rates=(5e-3,), heads=4
         )
     elif name == "minutes":
         found = RecallSettings(
