@@ -172,7 +172,7 @@ conformance: $(VENV)/.test ## check every operator that is installed: table of d
 fitted: $(VENV)/.test ## fit maps to a real model and judge them on other text: table and picture
 	$(BIN)/python tools/make_fitted.py
 
-tracking: $(VENV)/.test ## measure state tracking of trained mixers: the second table of the recall page
+tracking: $(VENV)/.test ## measure state tracking and copying of trained mixers: two tables of the recall page
 	$(BIN)/python tools/make_tracking.py
 
 inspected: $(VENV)/.test ## train the model that `kerneltrick inspect` shows by default
