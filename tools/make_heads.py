@@ -47,13 +47,14 @@ class Recipe(NamedTuple):
     trained: str | None = None  # what a limited head sees in the student that is trained, …
     finetune: Any = "none"  # … and how that is trained
     contexts: tuple[int, ...] = ()  # context lengths at which decoding is timed
+    shares: tuple[float, ...] = (0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1)  # of whole heads
 
 
 RECIPES = {
     "minilm": Recipe(
         "softmax@window=16,sinks=2",
         length=256,
-        windows=400,
+        windows=128,
         judged=(128, 256),
         most=40,
         trained="hedgehog@window=16,sinks=2",
@@ -70,12 +71,12 @@ RECIPES = {
         trained=FAR,
         finetune="lora",
         contexts=(1024, 4096, 8176),
+        shares=(0, 0.1, 0.25, 0.5, 1),
     ),
     "stories": Recipe("softmax@window=64,sinks=4", length=512, windows=64, judged=(512,), most=16),
 }
 PLANTED = 512  # tokens around a planted number
 SHARE = 0.25  # of heads, or of layers
-SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, SHARE, 0.35, 0.5, 1.0)
 
 
 def stories(path: Path) -> tuple[Path, list[list[int]]]:
@@ -146,7 +147,7 @@ def stories(path: Path) -> tuple[Path, list[list[int]]]:
 def agreement(fast: hf.HeadRanking, slow: hf.HeadRanking) -> str:
     """Return how many of the heads that one ranking keeps the other keeps too, as a table."""
     lines: list[tuple[str, ...]] = [("whole heads", "in both rankings")]
-    for share in SHARES[1:-1]:
+    for share in (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5):
         count = round(share * len(fast.order))
         both = set(fast.order[:count]) & set(slow.order[:count])
         lines.append((str(count), str(len(both))))
@@ -186,36 +187,47 @@ def measure(arguments: argparse.Namespace) -> str:
         slow = made("slow", ranking="slow").ranking
         assert slow is not None
         tables.append(agreement(ranking, slow))
-    students = {"layers": made("layers", unit="layer")}
-    if recipe.trained is not None and not arguments.untrained:
-        students["heads, trained"] = made("trained", recipe.trained, finetune=recipe.finetune)
-        print(*students["heads, trained"].remarks, sep="\n", flush=True)
-    judged_tables = []
-    for (title, length), ids in judged.items():
-        pieces = [own[at : at + PLANTED] for own in ids for at in range(0, length, PLANTED)]
+    rows: dict[Any, dict[str, Any]] = {}
+    curves = {}
+
+    def judge(
+        what: str, student: hf.Linearization, ids: list[list[int]], **how: Any
+    ) -> hf.Evaluation:
+        return hf.evaluate(
+            student.model,
+            ids,
+            teacher=teacher if student.changed else None,
+            progress=told,
+            resume=KEPT / f"{name}-{what}-evaluated.unfinished",
+            **how,
+        )
+
+    for text, ids in judged.items():
+        pieces = [own[at : at + PLANTED] for own in ids for at in range(0, text[1], PLANTED)]
         planted = hf.passkeys(teacher, pieces, trials=trials) if trials else []
-
-        def judge(student: hf.Linearization, ids: Any = ids, **how: Any) -> hf.Evaluation:
-            return hf.evaluate(
-                student.model,
-                ids,
-                teacher=teacher if student.changed else None,
-                progress=told,
-                resume=KEPT / f"{name}-evaluated.unfinished",
-                **how,
-            )
-
-        own = judge(found, passkeys=planted, ranking=ranking, shares=SHARES)
-        rows = {row.name: (row.figures, row.errors) for row in own.rows}
-        rows["heads"] = rows.pop("hybrid")
+        own = judge("whole", found, ids, passkeys=planted, ranking=ranking, shares=recipe.shares)
+        rows[text] = {row.name: (row.figures, row.errors) for row in own.rows}
+        rows[text]["heads"] = rows[text].pop("hybrid")
         for kind, part in parts(ranking).items():
-            (point,) = judge(found, ranking=part, shares=[SHARE]).curve
-            rows[f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
-        for student, how in students.items():
-            (hybrid,) = (row for row in judge(how).rows if row.name == "hybrid")
-            rows[student] = (hybrid.figures, hybrid.errors)
-        judged_tables += [shown(title, ids, rows), curve(own)]
-    return "\n\n".join([*judged_tables, *tables])
+            (point,) = judge("whole", found, ids, ranking=part, shares=[SHARE]).curve
+            rows[text][f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
+        curves[text] = curve(own)
+    students: dict[str, dict[str, Any]] = {"layers": {"unit": "layer"}}
+    if recipe.trained is not None and not arguments.untrained:
+        students["heads, trained"] = {"setting": recipe.trained, "finetune": recipe.finetune}
+    for student, how in students.items():
+        what = student.split()[-1]
+        other = made(what, **how)
+        print(*other.remarks, sep="\n", flush=True)
+        for text, ids in judged.items():
+            (hybrid,) = (row for row in judge(what, other, ids).rows if row.name == "hybrid")
+            rows[text][student] = (hybrid.figures, hybrid.errors)
+    judgements = [
+        table
+        for text, ids in judged.items()
+        for table in (shown(text[0], ids, rows[text]), curves[text])
+    ]
+    return "\n\n".join([*judgements, *tables])
 
 
 def texts(

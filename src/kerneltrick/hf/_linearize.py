@@ -283,9 +283,11 @@ def _fit_and_train(
     def captured(ids: Sequence[int]) -> AttentionData:
         return record(where, body, ids, torch.ones(len(ids), dtype=torch.bool))
 
-    validation = [captured(ids) for ids in windows.validation]
     dial, why = Dial.get(wishes.setting), None
-    window = wishes.window
+    window, needed = wishes.window, windows.validation
+    if is_softmax(dial) and window != "auto":
+        needed = needed[:1]  # there is nothing to fit; one shows the sizes of layers
+    validation = [captured(ids) for ids in needed]
     if window == "auto":
         wide = with_features(dial, wishes.features, validation[0])
         window, why = choose_window(wide, validation, wishes.budget)

@@ -4,7 +4,8 @@ transformers looks attention functions up by name, in two tables that anybody ca
 the functions, one for their masks. A name must be in both before a model is built. Models do not
 ask us when they are built, and a few pick their attention from a table of their own, so the one
 method that checks the name for every model, `PreTrainedModel.get_correct_attn_implementation`,
-is wrapped. The wrapper acts on our names only.
+is wrapped: it compares the name with a list of registered ones, and has no hook for a prefix. The
+wrapper acts on our names only, and `unregister` removes it.
 """
 
 from __future__ import annotations
