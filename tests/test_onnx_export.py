@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 torch = pytest.importorskip("torch")
 
 import onnxruntime  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from kerneltrick import onnx as kt_onnx  # noqa: E402
 from kerneltrick.torch import Attention, LanguageModel  # noqa: E402
@@ -23,6 +25,20 @@ WRITTEN = [
     *sorted(MIXERS.keys() - {"hyena", "mesa"}),
     "mesa:steps=3",  # each of its steps is a loop in ONNX
 ]
+FUSED = [  # calls that `LinearAttention` has
+    "elu",
+    "hedgehog",
+    "cosformer:horizon=512",
+    "based",
+    "deltanet",
+    "deltaproduct",
+    "gated_deltanet",
+    "gla",
+    "kda",
+    "retention",
+    "rwkv",
+    "ssd",
+]
 REFUSED = {
     "softmax": "no features",
     "softmax@window=7": "no features",
@@ -37,14 +53,28 @@ def session(path):
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def check(model, path, inputs, name):
+def nodes(path):
+    """What the nodes of a file are, without those inside loops."""
+    return {(node.domain, node.op_type) for node in onnx.load(path).graph.node}
+
+
+def check(model, path, inputs, name, operators="plain"):
     """Prefill, a second stretch and single tokens, for batches of several sizes."""
-    kt_onnx.export(model, path)
-    run, parts = session(path), kt_onnx.state_inputs(path)
-    assert [x.name for x in run.get_inputs()] == [name, *(part.past for part in parts)]
-    assert [x.name for x in run.get_outputs()][1:] == [part.present for part in parts]
+    kt_onnx.export(model, path, operators=operators)
+    onnx.checker.check_model(str(path), full_check=True)
+    parts = kt_onnx.state_inputs(path)
+    if operators == "opset27":  # which no ONNX Runtime has yet
+        run = ReferenceEvaluator(str(path))
+        assert run.input_names == [name, *(part.past for part in parts)]
+        assert run.output_names[1:] == [part.present for part in parts]
+    else:
+        run = session(path)
+        assert [x.name for x in run.get_inputs()] == [name, *(part.past for part in parts)]
+        assert [x.name for x in run.get_outputs()][1:] == [part.present for part in parts]
     for batch, lengths in ((1, (1, 1, 67)), (3, (70, 1, 1, 9))):
         x = inputs(batch, sum(lengths))
+        if batch > 1 and x.is_floating_point():
+            x[0, -3] = torch.nan  # of one text: the others must not change
         with torch.no_grad():
             whole = model(x)[0].numpy()
         state, found = kt_onnx.empty_state(path, batch), []
@@ -61,6 +91,31 @@ def test_a_layer_streams_in_onnx_runtime_as_in_pytorch(mixer, tmp_path):
     torch.manual_seed(0)
     layer = make(mixer, 32, 2).eval()
     check(layer, tmp_path / "layer.onnx", lambda *shape: torch.randn(*shape, 32), "x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", FUSED)
+@pytest.mark.parametrize(("kind", "domain"), [("microsoft", "com.microsoft"), ("opset27", "")])
+def test_a_layer_streams_by_the_operator_for_linear_attention(mixer, kind, domain, tmp_path):
+    if kind == "opset27" and onnx.defs.onnx_opset_version() < 27:
+        pytest.skip("this ONNX has no LinearAttention")
+    torch.manual_seed(0)
+    layer, path = make(mixer, 32, 2).eval(), tmp_path / "layer.onnx"
+    check(layer, path, lambda *shape: torch.randn(*shape, 32), "x", kind)
+    found = nodes(path)
+    assert (domain, "LinearAttention") in found
+    assert ("", "Scan") not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["favor:features=8", "elu@window=6", "comba", "power_retention"])
+def test_what_the_operator_does_not_have_is_written_as_a_loop(mixer, tmp_path):
+    torch.manual_seed(0)
+    layer, path = make(mixer, 32, 2).eval(), tmp_path / "layer.onnx"
+    check(layer, path, lambda *shape: torch.randn(*shape, 32), "x", "microsoft")
+    found = nodes(path)
+    assert ("", "Scan") in found
+    assert ("com.microsoft", "LinearAttention") not in found
 
 
 @pytest.mark.slow
@@ -84,6 +139,11 @@ def test_a_language_model_streams_in_onnx_runtime_as_in_pytorch(tmp_path):
     mixer = "gated_deltanet+elu@window=6"
     model = LanguageModel(19, mixer=mixer, hidden_size=32, num_layers=2, num_heads=2).eval()
     check(model, tmp_path / "m.onnx", lambda *shape: torch.randint(19, shape), "tokens")
+
+
+def test_other_operators_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="one of plain, microsoft, opset27, not 'cuda'"):
+        kt_onnx.export(make("elu", 32, 2), tmp_path / "layer.onnx", operators="cuda")
 
 
 @pytest.mark.parametrize("mixer", REFUSED)

@@ -18,6 +18,13 @@ def export_command(
         Path,
         typer.Option("--onnx", metavar="FILE", help="ONNX file to write, such as model.onnx."),
     ],
+    operators: Annotated[
+        str,
+        typer.Option(
+            help="plain, microsoft (faster, for ONNX Runtime only) or opset27: see the "
+            "documentation."
+        ),
+    ] = "plain",
 ) -> None:
     """Write a model trained by `kerneltrick train` as an ONNX file (extra: onnx).
 
@@ -31,7 +38,7 @@ def export_command(
         raise DataError(str(error)) from None
     try:
         found = TrainedModel.load(folder)
-        room.export(found.model, onnx)
+        room.export(found.model, onnx, operators=operators)  # type: ignore[arg-type] # checked there
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from None
     inputs = len(room.state_inputs(onnx))

@@ -3,10 +3,10 @@
 `dense` forms the weights and is the oracle, `recurrent` goes token by token, `chunked` is made of
 matrix products and runs everywhere, `native` is compiled, for arrays on the CPU. The delta rule has
 the last three, under the same names, as has the selective scan of Mamba. `direct` is the short
-convolution on any array library.
+convolution on any array library. `onnx` runs nothing: it writes calls as an operator of ONNX's.
 """
 
-from kerneltrick.engines import _native, _native_sequence
+from kerneltrick.engines import _native, _native_sequence, _onnx
 from kerneltrick.engines._chunked import chunked
 from kerneltrick.engines._config import set_num_threads, show_config
 from kerneltrick.engines._convolution import (
@@ -32,6 +32,7 @@ from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, regi
 from kerneltrick.engines._merge import merge
 from kerneltrick.engines._native_decoder import decoder
 from kerneltrick.engines._native_sequence import convolution_step, repeat, scan_step
+from kerneltrick.engines._onnx import onnx_operator
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -56,6 +57,7 @@ register(
     Engine("native", _native.native, _native.supports, _native.prepare, _native.reason),
     orders=("auto", "exact"),
 )
+register(Engine("onnx", _onnx.attention, _onnx.supports, reason=_onnx.reason), orders=("auto",))
 register(Engine("chunked", chunked), orders=("auto",))
 register(Engine("recurrent", recurrent))
 register(Engine("dense", dense), orders=("exact",))
@@ -74,6 +76,10 @@ for operator, compiled in (
         ),
         orders=("auto",),
     )
+register(
+    Engine("onnx", _onnx.delta_rule, _onnx.supports, reason=_onnx.reason, operator="delta_rule"),
+    orders=("auto",),
+)
 register(Engine("chunked", delta_chunked, operator="delta_rule"), orders=("auto",))
 register(Engine("recurrent", delta_recurrent, operator="delta_rule"))
 register(Engine("direct", direct, operator="short_convolution"), orders=("auto",))
@@ -119,6 +125,7 @@ __all__ = [
     "finish",
     "in_lines",
     "merge",
+    "onnx_operator",
     "prepare_tokens",
     "recurrent",
     "register",

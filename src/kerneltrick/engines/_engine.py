@@ -131,9 +131,9 @@ def register(engine: Engine, *, orders: tuple[str, ...] = (), first: bool = Fals
 
     >>> import kerneltrick as kt
     >>> list(kt.engines.ENGINES["attention"])
-    ['native', 'chunked', 'recurrent', 'dense']
+    ['native', 'onnx', 'chunked', 'recurrent', 'dense']
     >>> kt.engines.ORDERS["attention"]["auto"]
-    ['native', 'chunked']
+    ['native', 'onnx', 'chunked']
     """
     _prepared.cache_clear()
     ENGINES[engine.operator][engine.name] = engine

@@ -9,14 +9,16 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
+from onnx import helper, version_converter
 from torch import nn
 from torch.utils import _pytree
 
 from kerneltrick._files import check_writable, write
 from kerneltrick.attention import State
+from kerneltrick.engines import onnx_operator
 from kerneltrick.onnx._state import KEY, StateInput, described
 from kerneltrick.torch import Attention, LanguageModel
 from kerneltrick.torch.mixers import MIXERS, Hyena
@@ -25,10 +27,16 @@ Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
 # No size of a model is likely to be one of these, so no axis is taken for another.
 BATCH, LENGTH = 11, 13
+DOMAIN = "com.microsoft"  # of the operators that only ONNX Runtime has
 LARGEST = 2_000_000_000  # bytes of a file in the format of protocol buffers
 
 
-def export(model: nn.Module, path: str | os.PathLike[str]) -> None:
+Operators: TypeAlias = Literal["plain", "microsoft", "opset27"]
+
+
+def export(
+    model: nn.Module, path: str | os.PathLike[str], *, operators: Operators = "plain"
+) -> None:
     """Write a layer (`Attention`, a mixer) or a `LanguageModel` as an ONNX file.
 
     The first input is `x` (batch, n, hidden_size), or `tokens` (batch, n) of a language model, and
@@ -36,10 +44,21 @@ def export(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state: give the outputs of a call to the next one, and `empty_state(path, batch)` to the first.
     Batch and n are free, so one file serves prefill and decoding.
 
-    The file holds operators of standard ONNX only, and computes the same as the layer, in linear
-    time: loops over chunks of tokens are `Scan`. The layer must be on the CPU, causal and not
-    spread over ranks. Two kinds of layer are refused: softmax, which has no features, and
-    Hyena, in whose Fourier transforms ONNX Runtime fails if the length is free.
+    The file computes the same as the layer, in linear time. `operators` says what it may hold:
+
+    - "plain": operators of ONNX 20 only, which every runtime has. Chunks of tokens go through a
+      `Scan`.
+    - "microsoft": also `com.microsoft::LinearAttention`, which is faster; ONNX Runtime has it.
+    - "opset27": also `LinearAttention` of ONNX 27, for runtimes that have it.
+
+    The last two are for linear attention and the delta rule in float32. What their operator does
+    not have stays a `Scan`: windows, maps with a log-scale such as FAVOR+, normalised maps whose
+    weights come close to 0 by cancellation such as `poly`, and the mixers Mamba, Mesa, Comba,
+    GatedDeltaNet2, RWKV7 and PowerRetention.
+
+    The layer must be on the CPU, causal and not spread over ranks. Two kinds of layer are refused:
+    softmax, which has no features, and Hyena, in whose Fourier transforms ONNX Runtime fails if the
+    length is free.
 
     >>> import tempfile
     >>> import onnxruntime
@@ -57,6 +76,10 @@ def export(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> torch.allclose(torch.tensor(token[0]), layer(x)[0][:, 19:], atol=1e-5)
     True
     """
+    if operators not in get_args(Operators):
+        raise ValueError(
+            f"operators must be one of {', '.join(get_args(Operators))}, not {operators!r}"
+        )
     problem = refusal(model)
     if problem is not None:
         raise ValueError(f"cannot write {type(model).__name__} as ONNX: {problem}")
@@ -64,7 +87,7 @@ def export(model: nn.Module, path: str | os.PathLike[str]) -> None:
     training = model.training
     model.eval()
     try:
-        write(path, _written(model))
+        write(path, _written(model, operators))
     finally:
         model.train(training)
 
@@ -129,7 +152,9 @@ class _Streaming(nn.Module):  # type: ignore[misc] # torch is not followed by my
         for place in self.unused:
             leaves[place] = leaves[place].new_zeros((x.shape[0], *leaves[place].shape[1:]))
         y, after = self.model(x, _pytree.tree_unflatten(leaves, self.spec))
-        made = _pytree.tree_leaves(after)
+        made = _pytree.tree_leaves(
+            _pytree.tree_map_only(State, _with_nan, after, is_leaf=_is_state)
+        )
         return y, [made[place] for place in self.places]
 
     def parts(self) -> list[StateInput]:
@@ -155,6 +180,15 @@ def _unnamed(state: State) -> State:
     return dataclasses.replace(state, fingerprint=text)
 
 
+def _with_nan(state: State) -> State:
+    """The state with NaN in the columns that are marked as spoiled: the marks are not written."""
+    carry = state.carry
+    if carry.bad is None:
+        return state
+    sums = carry.sums._replace(hi=torch.where(carry.bad, torch.nan, carry.sums.hi))
+    return dataclasses.replace(state, carry=carry._replace(sums=sums, bad=None))
+
+
 def _leaves(state: Any) -> tuple[list[str], list[Any], Any]:
     pairs, spec = _pytree.tree_flatten_with_path(state)
     return [_pytree.keystr(path) for path, _ in pairs], [x for _, x in pairs], spec
@@ -165,7 +199,6 @@ NAMES = {
     ".carry[0][0]": "sums",
     ".carry[1]": "log_scale",
     ".carry[2][0]": "log_decay",
-    ".carry[3]": "bad",
     ".carry[4][0]": "near.k",
     ".carry[4][1]": "near.v",
     ".carry[4][2]": "near.positions",
@@ -190,7 +223,7 @@ def _full_name(path: str) -> str:
     return ".".join(words)
 
 
-def _written(model: nn.Module) -> bytes:
+def _written(model: nn.Module, operators: Operators) -> bytes:
     x = _example(model)
     longest = max(_windows(model), default=1) or 1  # so many tokens fill every window
     with torch.no_grad():
@@ -200,7 +233,7 @@ def _written(model: nn.Module) -> bytes:
     parts = streaming.parts()
     named = isinstance(model, LanguageModel)
     shapes = {"x": {0: "batch", 1: "length"}, "past": [{0: "batch"} for _ in past]}
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), onnx_operator(operators != "plain"):
         program = torch.onnx.export(
             streaming,
             (x, past),
@@ -215,12 +248,25 @@ def _written(model: nn.Module) -> bytes:
         raise RuntimeError(f"batch and length became fixed at {' and '.join(free)}")
     program.model.metadata_props[KEY] = described(parts)
     proto = program.model_proto
+    if operators == "opset27":
+        proto = _of_opset_27(proto)
     if proto.ByteSize() > LARGEST:
         raise ValueError(
             f"the model has {proto.ByteSize():,} bytes, but an ONNX file holds at most {LARGEST:,}"
         )
     content: bytes = proto.SerializeToString()
     return content
+
+
+def _of_opset_27(proto: Any) -> Any:
+    """The model with the operator of ONNX's own in place of ONNX Runtime's, which is its twin."""
+    proto = version_converter.convert_version(proto, 27)
+    for node in proto.graph.node:
+        if node.domain == DOMAIN:
+            node.domain = ""
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("", 27))
+    return proto
 
 
 def _example(model: nn.Module) -> Tensor:
