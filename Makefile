@@ -127,6 +127,7 @@ bench-native: $(VENV)/.test ## measure the compiled core against its targets, in
 	$(BIN)/python benchmarks/native.py --write docs/performance.md
 	$(BIN)/python benchmarks/delta_peers.py --write docs/performance.md
 	$(BIN)/python benchmarks/jax_peers.py --write docs/performance.md
+	$(BIN)/python benchmarks/onnx_layers.py --write docs/performance.md
 
 bench-models: $(VENV)/.test ## measure whole models of transformers, into docs/performance.md
 	$(BIN)/python benchmarks/steps.py --write docs/performance.md

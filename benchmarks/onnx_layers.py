@@ -1,14 +1,13 @@
 """Measure layers written as ONNX in ONNX Runtime, by both ways to write them, beside PyTorch.
 
-python benchmarks/onnx_layers.py                                print the table
-python benchmarks/onnx_layers.py --quick                        use tiny sizes, to check that it runs
-python benchmarks/onnx_layers.py --write docs/performance.md    write the table between its markers
+python benchmarks/onnx_layers.py                              print the table
+python benchmarks/onnx_layers.py --quick                      use tiny sizes, to check that it runs
+python benchmarks/onnx_layers.py --write docs/performance.md  write the table between its markers
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import tempfile
@@ -112,8 +111,8 @@ def measure(quick: bool, patience: float) -> str:
             found.append(row)
     lines = [
         f"Whole layers, hidden size {hidden}, {heads} heads, batch 1, float32, {native.THREADS} "
-        f"threads, ONNX Runtime {onnxruntime.__version__}. Times are of the layer in PyTorch, and of "
-        'its files in ONNX Runtime by `operators="plain"` and `"microsoft"`.',
+        f"threads, ONNX Runtime {onnxruntime.__version__}. Times are of the layer in PyTorch, and "
+        'of its files by `operators="plain"` and `"microsoft"` in ONNX Runtime.',
         "",
         "| case | PyTorch | plain | microsoft | plain over microsoft | microsoft over PyTorch |",
         "|---|---|---|---|---|---|",

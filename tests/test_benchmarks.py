@@ -173,6 +173,27 @@ def test_a_quick_run_prints_every_target_of_jax(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_quick_run_prints_every_layer_in_onnx_runtime(tmp_path):
+    import onnx_layers
+
+    for package in ("kerneltrick._core", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    path = tmp_path / "performance.md"
+    path.write_text(f"{onnx_layers.START}\n{onnx_layers.END}\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "onnx_layers.py"), "--quick", "--write", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    cases = ("prefill, n = 32", "prefill, n = 64", "a decoding step")
+    assert [row.split(" | ")[0] for row in rows] == [
+        f"| `{mixer}`, {case}" for mixer in onnx_layers.MIXERS for case in cases
+    ]
+    for row in rows:
+        assert len(re.findall(r"[\d.]+ ms", row)) == 3
+        assert len(re.findall(r"[\d.]+×", row)) == 2
+
+
+@pytest.mark.slow
 def test_a_quick_run_prints_every_step_of_decoding(tmp_path):
     import steps
 

@@ -145,6 +145,11 @@ TABLES = {  # by their first line
          f"{PACKAGE}/engines/_jax*.py", f"{PACKAGE}/engines/*native_jax.py"),
         timed=True,
     ),
+    "<!-- onnx:begin -->": Product(
+        "bench-native",
+        ("benchmarks/onnx_layers.py", f"{PACKAGE}/onnx/*.py", f"{PACKAGE}/engines/_onnx.py"),
+        timed=True,
+    ),
     "<!-- steps:begin -->": Product(
         "bench-models",
         ("benchmarks/steps.py", "native/delta_step.h", "native/scan*", "native/convolution.cpp",

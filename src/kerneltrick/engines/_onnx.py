@@ -81,8 +81,11 @@ def attention(rule: Rule, data: Data) -> Result:
     keys = prepare_keys(rule, k, data.v, data.mask, data.log_decay, None, where_k)
     queries = prepare_queries(rule, data.q, data.mask, where_q, heads)
     values, sums = keys.values, carry.sums.hi
-    if keys.bad is not None:  # the operator has no marks for spoiled columns: they are NaN
+    # The operator has no marks for spoiled columns: here they are NaN.
+    if keys.bad is not None:
         values = xp.where(keys.bad, xp.full_like(values, math.nan), values)
+    if carry.bad is not None:
+        sums = xp.where(carry.bad, xp.full_like(sums, math.nan), sums)
     kind, total = "linear", carry.log_decay
     if keys.log_decay is not None:
         kind = "gated"
