@@ -43,8 +43,9 @@ PAGES = {  # with the extras that they need
     "howto/run_on_a_cpu.md": ("transformers", "peft"),
     "howto/scale_out.md": ("torch",),
     "howto/scikit_learn.md": ("sklearn",),
+    "howto/onnx.md": ("onnxscript", "onnxruntime"),
 }
-LONG = {"start.md", "howto/attention_in_pytorch.md"}
+LONG = {"start.md", "howto/attention_in_pytorch.md", "howto/onnx.md"}
 ROOMS = (
     "kerneltrick",
     *(

@@ -62,7 +62,8 @@ def linear_attention(
     if refused:
         raise ValueError(
             f"kerneltrick.jax.linear_attention has no {', '.join(refused)}: every weight is the "
-            "map's; kerneltrick.torch.distributed has windows"
+            "map's. Leave them out, call kerneltrick.linear_attention on one device, or use "
+            "kerneltrick.torch.distributed, which has windows"
         )
     n, here = k.shape[-2], jax.lax.axis_index(axis_name)
     start = 0 if state is None else state.stop
