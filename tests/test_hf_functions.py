@@ -140,6 +140,15 @@ def test_a_step_of_other_shapes_than_the_last_is_refused():
         convolution_update(torch.randn(B, P, 1), state, torch.randn(P, 6), None, "silu")
 
 
+def test_steps_refuse_states_whose_rows_share_their_memory():
+    x, weight = torch.randn(2, 4, 1), torch.randn(4, 3)
+    with pytest.raises(ValueError, match="cannot overwrite a state"):
+        convolution_update(x, torch.zeros(1, 4, 2).expand(2, 4, 2), weight)
+    A, B, x = -torch.ones(4, 3), torch.randn(2, 3), x[..., 0]
+    with pytest.raises(ValueError, match="cannot overwrite a state"):
+        state_update(torch.zeros(1, 4, 3).expand(2, 4, 3), x, x.abs(), A, B, B)
+
+
 def test_a_step_of_mamba_1_changes_the_state_in_place():
     x, dt, z = torch.randn(3, B, P)
     state, A, Bt, C = torch.randn(B, P, S), -torch.rand(P, S), torch.randn(B, S), torch.randn(B, S)

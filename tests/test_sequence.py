@@ -188,6 +188,20 @@ def test_inplace_overwrites_a_state_with_strides_and_of_another_type():
     np.testing.assert_allclose(arrays["state"], after, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("operator", ENGINES)
+def test_a_state_that_is_read_only_or_shares_its_memory_is_not_overwritten(operator):
+    arrays = case(operator, np.random.default_rng(10), (2,), 1, 20, 4)
+    state = arrays["state"]
+    fixed, shared = state.copy(), np.broadcast_to(state[:1], state.shape)
+    fixed.flags.writeable = False
+    same = np.lib.stride_tricks.as_strided(state, state.shape, (0, *state.strides[1:]))
+    for wrong in (fixed, shared, same):
+        kept = wrong.copy()
+        with pytest.raises(ValueError, match=r"cannot overwrite a state .* give a copy of it"):
+            getattr(kt, operator)(**arrays | {"state": wrong}, inplace=True)
+        assert same_bits(wrong, kept)
+
+
 X, W = np.ones((5, 3)), np.ones((3, 4))
 
 

@@ -275,6 +275,14 @@ def test_steps_that_overwrite_the_state_give_the_bits_of_calls_that_do_not(opera
 
 
 @pytest.mark.parametrize("operator", OTHER)
+def test_an_expanded_state_is_not_overwritten(operator):
+    given = tensors(operator, torch.float32, grad=False, n=1)
+    state = given["state"][:1].expand(given["state"].shape)
+    with pytest.raises(ValueError, match=r"cannot overwrite a state .* give a copy of it"):
+        getattr(kt, operator)(**given | {"state": state}, inplace=True)
+
+
+@pytest.mark.parametrize("operator", OTHER)
 def test_a_step_that_overwrites_the_state_has_the_gradients_of_one_that_does_not(operator):
     given = tensors(operator, n=1)
     wanted = run(operator, given, **OPTIONS[operator])[0].square().sum()

@@ -111,6 +111,14 @@ def recorded(*arguments: Any) -> bool:
     )
 
 
+def is_overwritable(x: Array) -> bool:
+    """Whether the entries of an array of NumPy's or PyTorch's may be changed one by one: it is not
+    read-only, and no two of them share their memory, as those of an expanded tensor do."""
+    steps = x.stride() if library(x) == "torch" else x.strides
+    apart = all(step != 0 for step, size in zip(steps, x.shape, strict=True) if size > 1)
+    return apart and (library(x) == "torch" or bool(x.flags.writeable))
+
+
 def _is_ordinary(x: Any, torch: Any) -> bool:
     """Whether x is a tensor on the CPU, not a FakeTensor, and not wrapped by torch.func."""
     return (

@@ -131,7 +131,7 @@ def selective_scan(
         return_state, inplace, engine,
     )  # fmt: skip
     if inplace:
-        after = write_state(WHO, state, after)
+        after = write_state(state, after)
     return (made, after) if return_state else made
 
 
@@ -184,7 +184,7 @@ def scan(
                 f"{tuple(A.shape)}, not {tuple(y.shape)}"
             )
     if inplace:
-        state = before_writing(state, (x, dt, A, B, C, D, z, dt_bias))
+        state = before_writing(WHO, state, (x, dt, A, B, C, D, z, dt_bias))
     check_state(WHO, state, (*lead[:-1], *A.shape))
     data = ScanData(
         x, dt, A, B, C, D, gate[0] if gate else None, dt_bias,

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kerneltrick._arrays import Array, autocast, is_floating, library, recorded, space
+from kerneltrick._arrays import (
+    Array,
+    autocast,
+    is_floating,
+    is_overwritable,
+    library,
+    recorded,
+    space,
+)
 from kerneltrick.attention._arguments import token_array
 
 
@@ -60,17 +68,22 @@ def restarts(segment_ids: Array | None, x: Array) -> Array | None:
     return xp.concat([first, ids[..., 1:, :] != ids[..., :-1, :]], axis=-2)
 
 
-def before_writing(state: Array | None, arrays: tuple[Array | None, ...]) -> Array | None:
+def before_writing(who: str, state: Array | None, arrays: tuple[Array | None, ...]) -> Array:
     """A state that will be overwritten: a copy if a gradient will need what was there."""
-    return state.clone() if state is not None and recorded(state, *arrays) else state
-
-
-def write_state(who: str, state: Array | None, after: Array) -> Array:
-    """Overwrite the state by the one after a call."""
     if state is None:
         raise ValueError(f"{who} with inplace=True needs a state to overwrite; give state=")
     if library(state) == "jax":
         raise ValueError(f"{who} cannot overwrite an array of JAX's; use return_state=True")
+    if library(state) in ("numpy", "torch") and not is_overwritable(state):
+        raise ValueError(
+            f"{who} cannot overwrite a state that is read-only, or whose entries share their "
+            f"memory, as those of an expanded array do; give a copy of it"
+        )
+    return state.clone() if recorded(state, *arrays) else state
+
+
+def write_state(state: Array, after: Array) -> Array:
+    """Overwrite the state by the one after a call."""
     if after is not state:
         state[...] = after
     return state

@@ -113,7 +113,7 @@ def short_convolution(
         x, weight, bias, activation, mask, segment_ids, state, return_state, inplace, engine
     )
     if inplace:
-        after = write_state(WHO, state, after)
+        after = write_state(state, after)
     return (made, after) if return_state else made
 
 
@@ -152,7 +152,7 @@ def convolve(
     check_parameter(WHO, "bias", bias, (channels,))
     lead = tuple(x.shape[:-2])
     if inplace:
-        state = before_writing(state, (x, weight, bias))
+        state = before_writing(WHO, state, (x, weight, bias))
     check_state(WHO, state, (*lead, weight.shape[1] - 1, channels))
     data = ConvolutionData(
         x,

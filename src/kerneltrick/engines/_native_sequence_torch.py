@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from kerneltrick._arrays import as_numpy, dtype_name, recorded
+from kerneltrick._arrays import as_numpy, dtype_name, is_overwritable, recorded
 from kerneltrick.engines import _native_sequence as core_calls
 from kerneltrick.engines._convolution import (
     ConvolutionData,
@@ -216,6 +216,7 @@ def convolution_step(
             return None
         (batch, channels, _), taps = x.shape, weight.shape[1]
         fits = weight.shape[0] == channels and state.shape[:-1] == (batch, channels)
+        fits = fits and is_overwritable(state)
         if not (fits and 0 < taps == state.shape[-1] + 1 and dtype_name(x) in CODES):
             return None
         if bias is not None and bias.shape != (channels,):
@@ -282,6 +283,7 @@ def _fits_a_scan(
         and all(y is None or y.shape == (channels,) for y in (D, dt_bias))
         and state.shape == (batch, channels, states)
         and state.dtype == computed_in(x)
+        and is_overwritable(state)
     )
 
 
