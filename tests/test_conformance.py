@@ -127,6 +127,20 @@ def fails(program, monkeypatch):
         exec(compile("\n".join(lines), "reproducer", "exec"), {})
 
 
+def looks_ahead(q, k, v):
+    import torch
+
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_the_program_of_a_function_on_tensors_shows_its_failure(monkeypatch):
+    pytest.importorskip("torch")
+    operator = conformance.from_torch(looks_ahead, "softmax_attention")
+    (result,) = check(operator, checks=["past keeps its bits"]).results
+    assert result.status == "failed"
+    fails(result.reproducer, monkeypatch)
+
+
 def test_what_is_not_promised_is_not_counted_but_said():
     (result,) = check(spreads_nan, kind="delta_rule", checks=["NaN stays where it depends"]).results
     assert (result.status, result.holds) == ("not promised", False)
@@ -323,6 +337,8 @@ def test_the_command_checks_a_function_and_exits_with_1_if_it_fails(tmp_path):
         (["json:dumps"], "--kind"),
         (["--kind", "delta_rule"], "give that too"),
         (["no_such_module:f", "--kind", "delta_rule"], "cannot load"),
+        ([":f", "--kind", "delta_rule"], "MODULE:NAME"),
+        (["math:pi", "--kind", "delta_rule"], "math:pi is of type float; give a function"),
     ],
 )
 def test_wrong_arguments_of_the_command(arguments, message):
@@ -341,3 +357,21 @@ def test_the_page_has_a_row_for_every_operator_and_none_of_ours_fails():
     ]
     assert rows[0][1:] == [str(i + 1) for i in range(len(CHECKS))]
     assert not [cells for cells in rows if cells[0].startswith("kerneltrick") and "✗" in cells]
+
+
+@pytest.mark.parametrize("text", ["def f(:\n", "1 / 0\n", "raise SystemExit(3)\n"])
+def test_a_module_that_cannot_be_loaded_is_one_line(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text)
+    found = cli("mine:f", "--kind", "delta_rule", cwd=tmp_path)
+    assert found.returncode == 1
+    assert found.stderr.startswith("kerneltrick: cannot load mine:f: ")
+    assert found.stderr.count("\n") == 1
+
+
+def test_the_program_of_an_operator_that_a_module_makes_imports_it(tmp_path):
+    text = "from kerneltrick.conformance import Operator\n\n"
+    text += "blind = Operator(lambda q, k, v: v, 'softmax_attention', 'blind')\n"
+    (tmp_path / "mine.py").write_text(text)
+    found = cli("mine:blind", cwd=tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert "from mine import blind as operator" in found.stdout

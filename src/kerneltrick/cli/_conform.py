@@ -81,16 +81,23 @@ def conform_command(
 
 def _check_own(text: str, kind: str | None) -> conformance.Conformance:
     module, colon, name = text.partition(":")
-    if not colon or not name:
+    if not (module and colon and name):
         raise UsageError(f"an operator is given as MODULE:NAME, such as my.module:f, not {text!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise DataError(f"cannot load {text}: {error}") from None
+    except (Exception, SystemExit) as error:  # the module may do anything
+        raise DataError(f"cannot load {text}: {type(error).__name__}: {error}") from None
     finally:
         sys.path.pop(0)
-    if kind is None and not isinstance(found, conformance.Operator):
+    if isinstance(found, conformance.Operator):
+        source = f"from {module} import {name} as operator"
+        return conformance.check(dataclasses.replace(found, source=source), kind)
+    if not callable(found):
+        raise UsageError(
+            f"{text} is of type {type(found).__name__}; give a function or a conformance.Operator"
+        )
+    if kind is None:
         raise UsageError(f"say what {name} computes: --kind {' | '.join(conformance.KINDS)}")
     return conformance.check(found, kind)
 

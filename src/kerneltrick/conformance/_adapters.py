@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kerneltrick._arrays import Array
-from kerneltrick.conformance._operator import Operator
+from kerneltrick.conformance._operator import Operator, source_of
 
 
 def from_torch(
@@ -67,4 +67,5 @@ def from_torch(
         return [x.numpy() for x in slopes]
 
     slope = gradient if differentiable else None
+    more.setdefault("source", source_of(function, kind, "from_torch"))
     return Operator(run, kind, name, gradient=slope, halves=halves, **more)

@@ -91,6 +91,10 @@ class Operator:
 
     def __post_init__(self) -> None:
         kind_named(self.kind)
+        if not callable(self.run):
+            raise TypeError(
+                f"an operator needs a function on NumPy arrays, not {type(self.run).__name__}"
+            )
         strange = set(self.halves) - set(HALVES)
         if strange:
             raise ValueError(
@@ -102,13 +106,10 @@ class Operator:
         if self.save is not None and self.load is not None:
             abilities.add("file")
         object.__setattr__(self, "abilities", frozenset(abilities))
-        name = getattr(self.run, "__name__", type(self.run).__name__)
         if not self.name:
-            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "name", _name(self.run))
         if not self.source:
-            module = getattr(self.run, "__module__", "__main__")
-            source = f"from {module} import {name}; operator = conformance.Operator({name}, "
-            object.__setattr__(self, "source", f"{source}{self.kind!r})")
+            object.__setattr__(self, "source", source_of(self.run, self.kind, "Operator"))
 
     def __call__(self, *arrays: Array, **options: Any) -> tuple[Array, Any]:
         """The output, and the state after the last token, or None where there is none."""
@@ -149,3 +150,13 @@ class Operator:
                 f"for each input, {[x.shape for x in arrays]}"
             )
         return found
+
+
+def source_of(function: Callable[..., Any], kind: str, maker: str) -> str:
+    """The line of Python that makes an operator of a function, by `Operator` or `from_torch`."""
+    module, name = getattr(function, "__module__", "__main__"), _name(function)
+    return f"from {module} import {name}; operator = conformance.{maker}({name}, {kind!r})"
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
