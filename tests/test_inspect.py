@@ -244,6 +244,10 @@ def test_what_cannot_be_inspected_says_why_and_what_to_do():
         inspection.inspect(model("elu").to("meta"), text())
     with pytest.raises(ValueError, match="LanguageModel or a model of transformers"):
         inspection.inspect(torch.nn.Linear(2, 2), text())
+    with pytest.raises(ValueError, match="1 words for 20 tokens: give one for each"):
+        inspection.inspect(made, text(20), words=["whale"])
+    with pytest.raises(ValueError, match=r"whole numbers, not torch.bool"):
+        inspection.inspect(made, [True, False])
     own = LanguageModel(30, mixer=lambda layer: Plain(), **SIZES)
     with pytest.raises(ValueError, match="Plain does not say what it computes"):
         inspection.inspect(own, text())
@@ -294,6 +298,9 @@ def test_the_command_inspects_a_trained_model_and_writes_both_files(tmp_path, ca
     assert "https://" not in paths["--html"].read_text("utf-8")
     with pytest.raises(ValueError, match="has no 'pictures'"):
         report.render_inspection(found)
+    for _ in range(2):  # a report in the folder of the model may be replaced
+        beside = ("--json", tmp_path / "model" / "i.json", "--tokens", 4)
+        assert run(tmp_path / "model", "--text", tmp_path / "t.txt", *beside) == 0
 
 
 @pytest.mark.parametrize(

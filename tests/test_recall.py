@@ -288,6 +288,7 @@ def test_points_are_the_means_of_the_best_rate_and_the_front_is_what_nothing_bea
         (["--vocabulary", "12"], "has only 5 keys"),
         (["--widths", "7", "--mixers", "retention"], "at width 7"),
         (["--preset", "hours"], "choose minutes or paper"),
+        (["--preset", "paper", "--pairs", "8"], "--pairs cannot change the texts of this preset"),
         (["--mixers", "elu,elu"], "no duplicates"),
         (["--seeds", "0"], "seeds"),
         (["--rates", "fast"], "--rates takes numbers"),

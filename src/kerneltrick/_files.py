@@ -173,7 +173,7 @@ def _is_replaceable(path: Path) -> bool:
             start = file.read(200).lstrip().lower()
     except OSError:
         return False
-    report = rb'\{\s*"format": "kerneltrick\.(compare|evaluate|recall)/'
+    report = rb'\{\s*"format": "kerneltrick\.(compare|evaluate|inspect|recall)/'
     return start.startswith(b"<!doctype html") or re.match(report, start) is not None
 
 

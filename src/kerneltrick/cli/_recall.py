@@ -151,9 +151,9 @@ def recall_command(
     """Compare how much mixers remember per byte of state, on trained models (extra: torch).
 
     The default task is multi-query associative recall: a sequence lists keys with their values and
-    later repeats the keys; the model must answer with the values. --task tracks a state or copies
-    instead. With --html or --json, finished models
-    are stored beside that file until the end, so a killed run continues where it stopped.
+    later repeats the keys; the model must answer with the values. --task chooses state tracking or
+    copying instead. With --html or --json, finished models are stored beside that file until the
+    end, so a killed run continues where it stopped.
     """
     outputs = outputs_of(html_path, json_path)
     changes: dict[str, Any] = {"seeds": seeds, "steps": steps}
@@ -165,7 +165,7 @@ def recall_command(
     sizes["vocabulary"] = vocabulary
     try:
         settings = room.preset(preset, task)
-        changes["task"] = _sized(settings.task, sizes)
+        changes["task"] = _sized(settings, sizes)
         given = {name: value for name, value in changes.items() if value is not None}
         settings = dataclasses.replace(settings, **given)
         resume = unfinished(outputs)
@@ -188,11 +188,14 @@ def recall_command(
         say_written(outputs, words)
 
 
-def _sized(task: Any, sizes: dict[str, int | None]) -> Any:
+def _sized(settings: room.RecallSettings, sizes: dict[str, int | None]) -> Any:
     """The task with the sizes that were given."""
+    task: Any = settings.task
     own = {name: value for name, value in sizes.items() if value is not None}
     known = [field.name for field in dataclasses.fields(task)]
     for name in own:
+        if settings.trained_on:  # texts of several sizes, which are those of the published results
+            raise UsageError(f"--{name} cannot change the texts of this preset: leave it out")
         if name not in known:
             raise UsageError(f"--{name} has no meaning for the task {task.name}: leave it out")
     return dataclasses.replace(task, **own)

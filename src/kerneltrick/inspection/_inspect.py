@@ -60,7 +60,8 @@ def inspect(
     source: where the model comes from, for the report.
     progress: is told which layer is measured.
 
-    Raises InspectionError if no layer can be inspected, and for several texts at once.
+    Raises InspectionError if no layer can be inspected, for several texts at once, and if there is
+    not one word for each token.
 
     >>> from kerneltrick.torch import LanguageModel
     >>> sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2}
@@ -70,6 +71,10 @@ def inspect(
     [('DeltaNet', 'delta rule', 2), ('Attention', 'softmax', 2)]
     """
     tokens = _one_text(model, tokens)
+    if words is not None and len(words) != tokens.shape[1]:
+        raise InspectionError(
+            f"inspect got {len(words)} words for {tokens.shape[1]} tokens: give one for each"
+        )
     layers, left_out = trace(model, tokens)
     n = tokens.shape[1]
     causal = all(_is_causal(layer.operator) for layer in layers)
@@ -171,7 +176,7 @@ def _one_text(model: Any, tokens: Any) -> Any:
         )
     if tokens.shape[1] < 2:
         raise InspectionError("a text needs at least 2 tokens to be inspected")
-    if tokens.is_floating_point():
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise InspectionError(f"tokens must be whole numbers, not {tokens.dtype}")
     table = _embedding(model)
     if table is not None and not (tokens.min() >= 0 and tokens.max() < table.num_embeddings):
