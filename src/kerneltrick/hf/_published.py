@@ -147,7 +147,9 @@ def _random(name: str, layers: int | None, dtype: Any) -> Any:
         settings["num_hidden_layers"] = layers
         for key in ("layer_types", "mlp_layer_types"):
             if key in settings:
-                settings[key] = (settings[key] * layers)[:layers]
+                kinds = (settings[key] * layers)[:layers]
+                # The first are all linear, and transformers needs a softmax layer for its cache.
+                settings[key] = [*kinds[:-1], settings[key][-1]] if layers > 1 else kinds
     config = transformers.AutoConfig.for_model(
         kind, **settings, pad_token_id=0, bos_token_id=0, eos_token_id=0
     )
