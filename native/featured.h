@@ -34,6 +34,7 @@ template <class T> class Featured {
             for (int64_t r = 0; r < s.m; ++r) {
                 if (s.by_feature) scaling.feature_of_keys(r, k.keep, k.log_scale);
                 k.times(scaling.factor, k.phi + r * s.Cp, k.scaled + r * s.Cp);
+                if (s.by_pair && !k.all_count()) k.drop(k.phi + r * s.Cp);
             }
         } else if (!k.all_count()) {
             for (int64_t r = 0; r < s.m; ++r) k.drop(k.phi + r * s.Cp);
@@ -63,10 +64,13 @@ template <class T> class Featured {
     template <int R, int N> KT_INLINE void products(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
         tile.clear();
         if (q.in_rows)
-            tile.add(q.phi + i * s.m, s.m, 1, k.scaled + j, s.Cp, s.m);
+            tile.add(q.phi + i * s.m, s.m, 1, near_keys() + j, s.Cp, s.m);
         else
-            tile.add(q.scaled + i, 1, s.Cp, k.scaled + j, s.Cp, s.m);
+            tile.add(q.scaled + i, 1, s.Cp, near_keys() + j, s.Cp, s.m);
     }
+
+    // φ of the block's keys, as its own queries see them.
+    const T* near_keys() const { return s.by_pair ? k.phi : k.scaled; }
 
     void look(const Sums<T>& sums, int64_t n, T* den) const {
         const T share = T(scaling.state_share);

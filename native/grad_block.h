@@ -28,6 +28,7 @@ template <class T, class Kernel> class BlockGradient {
         const int64_t q = r * p.groups + h;
         row.load_queries(q, inside ? r : q, t, n, inside ? p.mask : p.query_mask);
         out.load_block(q, t, n);
+        if (inside) row.scaling.turn();
         if (inside) pairs_by_key();
         lanes.queries_from_state(sums, t, n, d_decay);
         if (inside) lanes.queries_from_pairs(t, n, d_decay);
@@ -72,7 +73,8 @@ template <class T, class Kernel> class BlockGradient {
                 tile.load(d_v + j * s.Mp + c, s.Mp);
                 tile.add(weights + j * s.Cp + j, 1, s.Cp, out.dn + j * s.Mp + c, s.Mp, n - j);
             });
-            if (!alone) gather(n, row.scaling.state_share);
+            if (s.by_pair) out.times(row.scaling.since, n);
+            if (!alone) gather(n, s.by_pair ? 1 : row.scaling.state_share);
         }
         lanes.finish_keys(r, d_decay, weights_of(p.groups));
         put_tokens(d_keys, r, t, n, keys);

@@ -119,22 +119,28 @@ template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T
   public:
     using Base::Base, Base::dx, Base::pairs;
 
-    template <int R, int N> KT_INLINE void by_key(Tile<T, R, N>& tile, int64_t, int64_t) const {
-        tile.scale(T(scaling.block_share));
+    template <int R, int N> KT_INLINE void by_key(Tile<T, R, N>& tile, int64_t j, int64_t i) const {
+        scaling.by_block_turned(tile, j, i);
     }
-    template <int R, int N> KT_INLINE void by_query(Tile<T, R, N>& tile, int64_t, int64_t) const {
-        tile.scale(T(scaling.block_share));
+    template <int R, int N> KT_INLINE void by_query(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
+        scaling.by_block(tile, i, j);
     }
 
     void queries_from_state(const Sums<T>& sums, int64_t t, int64_t n, double* d_decay) {
         if (scaling.state_share == 0 || sums.empty) return std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
-        this->from_state(sums, 0, s.m, out.dn_lanes, out.d_den, T(scaling.state_share), q.columns);
+        const T share = s.by_pair ? T(1) : T(scaling.state_share);
+        this->from_state(sums, 0, s.m, out.dn_lanes, out.d_den, share, q.columns);
+        for (int64_t f = 0; f < s.m && s.by_pair; ++f)
+            for (int64_t j = 0; j < q.columns; j += LANES<T>) {
+                T* one = d_phi + f * s.Cp + j;
+                store(one, load(one) * load(scaling.since + j));
+            }
         if (d_decay && !s.by_feature) this->token_terms(q, q.phi, s.m, t, n, d_decay, 1);
     }
 
     void queries_from_pairs(int64_t t, int64_t n, double* d_decay) {
         if (s.by_feature) take_own();
-        this->up_to_queries(k.scaled, s.m, d_phi);
+        this->up_to_queries(row.kernel.near_keys(), s.m, d_phi);
         for (int64_t f = 0; f < s.m && s.by_feature; ++f) {
             T* one = d_phi + f * s.Cp;
             scaling.feature_of_queries(f);
@@ -156,6 +162,8 @@ template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T
         if (G.empty) return std::fill(d_phi, d_phi + s.m * s.Cp, T(0));
         this->from_state(G, 0, s.m, v_lanes, ones, T(1), k.columns);
         if (d_decay && !s.by_feature) this->token_terms(k, k.scaled, s.m, k.first, k.count, d_decay, -1);
+        for (int64_t f = 0; f < s.m && s.by_pair; ++f)  // pairs have their factor already
+            k.times(scaling.factor, d_phi + f * s.Cp, d_phi + f * s.Cp);
     }
 
     void keys_from_pairs() {
@@ -167,7 +175,7 @@ template <class T> class KernelGradient<T, Featured<T>> : public LanesGradient<T
     }
 
     void finish_keys(int64_t r, double* d_decay, const WeightGradient& d) {
-        const bool scaled = s.has_scale || s.decays;
+        const bool scaled = s.has_scale || (s.decays && !s.by_pair);
         for (int64_t f = 0; f < s.m && (scaled || !k.all_count()); ++f) {
             T* one = d_phi + f * s.Cp;
             if (s.by_feature) scaling.feature_of_keys(f, k.keep, k.log_scale);

@@ -37,6 +37,12 @@ template <class T> class OutputGradient {
         to_lanes(dn, s.Mp, queries.columns, queries.columns, s.Mp, dn_lanes, s.Cp);
     }
 
+    // dN in rows times a factor of each query.
+    void times(const T* factor, int64_t n) {
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t c = 0; c < s.Mp; ++c) dn[i * s.Mp + c] *= factor[i];
+    }
+
     const Sizes<T>& s;
     const Problem& p;
     const Gradient& g;

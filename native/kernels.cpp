@@ -1,6 +1,7 @@
 // The kernels of one instruction set. This file is compiled twice for each: for arithmetic in float32
 // and, with KT_WIDE, in float64.
 #include "core.h"
+#include "flush.h"
 #include "grad.h"
 #include "near_grad.h"
 #include "pool.h"
@@ -249,6 +250,7 @@ template <class T, class Kernel> void run(const Problem& p, Control& control) {
         alone, control.threads,
         [&](int64_t r) {
             if (control.stopped()) return;
+            const Flush flush(s.by_pair);
             workers.with([&] { return std::make_unique<Worker<T, Kernel>>(s); },
                          [&](Worker<T, Kernel>& worker) { run_row(worker, r, stream, control); });
         },
@@ -306,6 +308,7 @@ template <class T, class Kernel> void run_backward(const Problem& whole, const G
         alone, control.threads,
         [&](int64_t r) {
             if (control.stopped()) return;
+            const Flush flush(s.by_pair);
             double* w = g.d_weight ? d_weight.data() + r * sides * matrix : nullptr;
             double* b = g.d_bias ? d_bias.data() + r * sides * bias : nullptr;
             if (some_near)

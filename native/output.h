@@ -38,7 +38,7 @@ template <class T, class Kernel> class Output {
     // tile(i.., j..) of weights within the block: zero above the diagonal, whatever stood there.
     template <int R, int N> KT_INLINE void weights(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
         kernel.products(tile, i, j);
-        tile.scale(T(scaling.block_share));
+        scaling.by_block(tile, i, j);
         tile.keep_lower(i, j);
     }
 
@@ -72,7 +72,7 @@ template <class T, class Kernel> class Output {
                 prefetch.step(6);
                 if (use_state) {
                     kernel.read(tile, sums, i, c);
-                    tile.scale(T(scaling.state_share));
+                    scaling.by_state(tile, i);
                 } else {
                     tile.clear();
                 }

@@ -4,6 +4,10 @@
 //
 // with bⱼ the decay since the block's first token, sⱼ the log-scale of key j and ref that of the
 // first key. Nothing of this depends on later tokens.
+//
+// The second factor grows with the decays, so strong ones would end a block after a few tokens. Where
+// outputs are not divided by a normaliser that is as small as they are, decays of tokens come as one factor
+// e^{bᵢ − bⱼ} ≤ 1 of each pair instead (Sizes::by_pair), and blocks keep their length.
 #pragma once
 
 #include "sizes.h"
@@ -22,12 +26,25 @@ template <class T> KT_INLINE Vec<T> exp_wide(const double* x) {
     return sizeof(T) == 8 ? y : y + y * load(lo);
 }
 
+// eˣ of exponents that are not positive; a subnormal result is 0.
+template <class T> KT_INLINE Vec<T> exp_down(const double* x) {
+    T hi[LANES<T>];
+    for (int l = 0; l < LANES<T>; ++l) hi[l] = T(x[l]);
+    const Vec<T> y = load(hi), floor = splat(T(-FAINT<T>));
+    const Vec<T> z = masked<T>(exp<true>(most(y, floor)), y > floor);
+    return y == y ? z : y;
+}
+
 template <class T> class Scaling {
   public:
     Scaling(const Sizes<T>& s, Arena& arena)
         : s(s), p(s.p), factor(arena.take<T>(s.Cp)), enter(arena.take<double>(s.w)),
           keep_state(arena.take<double>(s.w)), add_block(arena.take<double>(s.w)),
-          b(arena.take<double>(s.Cp * s.w)), exponent(arena.take<double>(s.Cp)) {}
+          b(arena.take<double>(s.Cp * s.w)), exponent(arena.take<double>(s.Cp)) {
+        if (!s.by_pair) return;
+        since = arena.take<T>(s.Cp);
+        for (T** one : {&pair, &turned}) *one = arena.take<T>(s.in_lanes(s.Cp));
+    }
 
     // How far the block from token t reaches: to the next multiple of its length, counted from the
     // beginning of the text; with decays and restarts, which end blocks anywhere, as far as it may, or
@@ -41,7 +58,7 @@ template <class T> class Scaling {
             if (restarts(row, t + j)) return j;
             for (int64_t f = 0; f < s.w && s.decays; ++f) {
                 const double next = b[f * s.Cp + j - 1] + decay(row, t + j, f);
-                if (-next > RANGE<T>) return j;
+                if (-next > (s.by_pair ? PAIR_RANGE : RANGE<T>)) return j;
                 b[f * s.Cp + j] = next;
             }
         }
@@ -61,7 +78,7 @@ template <class T> class Scaling {
     }
 
     // e^{bᵢ} of query i, as a logarithm.
-    double decayed(int64_t i) const { return s.decays && !s.by_feature && p.causal ? b[i] : 0; }
+    double decayed(int64_t i) const { return s.decays && !s.by_feature && !s.by_pair && p.causal ? b[i] : 0; }
 
     // The factors of n keys from token t on, which `extent` has looked at, of log-scales key_scale, after a
     // state of log-scale state_ref. Returns how many keys stay in the range of exponents.
@@ -78,6 +95,10 @@ template <class T> class Scaling {
         if (ref == -INF) block_share = 0;
         for (int64_t f = 0; f < s.w && ref == -INF; ++f) add_block[f] = 0;
         state_share = s.by_feature ? 1 : enter[0];
+        if (s.by_pair) {
+            form_pairs(row, t);
+            return count;
+        }
         for (int64_t j = 0; j < count; ++j) {
             const double bj = s.decays && !s.by_feature ? b[j] : 0;
             const double lj = s.has_scale && ref > -INF && !hidden_key(row, t + j) ? key_scale[j] - ref : 0;
@@ -105,6 +126,28 @@ template <class T> class Scaling {
         take_exponents();
     }
 
+    // What a tile of sums that the state gives to queries i … counts.
+    template <int R, int N> KT_INLINE void by_state(Tile<T, R, N>& tile, int64_t i) const {
+        if (s.by_pair)
+            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) { return y * since[i + a]; });
+        else
+            tile.scale(T(state_share));
+    }
+
+    // What a tile of weights of queries i … and keys j … counts, keys in lanes; or queries.
+    template <int R, int N> KT_INLINE void by_block(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
+        s.by_pair ? times(tile, pair + i * s.Cp + j) : tile.scale(T(block_share));
+    }
+    template <int R, int N> KT_INLINE void by_block_turned(Tile<T, R, N>& tile, int64_t j, int64_t i) const {
+        s.by_pair ? times(tile, turned + j * s.Cp + i) : tile.scale(T(block_share));
+    }
+
+    // Prepares for by_block_turned.
+    void turn() {
+        for (int64_t j = 0; j < count && s.by_pair; ++j)
+            for (int64_t i = 0; i < columns; ++i) turned[j * s.Cp + i] = i < count ? pair[i * s.Cp + j] : T(0);
+    }
+
     const Sizes<T>& s;
     const Problem& p;
     T* factor;              // e^{sⱼ − ref − bⱼ} of every key, or that of a feature
@@ -115,8 +158,25 @@ template <class T> class Scaling {
     // Of a decay, one or for every feature: what the state counts at the block's first token (where
     // by_feature, in place of state_share); and after the block, what it keeps and what the block adds.
     double *enter, *keep_state, *add_block;
+    T* since = nullptr;  // by_pair: what the state counts at every token of the block
 
   private:
+    template <int R, int N> KT_INLINE void times(Tile<T, R, N>& tile, const T* by) const {
+        tile.change([&](Vec<T> y, int a, int c) __attribute__((always_inline)) { return y * load(by + a * s.Cp + c); });
+    }
+
+    // e^{bᵢ − bⱼ} of every pair of the block, and what the state and the keys count before and after it.
+    void form_pairs(int64_t row, int64_t t) {
+        auto take = [&](T* to, auto&& of) {
+            for (int64_t j = 0; j < columns; ++j) exponent[j] = j < count ? std::min(of(j), 0.0) : 0;
+            for (int64_t j = 0; j < columns; j += LANES<T>) store(to + j, exp_down<T>(exponent + j));
+        };
+        for (int64_t i = 0; i < count; ++i) take(pair + i * s.Cp, [&](int64_t j) { return b[i] - b[j]; });
+        take(factor, [&](int64_t j) { return b[count - 1] - b[j]; });
+        const double before = state_share == 0 ? -INF : decay(row, t, 0);
+        take(since, [&](int64_t j) { return before + b[j]; });
+    }
+
     // Cuts the block short where a log-scale would leave the range.
     void cut(int64_t row, int64_t t, const double* key_scale) {
         bool seen = false;
@@ -171,7 +231,7 @@ template <class T> class Scaling {
             }
         }
         for (int64_t f = 0; f < s.w; ++f)
-            add_block[f] = std::exp(log_block + (s.decays ? b[f * s.Cp + count - 1] : 0));
+            add_block[f] = std::exp(log_block + (s.decays && !s.by_pair ? b[f * s.Cp + count - 1] : 0));
     }
 
     void take_exponents() {
@@ -179,6 +239,7 @@ template <class T> class Scaling {
     }
 
     double *b, *exponent;
+    T *pair = nullptr, *turned = nullptr;  // by_pair: e^{bᵢ − bⱼ}, keys in lanes, and queries in lanes
     int64_t count = 0, columns = 0;
 };
 

@@ -10,6 +10,8 @@ namespace KT_ISA {
 
 constexpr double INF = std::numeric_limits<double>::infinity();
 template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
+constexpr double PAIR_RANGE = 1e6;     // the same where no exponent is positive (Sizes::by_pair)
+template <class T> constexpr double FAINT = sizeof(T) == 4 ? 87 : 708;  // e⁻ˣ from here on is subnormal
 constexpr int64_t SPAN = 64;           // tokens of a block of full attention
 constexpr int64_t BLOCK = KT_VECTOR_BYTES == 64 ? 32 : 48;  // of causal: whole tiles, little above the diagonal
 constexpr int64_t LONG_BLOCK = 192;    // where a state does not stay in the cache
@@ -34,6 +36,7 @@ template <class T> struct Sizes {
     int64_t panel;     // features that are formed at once
     int64_t w;         // log-decays of a token, at least 1
     bool has_scale, decays, by_feature, quadratic;
+    bool by_pair;      // decays are a factor of every pair of tokens (scaling.h)
     bool pairs;        // sums are two floats (sums.h)
 
     explicit Sizes(const Problem& problem) : p(problem) {
@@ -52,6 +55,7 @@ template <class T> struct Sizes {
         has_scale = p.log_scale || (!p.sums && m > 0 && (has_log_scale(p.features.map) || p.k_scale.data));
         decays = p.decay_width > 0;
         by_feature = p.decay_width > 1;
+        by_pair = p.decay_width == 1 && p.causal && !p.normalize && !has_scale && !quadratic;
         pairs = sizeof(T) == 4 && !has_scale && !decays && !p.restart.data;
     }
 

@@ -128,6 +128,36 @@ def test_gradients_of_decays_keep_float32_precision(text, kind, strength, normal
     assert error < 3e-6 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("strengths", [(40,), (1e7,), (0.01, 3, 40, 1e7)], ids=str)
+def test_blocks_with_strong_decays_are_exact(strengths, isa):
+    """Within a block decays may pass every exponent of float32, and weak ones may follow."""
+    rng = np.random.default_rng(1)
+    q, k, v, cotangent = (rng.standard_normal((h, 101, 7)).astype("f4") for h in (4, 2, 2, 4))
+    decay = (-rng.choice(strengths, (2, 101)) * (rng.random((2, 101)) + 0.5)).astype("f4")
+    masks = {
+        "mask": rng.random((2, 101)) > 0.2,
+        "segment_ids": np.arange(101)[None] // [[40], [29]],
+    }
+
+    def results(engine, dtype):
+        leaves = [torch.tensor(x, dtype=dtype).requires_grad_() for x in (q, k, v, decay)]
+        out = kt.linear_attention(
+            *leaves[:3],
+            "identity",
+            causal=True,
+            log_decay=leaves[3],
+            normalize=False,
+            engine=engine,
+            **{name: torch.tensor(x) for name, x in masks.items()},
+        )
+        (out * torch.tensor(cotangent, dtype=dtype)).sum().backward()
+        return [out.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
+
+    exact = results("recurrent", torch.float64)
+    for mine, theirs in zip(results("native", torch.float32), exact, strict=True):
+        assert np.abs(mine - theirs).max() <= 2e-6 * np.abs(theirs).max() + 1e-15
+
+
 def test_gradcheck_of_every_argument(isa):
     rng = np.random.default_rng(0)
 
