@@ -1,5 +1,6 @@
 """The formulas that the engines are compared with are right, and the benchmark scripts run."""
 
+import json
 import re
 import subprocess
 import sys
@@ -191,6 +192,29 @@ def test_a_quick_run_prints_every_layer_in_onnx_runtime(tmp_path):
     for row in rows:
         assert len(re.findall(r"[\d.]+ ms", row)) == 3
         assert len(re.findall(r"[\d.]+×", row)) == 2
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_models_continues_after_its_last_phase(tmp_path):
+    import models
+
+    pytest.importorskip("transformers")
+    page, kept = tmp_path / "performance.md", tmp_path / "models.json"
+    page.write_text(f"{models.START}\n{models.END}\n", encoding="utf-8")
+    command = [sys.executable, str(FOLDER / "models.py"), "--quick", "--results", str(kept)]
+    command += ["--models", "mamba:130m", "--write", str(page)]
+    subprocess.run(command, capture_output=True, check=True)
+    whole = json.loads(kept.read_text(encoding="utf-8"))
+    phases = whole["models"]["mamba:130m float32"]
+    assert tuple(phases) == models.PHASES
+    before = phases.pop("training")
+    kept.write_text(json.dumps(whole), encoding="utf-8")
+    subprocess.run(command, capture_output=True, check=True)
+    again = json.loads(kept.read_text(encoding="utf-8"))["models"]["mamba:130m float32"]
+    assert {name: again[name] for name in phases} == phases
+    assert again["training"]["time"] != before["time"]
+    row = next(x for x in page.read_text(encoding="utf-8").splitlines() if "mamba:130m" in x)
+    assert row.count("× (") == 5
 
 
 @pytest.mark.slow

@@ -244,13 +244,25 @@ def test_compiled_training_has_the_same_gradients(model):
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("layers", [1, 2, 4, 7])
+@pytest.mark.parametrize("name", hf.SHAPES)
+def test_fewer_layers_have_every_kind_of_layer(name, layers):
+    with torch.device("meta"):
+        config = hf.load_model(name, layers=layers).config
+    assert config.num_hidden_layers == layers
+    published = hf.SHAPES[name][0].get("layer_types")
+    if published is not None:
+        assert len(set(config.layer_types)) == min(layers, len(set(published)))
+
+
 class TestCommand:
     def test_it_prints_a_table_and_writes_json(self, tmp_path, run):
         folder, out = tmp_path / "model", tmp_path / "figures.json"
         build("mamba2").save_pretrained(folder)
         how = ["--tokens", "40", "--new", "2", "--train", "--json", out]
-        code, shown, _ = run("accelerate", folder, *how)
+        code, shown, told = run("accelerate", folder, *how)
         assert code == 0
+        assert "transformers" not in told  # neither bars nor its advice to install other kernels
         assert "mamba2_chunk_scan" in shown
         assert "training step" in shown
         figures = json.loads(out.read_text(encoding="utf-8"))
@@ -267,11 +279,19 @@ class TestCommand:
         llama().save_pretrained(tmp_path)
         code, _, message = run("accelerate", tmp_path)
         assert code == 1
+        assert "Loading weights" not in message
         last = message.splitlines()[-1]
         assert last.startswith("kerneltrick: nothing to accelerate: LlamaForCausalLM")
 
     @pytest.mark.parametrize(
-        "arguments", [["--dtype", "int4"], ["--tokens", "many"], ["--layers", "2"], ["--new", "-1"]]
+        "arguments",
+        [
+            ["--dtype", "int4"],
+            ["--tokens", "many"],
+            ["--tokens", "0"],
+            ["--layers", "2"],
+            ["--new", "-1"],
+        ],
     )
     def test_wrong_options_are_named(self, arguments, run):
         code, _, message = run("accelerate", "somewhere", *arguments)

@@ -98,9 +98,9 @@ def accelerate_command(
         write(json, to_json(values, indent=2) + "\n")
     if not quiet:
         words = words_stream(outputs)
-        title = (
-            f"{model}, {depth} layers, {dtype}, {count:,} tokens, {torch.get_num_threads()} threads"
-        )
+        counts = (depth, "layer"), (count, "token"), (torch.get_num_threads(), "thread")
+        layered, read, threads = (f"{x:,} {word}{'' if x == 1 else 's'}" for x, word in counts)
+        title = f"{model}, {layered}, {dtype}, {read}, {threads}"
         _show(title + (f" ({note})" if note else ""), found, words)
         say_written(outputs, words)
 

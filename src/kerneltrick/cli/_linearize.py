@@ -302,8 +302,10 @@ def load_hf() -> Any:
 
 def read_count(option: str, text: str, least: int = 1, other: str = "") -> int:
     match = re.fullmatch(r"(\d{1,12})([kM]?)", text.strip())
-    if match is None or int(match[1]) < least:
+    if match is None:
         raise UsageError(f"{option} must be {other}a number such as 5000, 200k or 1M, not {text!r}")
+    if int(match[1]) < least:
+        raise UsageError(f"{option} must be {other}at least {least}, not {text}")
     return int(match[1]) * {"": 1, "k": 1000, "M": 10**6}[match[2]]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from kerneltrick.hf._capture import load
+from kerneltrick.hf._capture import load, quiet
 
 HYBRID = ["linear_attention"] * 3 + ["full_attention"]  # Qwen3.5 and Kimi Linear repeat it
 
@@ -135,7 +135,8 @@ def load_model(where: str, *, layers: int | None = None, dtype: Any = torch.floa
     """
     if ":" in where:
         return _random(where, layers, dtype)
-    return load(where, transformers.AutoModelForCausalLM.from_pretrained, dtype=dtype).eval()
+    with quiet():
+        return load(where, transformers.AutoModelForCausalLM.from_pretrained, dtype=dtype).eval()
 
 
 def _random(name: str, layers: int | None, dtype: Any) -> Any:
