@@ -198,6 +198,7 @@ def test_the_command_writes_a_trained_model(run, tmp_path):
     model = settings.model(words.size).eval()
     (tmp_path / "model").mkdir()
     TrainedModel(settings, words, model, "").save(tmp_path / "model")
+    path.write_text("of an earlier export, which is replaced")
     code, printed, problem = run("export", tmp_path / "model", "--onnx", path)
     assert code == 0, problem
     assert "inputs for the state" in printed

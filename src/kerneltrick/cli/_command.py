@@ -13,7 +13,8 @@ from kerneltrick._files import protecting
 from kerneltrick.analysis import names_file
 from kerneltrick.cli._arguments import split_maps
 
-OUTPUTS = {"--out", "--html", "--json", "--plot", "--feedback"}  # every other path is an input
+# Every other path is an input.
+OUTPUTS = {"--out", "--html", "--json", "--plot", "--feedback", "--onnx"}
 MODELS = {"model", "teacher"}  # parameters that name a folder, or a model on the hub
 
 
