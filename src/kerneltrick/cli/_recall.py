@@ -51,7 +51,7 @@ def recall_command(
             metavar="NAME",
             help="recall: values of keys. parity: is the number of ones so far odd? permutation: "
             "the product of the permutations so far. copy: repeat a text. selective: repeat the "
-            "tokens between noise.",
+            "tokens among noise.",
         ),
     ] = "recall",
     mixers: Annotated[
