@@ -61,6 +61,7 @@ LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source
     "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in PAGES]
 )
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning")  # PyTorch's
 def test_code_blocks_and_commands_run(page, tmp_path, monkeypatch):
     for extra in PAGES[page]:
         pytest.importorskip(extra)

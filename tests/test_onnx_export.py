@@ -202,15 +202,24 @@ def test_the_command_writes_a_trained_model(run, tmp_path):
     code, printed, problem = run("export", tmp_path / "model", "--onnx", path)
     assert code == 0, problem
     assert "inputs for the state" in printed
+    fused = tmp_path / "fused.onnx"
+    code, _, problem = run(
+        "export", tmp_path / "model", "--onnx", fused, "--operators", "microsoft"
+    )
+    assert code == 0, problem
+    assert [("com.microsoft", "LinearAttention") in nodes(x) for x in (path, fused)] == [0, 1]
     tokens = words.encode("abcab")[None]
-    feeds = {"tokens": tokens.numpy(), **kt_onnx.empty_state(path)}
-    logits = session(path).run(None, feeds)[0]
     with torch.no_grad():
-        np.testing.assert_allclose(logits, model(tokens)[0], atol=1e-5)
+        whole = model(tokens)[0]
+    for written in (path, fused):
+        feeds = {"tokens": tokens.numpy(), **kt_onnx.empty_state(written)}
+        logits = session(written).run(None, feeds)[0]
+        np.testing.assert_allclose(logits, whole, atol=1e-5)
     for words, problem in (
         ((tmp_path, "--onnx", path), "there is no trained model"),
         ((tmp_path / "model", "--onnx", tmp_path), "folder"),
         ((tmp_path / "model",), "--onnx"),
+        ((tmp_path / "model", "--onnx", path, "--operators", "cuda"), "one of plain"),
     ):
         code, _, said = run("export", *words)
         assert code == 2
