@@ -6,7 +6,7 @@
     python tools/make_heads.py … --text FILE              rank heads on a text of your own
     python tools/make_heads.py … --trials N               plant so many numbers for each depth
     python tools/make_heads.py … --slow                   compare with heads ranked one by one
-    python tools/make_heads.py … --untrained              leave out the student that is trained
+    python tools/make_heads.py … --students layers        compare with these students alone
     python tools/make_heads.py … --times                  measure the speed, and stop
     python tools/make_heads.py … --print                  print the tables without writing
 
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
     trained: str | None = None  # what a limited head sees in the student that is trained, …
     finetune: Any = "none"  # … and how that is trained
     contexts: tuple[int, ...] = ()  # context lengths at which decoding is timed
-    shares: tuple[float, ...] = (0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1)  # of whole heads
+    shares: tuple[float, ...] = (0, 0.1, 0.25, 0.5, 1)  # of whole heads, for the curve
 
 
 RECIPES = {
@@ -71,12 +71,19 @@ RECIPES = {
         trained=FAR,
         finetune="lora",
         contexts=(1024, 4096, 8176),
-        shares=(0, 0.1, 0.25, 0.5, 1),
     ),
-    "stories": Recipe("softmax@window=64,sinks=4", length=512, windows=64, judged=(512,), most=16),
+    "stories": Recipe(
+        "softmax@window=64,sinks=4",
+        length=512,
+        windows=64,
+        judged=(512,),
+        most=16,
+        shares=(0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 1),
+    ),
 }
 PLANTED = 512  # tokens around a planted number
 SHARE = 0.25  # of heads, or of layers
+STUDENTS = ("layers", "trained")
 
 
 def stories(path: Path) -> tuple[Path, list[list[int]]]:
@@ -213,15 +220,15 @@ def measure(arguments: argparse.Namespace) -> str:
             rows[text][f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
         curves[text] = curve(own)
     students: dict[str, dict[str, Any]] = {"layers": {"unit": "layer"}}
-    if recipe.trained is not None and not arguments.untrained:
-        students["heads, trained"] = {"setting": recipe.trained, "finetune": recipe.finetune}
-    for student, how in students.items():
-        what = student.split()[-1]
-        other = made(what, **how)
+    if recipe.trained is not None:
+        students["trained"] = {"setting": recipe.trained, "finetune": recipe.finetune}
+    for student in [x for x in students if x in arguments.students]:
+        other = made(student, **students[student])
         print(*other.remarks, sep="\n", flush=True)
         for text, ids in judged.items():
-            (hybrid,) = (row for row in judge(what, other, ids).rows if row.name == "hybrid")
-            rows[text][student] = (hybrid.figures, hybrid.errors)
+            (hybrid,) = (row for row in judge(student, other, ids).rows if row.name == "hybrid")
+            called = "heads, trained" if student == "trained" else student
+            rows[text][called] = (hybrid.figures, hybrid.errors)
     judgements = [
         table
         for text, ids in judged.items()
@@ -303,7 +310,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", dest="path", type=Path, help="stories260K.bin")
     parser.add_argument("--trials", type=int, help="planted numbers for each depth")
     parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")
-    parser.add_argument("--untrained", action="store_true", help="train no student")
+    parser.add_argument(
+        "--students", nargs="*", choices=STUDENTS, default=STUDENTS, help="what to compare with"
+    )
     parser.add_argument("--times", action="store_true", help="measure the speed, and stop")
     parser.add_argument("--print", action="store_true", help="print the tables without writing")
     arguments = parser.parse_args(argv)
