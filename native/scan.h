@@ -151,5 +151,24 @@ template <class T> struct Channels {
     }
 };
 
+// How tokens go by: K states of a register of channels, and whether tokens may be hidden or begin a text.
+template <int states, bool tame_, bool flags_> struct Way {
+    static constexpr int K = states;
+    static constexpr bool tame = tame_, flags = flags_;
+};
+
+template <class T, class F> KT_INLINE void by_way(const Channels<T>& s, int64_t c, int64_t count, F&& f) {
+    const bool tame = s.tame(c, count);
+    s.by_states([&](auto k, int64_t n) {
+        constexpr int K = decltype(k)::value;
+        if (s.flags)
+            f(Way<K, false, true>{}, n);
+        else if (tame)
+            f(Way<K, true, false>{}, n);
+        else
+            f(Way<K, false, false>{}, n);
+    });
+}
+
 }  // namespace KT_ISA
 }  // namespace kt
