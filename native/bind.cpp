@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -431,6 +432,10 @@ NB_MODULE(_core, m) {
     // For XLA, which calls it without Python.
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&kt::xla::handle)); });
     m.def("isa", [] { return kt::kernels().name; });
+    m.def("asked_isa", [] {  // reading os.environ takes longer
+        const char* name = std::getenv("KERNELTRICK_ISA");
+        return name ? name : "";
+    });
     m.def("isas", [] {
         nb::list found;
         for (const char* name : {"baseline", "avx2", "avx512"})

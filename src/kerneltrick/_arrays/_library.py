@@ -58,9 +58,11 @@ _SPACES: dict[type, Namespace] = {}
 
 def library(x: Array) -> str:
     """'numpy', 'torch', 'jax', 'array_api_strict' or the module an array's type lives in."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return "numpy"
     if _is_tensor(x):
         return "torch"
-    kind = type(x)
     if kind not in _LIBRARIES:
         if isinstance(x, (np.ndarray, np.generic)):
             name = "numpy"

@@ -127,7 +127,7 @@ def _loaded() -> tuple[Any, str]:
 
 def check_isa() -> None:
     """ValueError if KERNELTRICK_ISA asks for an instruction set that is not there."""
-    asked = os.environ.get("KERNELTRICK_ISA")
+    asked = core().asked_isa()
     if asked and asked not in core().isas():
         raise ValueError(
             f"KERNELTRICK_ISA is {asked!r}; this machine and build have {', '.join(core().isas())}"
@@ -193,7 +193,7 @@ class CoreCall:
     def place(self, name: str, x: NumpyArray) -> None:
         """Give the memory of an array that is laid out already."""
         self.alive.append(x)
-        _WHOLE.pack_into(self._record, 8 * self._slots[name], address(x))
+        _WHOLE.pack_into(self._record, 8 * self._slots[name], core().address(x))
 
     def array(self, name: str, x: NumpyArray | None) -> NumpyArray | None:
         """Give x as one contiguous piece of memory, which is returned."""
