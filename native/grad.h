@@ -23,7 +23,9 @@ template <class T, class Kernel> class RowGradient {
     // d_weight, d_bias: one matrix for each query head of the row, then one for its keys; or null.
     void run(int64_t r, double* d_weight, double* d_bias, Control& control) {
         begin(r, d_weight, d_bias);
-        if (p.causal)
+        if (!g.d_q.data && !g.d_k.data)
+            state_alone(r, control);
+        else if (p.causal)
             causal(r, control);
         else
             full(r, control);
@@ -60,9 +62,14 @@ template <class T, class Kernel> class RowGradient {
     // Only the sums after a block, and only G before it, where nothing but the position ends blocks.
     void sum_keys(int64_t r, int64_t t) {
         row.load_keys(r, t, row.extent(r, t), sums.ref);
+        row.fetch_block(r, t + row.keys.count, true);
         row.absorb(sums, r);
     }
-    void sum_queries(int64_t r, int64_t t, int64_t n) { block.gather_queries(r, r, t, n, p.mask); }
+    void sum_queries(int64_t r, int64_t t, int64_t n) {
+        const int64_t before = std::min(s.C, t);
+        prefetch_queries(r, t - before, before);
+        block.gather_queries(r, r, t, n, p.mask);
+    }
 
     // For threads that share a row (kernels.cpp): what a block of n tokens from t on adds to the sums, and its
     // queries by the sums before it …
@@ -170,6 +177,21 @@ template <class T, class Kernel> class RowGradient {
         if (d_decay) cumulate(r, d_decay, end);
     }
 
+    // Only the gradient of the state before, where nothing fades: what all queries add to G.
+    void state_alone(int64_t r, Control& control) {
+        row.no_keys(-INF);
+        for (int64_t q = r * p.groups; q < (r + 1) * p.groups; ++q)
+            for (int64_t t = 0; t < p.queries; t += s.C) {
+                if (control.stopped()) return;
+                const int64_t n = std::min(s.C, p.queries - t);
+                prefetch_queries(q, t + n, std::min(s.C, p.queries - t - n));
+                if (p.causal)
+                    block.gather_queries(r, q, t, n, p.mask);
+                else
+                    block.gather_queries(q, q, t, n, p.query_mask);
+            }
+    }
+
     void full(int64_t r, Control& control) {
         std::vector<Piece> pieces;
         for (int64_t t = 0; t < p.keys;) {
@@ -197,13 +219,16 @@ template <class T, class Kernel> class RowGradient {
     // What the block from token t will read, fetched while this one is computed.
     void prefetch(int64_t r, int64_t t, int64_t n) {
         row.prefetch = Prefetch{};
-        if (p.groups > 1 || n <= 0) return;
-        const int64_t size = size_of(p.type), out = size_of(p.output_type);
-        row.prefetch.add(p.q, r, t, n, s.d, size);
-        row.prefetch.add(p.k, r, t, n, s.d, size);
-        row.prefetch.add(p.v, r, t, n, s.M, size);
-        row.prefetch.add(p.output, r, t, n, s.M, out);
-        row.prefetch.add(g.d_output, r, t, n, s.M, out);
+        if (p.groups > 1) return;
+        prefetch_queries(r, t, n);
+        row.fetch_keys(r, t, n);
+    }
+    void prefetch_queries(int64_t q, int64_t t, int64_t n) {
+        const int64_t size = size_of(p.output_type);
+        row.prefetch = Prefetch{};
+        row.fetch_queries(q, t, n);
+        row.prefetch.add(p.output, q, t, n, s.M, size);
+        row.prefetch.add(g.d_output, q, t, n, s.M, size);
     }
 
     // Σ U ⊙ dU of the state that is returned: what a decay of the whole of it changes.

@@ -39,7 +39,7 @@ template <class T, class Kernel> class BlockGradient {
     // What the n queries of query row q from token t on add to G.
     void gather_queries(int64_t r, int64_t q, int64_t t, int64_t n, const View& mask, T* alone = nullptr) {
         row.load_queries(q, r, t, n, mask);
-        out.load_block(q, t, n);
+        out.load_rows(q, t, n);
         gather(n, 1, alone);
     }
 

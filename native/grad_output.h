@@ -17,8 +17,12 @@ template <class T> class OutputGradient {
           dn_lanes(arena.take<T>(s.in_lanes(s.Mp))), d_den(arena.take<T>(s.Cp)),
           line(arena.take<T>(s.Mp)) {}
 
-    // Of n queries of query row q from token t on, which `queries` holds.
+    // Of n queries of query row q from token t on, which `queries` holds: dN in rows and in lanes, or in rows.
     void load_block(int64_t q, int64_t t, int64_t n) {
+        load_rows(q, t, n);
+        to_lanes(dn, s.Mp, queries.columns, queries.columns, s.Mp, dn_lanes, s.Cp);
+    }
+    void load_rows(int64_t q, int64_t t, int64_t n) {
         auto straight = [&](const View& view) { return s.M == s.Mp && direct<T>(view, p.output_type, q, s.M); };
         const bool d_straight = straight(g.d_output), out_straight = straight(p.output);
         for (int64_t i = 0; i < queries.columns; i += LANES<T>) {
@@ -34,7 +38,6 @@ template <class T> class OutputGradient {
             store(mixed, sums_of<T>(total));
             for (int l = 0; l < LANES<T>; ++l) d_den[i + l] = p.normalize ? -mixed[l] : T(0);
         }
-        to_lanes(dn, s.Mp, queries.columns, queries.columns, s.Mp, dn_lanes, s.Cp);
     }
 
     // dN in rows times a factor of each query.

@@ -34,7 +34,8 @@ void read_all(Row<T, Kernel>& row, Sums<T>& sums, int64_t r, int64_t from, int64
             if (control.stopped()) return;
             const int64_t n = std::min(row.s.C, to - t), q = r * p.groups + g;
             row.load_queries(q, q, t, n, p.query_mask);
-            row.fetch_ahead(q, t + n, true);
+            row.prefetch = Prefetch{};
+            row.fetch_queries(q, t + n, std::min(row.s.C, p.queries - t - n));
             row.output.write_block(sums, q, t, n, false, stream);
         }
 }
@@ -55,7 +56,7 @@ int64_t run_block(Worker<T, Kernel>& worker, int64_t r, int64_t t, bool looks, b
     const Problem& p = s.p;
     row.load_keys(r, t, row.extent(r, t), sums.ref);
     const int64_t n = row.keys.count;
-    row.fetch_ahead(r, t + n, false);
+    row.fetch_block(r, t + n, !looks);
     if (looks) {
         if (s.by_feature) sums.narrow(s, row.scaling.enter, true);
         for (int64_t g = 0; g < p.groups; ++g) {
@@ -292,7 +293,9 @@ void near_backward(const Problem& whole, const Sizes<T>& s, const Gradient& g, d
 
 template <class T, class Kernel> void run_backward(const Problem& whole, const Gradient& g, Control& control) {
     const bool some_near = whole.window > 0 || whole.sinks > 0;
-    const Problem p = some_near ? far_part(whole) : whole;
+    Problem p = some_near ? far_part(whole) : whole;
+    const bool state_alone = !g.d_q.data && !g.d_k.data;
+    if (state_alone && p.features.map != Map::quadratic) p.chunk = SPAN;  // no query sees keys of its block
     const Sizes<T> s(p);
     const int64_t matrix = p.features.inputs * p.features.columns, bias = p.features.columns;
     const int64_t sides = p.groups + 1;  // query heads, then keys
@@ -301,7 +304,8 @@ template <class T, class Kernel> void run_backward(const Problem& whole, const G
     std::vector<double> d_bias(std::size_t(g.d_bias ? p.rows * sides * bias : 0), 0.0);
     // With several query heads to a key head, or weights to be learned, the order of additions would
     // depend on the threads.
-    const bool shared = !some_near && p.causal && p.groups == 1 && !s.quadratic && !g.d_weight && !g.d_bias;
+    const bool shared =
+        !some_near && !state_alone && p.causal && p.groups == 1 && !s.quadratic && !g.d_weight && !g.d_bias;
     const int64_t alone = shared ? rows_alone(s, control.threads) : p.rows;
     Spares<RowGradient<T, Kernel>> gradients;
     parallel(

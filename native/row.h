@@ -89,14 +89,18 @@ template <class T, class Kernel> class Row {
         if (!p.normalize) queries.set_row_factors(scaling, n);
     }
 
-    // The next block from token t: of q, k and v, or of q alone (full attention, row r of queries).
-    void fetch_ahead(int64_t r, int64_t t, bool only_queries) {
+    // What is read next, fetched while this block is computed: n tokens of a row from t on.
+    void fetch_queries(int64_t q, int64_t t, int64_t n) { prefetch.add(p.q, q, t, n, s.d, size_of(p.type)); }
+    void fetch_keys(int64_t r, int64_t t, int64_t n) {
+        prefetch.add(p.k, r, t, n, s.d, size_of(p.type));
+        prefetch.add(p.v, r, t, n, s.M, size_of(p.type));
+    }
+    // The same of a block of causal attention, or with `sums` of its keys alone.
+    void fetch_block(int64_t r, int64_t t, bool sums) {
+        const int64_t n = std::min(s.C, p.keys - t);
         prefetch = Prefetch{};
-        const int64_t n = std::min(s.C, (only_queries ? p.queries : p.keys) - t), size = size_of(p.type);
-        if (only_queries || (p.causal && p.groups == 1)) prefetch.add(p.q, r, t, n, s.d, size);
-        if (only_queries) return;
-        prefetch.add(p.k, r, t, n, s.d, size);
-        prefetch.add(p.v, r, t, n, s.M, size);
+        if (!sums && p.groups == 1) fetch_queries(r, t, n);
+        fetch_keys(r, t, n);
     }
 
     // What the block's keys add to the sums; `own` is for the doing of it.

@@ -171,7 +171,7 @@ template <class T, class Kernel> class Window {
         if (turn.block && !p.reversed)
             near.attend(r, line, line.segments[std::size_t(turn.segment)], turn.token, turn.block);
         const int64_t count = std::max(turn.queries, turn.keys);
-        if (s.m > 0 && turn.queries && line.key.empty()) row.fetch_ahead(r, turn.token + near_rows(s), false);
+        if (s.m > 0 && turn.queries && line.key.empty()) row.fetch_block(r, turn.token + near_rows(s), !p.causal);
         for (int64_t done = 0; done < count;) {  // factors out of range cut a block short
             int64_t n = count - done;
             if (turn.keys) {

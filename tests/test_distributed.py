@@ -169,6 +169,47 @@ def test_several_ranks_are_one(team, name):
     assert all(math.isfinite(x) for x in output.ravel())
 
 
+def states_too(groups, rank, cuts, twice):
+    """The gradients of one process and of ranks, if the state after every rank has one too."""
+    from kerneltrick.torch import distributed
+
+    if rank >= len(cuts):
+        return None
+    inputs, _, weights = problem("causal")
+    weights = torch.tensor(weights)
+    ends, found = np.cumsum([0, *cuts]), []
+    for group in (None, groups[len(cuts)]):
+        given = [torch.tensor(inputs[name], requires_grad=True) for name in "qkv"]
+        state, loss = None, 0.0
+        for i in range(len(cuts)):
+            if group is not None and i != rank:
+                continue
+            where = slice(ends[i], ends[i + 1])
+            own = [x[..., where, :] for x in given]
+            if group is None:
+                output, state = kt.linear_attention(
+                    *own, causal=True, state=state, return_state=True
+                )
+            else:
+                output, state = distributed.linear_attention(
+                    *own, causal=True, group=group, return_state=True
+                )
+            loss = loss + (output * weights[..., where, :]).sum() + (i + 1) * state.U.sin().sum()
+        for _ in range(2 if twice else 1):
+            loss.backward(retain_graph=twice)
+        found.append([x.grad.numpy() for x in given])
+    return found
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_the_state_after_every_rank_has_its_gradient(team, twice):
+    cuts = [9, 0, 11, 3]
+    found = team.ask(states_too, cuts, twice)
+    for number, expected in enumerate(found[0][0]):
+        total = sum(ranks[number] for _, ranks in found)
+        np.testing.assert_allclose(total, expected, rtol=0, atol=1e-10)
+
+
 def learn_a_state(groups, rank, kind):
     """The gradient of the state alone, through three ranks whose outputs have no gradient."""
     from kerneltrick.torch.mixers import make

@@ -55,6 +55,16 @@ def calls(monkeypatch):
     return seen
 
 
+STATES_ALONE = [
+    {"causal": True},
+    {"causal": False},
+    {"causal": True, "masked": True, "heads": (6, 2)},
+    {"causal": False, "masked": True, "heads": (6, 2)},
+    {"causal": True, "normalize": False, "feature_map": "taylor:order=2"},
+    {"causal": True, "feature_map": "hedgehog", "heads": (4, 1)},
+]
+
+
 def t2r(weight, bias):
     return maps.T2R(weight=weight, bias=bias)
 
@@ -192,6 +202,37 @@ class TestDerivatives:
         attend, leaves = case
         assert torch.autograd.gradcheck(attend, leaves, fast_mode=True)
         assert torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
+
+    @pytest.mark.parametrize("options", STATES_ALONE, ids=str)
+    def test_the_gradient_of_the_state_alone(self, monkeypatch, options):
+        """It takes one pass over the queries, and is what the chunked engine's gradient is."""
+        given, alone = dict(options), []
+        heads = given.pop("heads", (2, 2))
+        text, spy = given.pop("feature_map", "elu"), _native_torch.give_gradients
+        q, k, v = tensors(n=83, width=5, heads=heads)
+        if given.pop("masked", False):
+            given["mask" if given["causal"] else "query_mask"] = torch.arange(83) % 5 != 2
+        first = kt.linear_attention(
+            *(x[..., :7, :].detach() for x in (q, k, v)), text, causal=True, return_state=True
+        )[1]
+        learned = first.sums.hi.requires_grad_()
+
+        def gradient(engine, *asked):
+            output, last = kt.linear_attention(
+                q, k, v, text, state=first, return_state=True, engine=engine, **given
+            )
+            loss = (output.sin() * torch.arange(output.numel()).reshape(output.shape)).sum()
+            return torch.autograd.grad(loss + last.sums.hi.sin().sum(), (learned, *asked))[0]
+
+        def recorded(*arguments, sums_alone=False):
+            alone.append(sums_alone)
+            return spy(*arguments, sums_alone=sums_alone)
+
+        monkeypatch.setattr(_native_torch, "give_gradients", recorded)
+        expected, found = gradient("chunked"), gradient("native")
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(gradient("native", q), expected, rtol=1e-10, atol=1e-10)
+        assert alone == [True, False]
 
     def test_second_derivatives_of_the_state(self):
         def attend(q, k, v):

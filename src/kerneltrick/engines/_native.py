@@ -149,11 +149,12 @@ def run(
     rule: Rule, data: Data, fused: Fused, recorded: bool, scales: Scales = (None, None)
 ) -> Result:
     """A call of a map that the core knows; `recorded`: PyTorch may ask for its gradient."""
-    if library(data.q) == "torch":
+    name = library(data.q)
+    if name == "torch":
         from kerneltrick.engines import _native_torch
 
         return _native_torch.torch_attention(rule, data, fused, recorded, scales)
-    if library(data.q) == "jax":
+    if name == "jax":
         from kerneltrick.engines import _native_jax
 
         return _native_jax.jax_attention(rule, data, fused, scales)

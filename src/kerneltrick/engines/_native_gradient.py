@@ -14,9 +14,9 @@ from kerneltrick.engines._problem import rule_of
 class CoreGradients(NamedTuple):
     """Gradients as the core writes them: those of weights, gains and the state in float64."""
 
-    q: NumpyArray
-    k: NumpyArray
-    v: NumpyArray
+    q: NumpyArray | None
+    k: NumpyArray | None
+    v: NumpyArray | None
     log_decay: NumpyArray | None
     sums: NumpyArray | None
     # of the map's own weights, and behind them of those of keys
@@ -34,10 +34,12 @@ def give_gradients(
     d_sums: NumpyArray | None,
     output: NumpyArray,
     saved: NumpyArray,
+    sums_alone: bool = False,
 ) -> CoreGradients:
     """The arrays that the backward pass reads and writes, which the call is given.
 
     Outputs and their gradient are in the type of sums, as `compute` makes them for a gradient.
+    `sums_alone`: only the gradient of the sums before the call is wanted.
     """
     lead, lead_q = given.k.shape[:-2], given.q.shape[:-2]
     call["output_type"] = type_number(output.dtype.name)
@@ -47,10 +49,6 @@ def give_gradients(
     call.array("sums", given.sums)
     call.array("log_scale", given.log_scale)
     made: dict[str, Any] = dict.fromkeys(CoreGradients._fields)
-    for name, where in (("q", lead_q), ("k", lead), ("v", lead)):
-        x = getattr(given, name)
-        made[name] = aligned(x.shape, x.dtype)
-        call.view(f"d_{name}", made[name], where)
 
     def zeros(name: str, shape: tuple[int, ...]) -> None:
         made[name] = call.array(f"d_{name}", np.zeros(shape))
@@ -59,6 +57,12 @@ def give_gradients(
         zeros("sums", given.sums.shape)
         if d_sums is not None:
             np.copyto(made["sums"], d_sums)
+    if sums_alone:
+        return CoreGradients(**made)
+    for name, where in (("q", lead_q), ("k", lead), ("v", lead)):
+        x = getattr(given, name)
+        made[name] = aligned(x.shape, x.dtype)
+        call.view(f"d_{name}", made[name], where)
     for name in ("near_k", "near_v"):
         x = getattr(given, name)
         if x is not None:

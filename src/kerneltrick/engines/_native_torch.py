@@ -216,6 +216,22 @@ def _attend_backward(
     )
 
 
+def _sums_gradient(
+    d_output: Tensor, d_sums: Tensor | None, output: Tensor, saved: Tensor, *arguments: Any
+) -> Tensor | None:
+    """The gradient of the sums before the call alone; None where the core has no shorter way."""
+    given = _plain(arguments)
+    scaled = (given.log_decay, given.restart, given.log_scale)
+    if not rule_of(given.rule).all_far or any(x is not None for x in scaled):
+        return None
+    call = _native.assemble(given, _native.type_number(dtype_name(arguments[0])))
+    last = None if d_sums is None else bits(d_sums)
+    ends = (bits(d_output), last, bits(output), bits(saved))
+    made = give_gradients(given, call, *ends, sums_alone=True)
+    call.backward()
+    return to_torch(made.sums)
+
+
 def _by_chunks(given: Arguments) -> tuple[Tensor, Tensor]:
     """Output and sums by the chunked engine, which the host library differentiates."""
     rule = rule_of(given.rule)
@@ -250,5 +266,6 @@ ATTENTION = Operator(
     again=_by_chunks,
     shared=("weight", "bias", "key_weight", "gain"),
     batch_axis={"saved": 1},
+    alone={"sums": _sums_gradient},
 )
 ATTEND = define(ATTENTION)

@@ -145,6 +145,12 @@ def kind_of_gradients(tensors: Iterable[Any]) -> int:
     return TRACKED if needed else IDLE
 
 
+def exchanged(ranks: Ranks, own: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of all ranks, those of the first rank first."""
+    shapes = [(x.shape, x.dtype) for x in own]
+    return [x for each in ranks.gather(pack(own)) for x in unpack(each, shapes)]
+
+
 class Gather(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
     """Exchange tensors between all ranks; backward, send every gradient back where it belongs.
 
@@ -152,16 +158,23 @@ class Gather(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
     exchange of the backward pass, even one whose own tensors have no gradient and one that uses
     nothing from others. Two things make sure that it does: the first result is a token that holds
     nothing, on which the output of the call is made to depend (`after`), and `anchor` leads to
-    every tensor that somebody may ask a gradient for (`anchored`).
+    every tensor that somebody may ask a gradient for (`anchored`). `found` is what `exchanged` has
+    given, if the tensors were exchanged before; then this is the exchange of the gradients alone.
     """
 
     @staticmethod
-    def forward(ctx: Any, ranks: Ranks, used: Sequence[range], anchor: Tensor, *own: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        ranks: Ranks,
+        used: Sequence[range],
+        anchor: Tensor,
+        found: list[Tensor] | None,
+        *own: Tensor,
+    ) -> Any:
         ctx.ranks, ctx.used = ranks, used
         ctx.shapes = [(x.shape, x.dtype) for x in own]
         ctx.differentiable = [x.dtype.is_floating_point for x in own]
-        found = [unpack(x, ctx.shapes) for x in ranks.gather(pack(own))]
-        flat = [x for each in found for x in each]
+        flat = exchanged(ranks, own) if found is None else [x.clone() for x in found]
         ctx.mark_non_differentiable(*(x for x in flat if not x.dtype.is_floating_point))
         return torch.zeros_like(anchor), *flat
 
@@ -179,7 +192,7 @@ class Gather(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
         found = [unpack(x, shapes) for x in ranks.deal(parts, sizes) if x.numel()]
         sums = iter([sum(each) for each in zip(*found, strict=True)])
         back = [next(sums, None) if yes else None for yes in ctx.differentiable]
-        return None, None, None, *back
+        return None, None, None, None, *back
 
 
 class _Leading(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
@@ -226,6 +239,44 @@ class _After(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
 def after(x: Tensor, token: Tensor) -> Tensor:
     """x, whose backward pass takes part in the exchange of `token`, which other ranks wait for."""
     return _After.apply(x, token) if token.requires_grad else x
+
+
+class _Instead(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def instead(x: Tensor, other: Tensor) -> Tensor:
+    """x, whose gradient goes to `other`, of the same shape."""
+    return _Instead.apply(x, other)
+
+
+class _Sooner(torch.autograd.Function):  # type: ignore[misc] # PyTorch's
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, source: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
+        ctx.leaf, ctx.results = leaf, results
+        return tuple(x.view_as(x) for x in results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator] # PyTorch's
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (found,) = torch.autograd.grad(ctx.results, ctx.leaf, gradients, retain_graph=True)
+        return None, found, *gradients
+
+
+def sooner(leaf: Tensor, source: Tensor, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results, computed from a leaf that has the value of `source`.
+
+    In the backward pass the gradient of `source` is computed alone, before all other gradients of
+    the results.
+    """
+    made: tuple[Tensor, ...] = _Sooner.apply(leaf, source, *results)
+    return made
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

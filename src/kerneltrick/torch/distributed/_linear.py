@@ -42,11 +42,11 @@ from kerneltrick.torch.distributed._exchange import (
 from kerneltrick.torch.distributed._shards import (
     Shard,
     ShardedCall,
+    continued,
     empty_state,
     gathered,
     merged,
     reversed_state,
-    state_before,
     state_of_all,
     state_of_shard,
     with_far_sums,
@@ -128,21 +128,24 @@ def linear_attention(
         if name in keywords
     }
     if options.causal:
-        before, token = state_before(call, state)
-        output, made = attention.linear_attention(
-            q,
-            k,
-            v,
-            dial,
-            causal=True,
-            log_decay=options.log_decay,
-            mask=options.mask,
-            segment_ids=options.segment_ids,
-            positions=options.positions,
-            state=before,
-            return_state=True,
-            **rest,
-        )
+
+        def from_state(before: State | None) -> Any:
+            return attention.linear_attention(
+                q,
+                k,
+                v,
+                dial,
+                causal=True,
+                log_decay=options.log_decay,
+                mask=options.mask,
+                segment_ids=options.segment_ids,
+                positions=options.positions,
+                state=before,
+                return_state=True,
+                **rest,
+            )
+
+        output, made, token = continued(call, state, from_state)
     elif rule.all_far:
         total, token = state_of_all(call, state)
         made, none = total, slice(0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,7 +14,14 @@ from kerneltrick import attention
 from kerneltrick._arrays import Wide
 from kerneltrick.attention import Options, Positions, State
 from kerneltrick.engines import Carry, Near, Rule, merge
-from kerneltrick.torch.distributed._exchange import Gather, Ranks, anchored
+from kerneltrick.torch.distributed._exchange import (
+    Gather,
+    Ranks,
+    anchored,
+    exchanged,
+    instead,
+    sooner,
+)
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -89,14 +97,64 @@ class ShardedCall(NamedTuple):
         return own, own[..., :0] if own.ndim == 1 else own[:1, ..., :0].reshape(0)
 
 
-def state_before(call: ShardedCall, state: State | None) -> tuple[State | None, Tensor]:
+def continued(
+    call: ShardedCall,
+    state: State | None,
+    from_state: Callable[[State | None], tuple[Tensor, State]],
+) -> tuple[Tensor, State, Tensor]:
+    """What `from_state` makes of the state before this rank, and the token of the exchange."""
+    own = empty_state(call, call.rule, call.start)
+    if all(x is None for x in (own.carry.log_scale, own.carry.log_decay, own.near)):
+        return _continued_sums(call, own, state, from_state)
+    before, token = _state_before(call, own, state)
+    return *from_state(before), token
+
+
+def _continued_sums(
+    call: ShardedCall,
+    own: State,
+    state: State | None,
+    from_state: Callable[[State | None], tuple[Tensor, State]],
+) -> tuple[Tensor, State, Tensor]:
+    """`continued` where a state is nothing but sums, so that what tokens add does not depend on it.
+
+    The state of the shard then has the gradient that `from_state` gives for the state after it. In
+    the backward pass each rank first computes the gradient of the state before it, alone; then the
+    ranks exchange these; then each has all that its other gradients depend on.
+    """
+    rank, last = call.ranks.rank, call.ranks.count - 1
+    used = [range(i) for i in range(last + 1)]
+    with torch.no_grad():
+        if rank < last:  # no rank continues from the last one
+            own = state_of_shard(call, state)
+        found = exchanged(call.ranks, [own.sums.hi])
+        states, token = gathered(call, own, used, call.rule, [], found)
+        before = merged(states[:rank], call.rule) if rank else state
+    if not call.tracked:
+        return *from_state(before), token
+    if rank:
+        assert before is not None
+        leaf = before.sums.hi.detach().requires_grad_()
+        before = _with_sums(before, leaf)
+    output, made = from_state(before)
+    if rank < last and made.sums.hi.requires_grad:
+        own = _with_sums(own, instead(own.sums.hi, made.sums.hi))
+    states, token = gathered(call, own, used, call.rule, [], found)
+    if rank:
+        source = merged(states[:rank], call.rule).sums.hi
+        output, sums = sooner(leaf, source, (output, made.sums.hi))
+        made = _with_sums(made, sums)
+    return output, made, token
+
+
+def _state_before(
+    call: ShardedCall, empty: State, state: State | None
+) -> tuple[State | None, Tensor]:
     """The state that this rank continues from, and the token of the exchange."""
     ranks = call.ranks
     fresh = _fresh_rows(call)
-    if ranks.rank + 1 == ranks.count:  # no rank continues from the last one
-        own = empty_state(call, call.rule, call.start)
-    else:
-        own = state_of_shard(call, state)
+    # No rank continues from the last one.
+    own = empty if ranks.rank + 1 == ranks.count else state_of_shard(call, state)
     if fresh is not None:
         assert own.carry.log_decay is not None
         total = own.carry.log_decay.hi
@@ -217,6 +275,10 @@ def _emptied(state: State, rows: Tensor) -> State:
     return _with(state, sums=Wide(sums, None), log_scale=log_scale, near=near)
 
 
+def _with_sums(state: State, sums: Tensor) -> State:
+    return _with(state, sums=Wide(sums, None))
+
+
 def _with(state: State, **arrays: Any) -> State:
     """The state with other arrays in its carry."""
     return dataclasses.replace(state, carry=state.carry._replace(**arrays))
@@ -233,9 +295,17 @@ def with_far_sums(state: State, ahead: State) -> State:
 
 
 def gathered(
-    call: ShardedCall, own: State, used: list[range], rule: Rule, slots: list[int]
+    call: ShardedCall,
+    own: State,
+    used: list[range],
+    rule: Rule,
+    slots: list[int],
+    found: list[Tensor] | None = None,
 ) -> tuple[list[State], Tensor]:
-    """The states of all ranks, by one exchange; `slots` is the number of near tokens of each."""
+    """The states of all ranks, by one exchange; `slots` is the number of near tokens of each.
+
+    `found`: their arrays, if they were exchanged before.
+    """
     ranks = call.ranks
     near: list[Tensor] = []
     if own.near is not None:
@@ -244,11 +314,10 @@ def gathered(
     optional = [log_scale, None if log_decay is None else log_decay.hi]
     parts = [own.sums.hi, *(x for x in optional if x is not None), *near]
     anchor = anchored(call.tracked, (*call.learned, *parts))
-    token, *flat = Gather.apply(ranks, used, anchor, *parts)
+    token, *flat = Gather.apply(ranks, used, anchor, found, *parts)
     states = []
     for i in range(ranks.count):
-        found = flat[i * len(parts) : (i + 1) * len(parts)]
-        sums, *rest = found
+        sums, *rest = flat[i * len(parts) : (i + 1) * len(parts)]
         carry = Carry(
             Wide(sums, None),
             None if log_scale is None else rest.pop(0),

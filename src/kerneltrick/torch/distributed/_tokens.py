@@ -134,7 +134,7 @@ class Before:
         """These tensors of all ranks, for the ranks after each, and the token of the exchange."""
         used = [range(i) for i in range(self.ranks.count)]
         anchor = anchored(self.tracked, (*self.learned, *own))
-        token, *flat = Gather.apply(self.ranks, used, anchor, *own)
+        token, *flat = Gather.apply(self.ranks, used, anchor, None, *own)
         size = len(own)
         return [flat[i : i + size] for i in range(0, len(flat), size)], token
 
