@@ -34,8 +34,8 @@ START, END = "<!-- models:begin -->", "<!-- models:end -->"
 THREADS, LAYERS, TOKENS, NEW = bench.THREADS, 4, 2048, 32
 PATIENCE = 60.0  # seconds of a phase after which no further turn begins
 PHASES = ("prefill", "decoding", "training", "left")
-# Tokens of a training step where the reference does not manage 2,048: its memory (Kimi Linear,
-# over 6 GB a layer), or the time of its backward pass, which grows with their square (Mamba).
+# Tokens of a training step where the reference does not manage 2,048. Kimi Linear's keeps over 6 GB
+# a layer (by count), and the time of Mamba's backward pass grows with the square of the tokens.
 FEWER = {"kimi_linear:48b": 512, "mamba:130m": 512}
 RESULTS = Path(__file__).parents[1] / "build" / "models.json"
 # The least ratios asked of prefill, training step, and their peak memory (before / after).
