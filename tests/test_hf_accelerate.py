@@ -1,10 +1,12 @@
 """`hf.accelerate` replaces functions of transformers for CPU tensors, and gives them back."""
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -86,6 +88,15 @@ def test_restore_gives_back_what_nobody_holds(model):
     hf.accelerate(build("mamba2", seed=1))
     hf.restore()
     assert functions() == before
+
+
+def test_what_was_restored_is_not_kept_alive(model):
+    made = hf.accelerate(model)
+    made.restore()
+    ended = weakref.ref(made)
+    del made
+    gc.collect()
+    assert ended() is None
 
 
 def test_printed_it_is_a_table(model):

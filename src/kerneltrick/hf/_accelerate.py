@@ -68,6 +68,7 @@ class Acceleration:
                 if not _HOLDERS[key][1]:
                     _put_back(_HOLDERS.pop(key)[0])
         self._places = []
+        _KEPT.pop(id(self), None)
 
     def __enter__(self) -> Acceleration:
         return self
@@ -141,7 +142,7 @@ def accelerate(model: Any) -> Acceleration:
             setattr(place.owner, place.name, _replacement(place))
             _HOLDERS[key] = place, set()
         _HOLDERS[key][1].add(id(made))
-    _KEPT.append(made)
+    _KEPT[id(made)] = made
     return made
 
 
@@ -149,7 +150,7 @@ def is_accelerated(model: Any) -> bool:
     return any((id(place.owner), place.name) in _HOLDERS for place in _find(model))
 
 
-_KEPT: list[Acceleration] = []  # so that no other object gets the id of one that is still in use
+_KEPT: dict[int, Acceleration] = {}  # so that no other object gets the id of one that is in use
 
 
 def restore() -> None:
@@ -158,8 +159,8 @@ def restore() -> None:
     >>> import kerneltrick.hf
     >>> kerneltrick.hf.restore()
     """
-    while _KEPT:
-        _KEPT.pop().restore()
+    for made in list(_KEPT.values()):
+        made.restore()
 
 
 def _find(model: Any) -> Iterator[_Place]:
