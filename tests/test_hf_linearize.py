@@ -465,6 +465,14 @@ def test_maps_trained_end_to_end_bring_the_model_nearer_to_its_teacher(folders, 
     assert loss(after) < loss(before)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_are_compared_with_the_original_after_training(folders, kind):
+    windows = cut(folders(kind))
+    found = kt.hf.linearize(folders(kind), windows, SETTING, keep="auto", finetune="lora")
+    assert found.tuned.after < found.tuned.before
+    assert found.bare is not None
+
+
 @pytest.mark.parametrize("trained", ["lora", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_attention_are_trained_towards_the_original(folders, tmp_path, kind, trained):

@@ -342,7 +342,10 @@ def _fit_and_train(
     made.config.finetune = wishes.finetune
     bare = None
     if ranked is not None and found is not None:
-        teacher = _load(where, ()) if wishes.finetune in ("lora", "all") else None
+        teacher = None  # the model itself, unless training has changed more than its maps
+        if wishes.finetune in ("lora", "all"):
+            teacher = _load(where, ())
+            teacher.set_attn_implementation("eager")  # nothing is recorded any more
         bare = drop_maps(made, windows.validation[:CHOOSING], teacher, progress)
     return Linearization(
         made, found, kept, where, tuned, why, windows.dropped, ranking=ranked, bare=bare
