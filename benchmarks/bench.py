@@ -249,6 +249,19 @@ def _grid(
     )
 
 
+def look_for_marks(path: Path | None, start: str, end: str) -> None:
+    """Refuse a page without the marks of a table, before the work."""
+    if path is not None:
+        page_with(path.read_text(encoding="utf-8"), "", start, end)
+
+
+def report(text: str, path: Path | None, start: str, end: str) -> None:
+    """Print a table and, if there is a page, write it there between its marks."""
+    print(text)
+    if path is not None:
+        write(path, page_with(path.read_text(encoding="utf-8"), text, start, end))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="use short lengths only")
@@ -262,19 +275,14 @@ def main() -> None:
         os.environ[name] = str(THREADS)
     if arguments.probe is not None:
         return probe(arguments.probe)
-    if arguments.write:
-        page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
+    look_for_marks(arguments.write, START, END)
     lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
     peaks = measure_memory(lengths)
     seconds, patience = (0.2, 3.0) if arguments.quick else (1.5, 120.0)
     if arguments.patience is not None:
         patience = arguments.patience
     times = measure_times(lengths, seconds, patience)
-    text = tables(lengths, times, peaks)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, page_with(page, text, START, END))
+    report(tables(lengths, times, peaks), arguments.write, START, END)
     return None
 
 

@@ -7,10 +7,8 @@ python benchmarks/delta_peers.py --write docs/performance.md  write the table be
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from typing import Any
 import bench
 
 import native
-from kerneltrick._files import write
 
 START, END = "<!-- delta:begin -->", "<!-- delta:end -->"
 HEADS, WIDTH = 16, 128
@@ -304,31 +301,13 @@ def measure(quick: bool, patience: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="use tiny sizes, to check that it runs"
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
-    parser.add_argument(
-        "--patience", type=float, help="total seconds to wait for other processes to finish"
-    )
-    parser.add_argument("--extra", type=json.loads, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(native.THREADS)
+    arguments = native.read_arguments(__doc__ or "")
     if arguments.extra is not None:
         print(extra(*arguments.extra))
         return 0
-    if arguments.write:
-        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
-    patience = 0.0 if arguments.quick else 300.0
-    if arguments.patience is not None:
-        patience = arguments.patience
-    text = measure(arguments.quick, patience)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, bench.page_with(page, text, START, END))
+    bench.look_for_marks(arguments.write, START, END)
+    text = measure(arguments.quick, arguments.patience)
+    bench.report(text, arguments.write, START, END)
     return 0
 
 

@@ -204,8 +204,7 @@ def main() -> int:
             print(json.dumps([phase, getattr(model, phase)(tokens)]), flush=True)
         return 0
     tokens, repeats, layers = (32, 1, 4) if arguments.quick else (TOKENS, arguments.repeats, LAYERS)
-    if arguments.write:
-        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
+    bench.look_for_marks(arguments.write, START, END)
     settings = {"version": __version__, "tokens": tokens, "layers": layers}
     kept: dict[str, Any] = {"settings": settings, "models": {}}
     if arguments.results.exists():
@@ -231,11 +230,7 @@ def main() -> int:
                 write(arguments.results, json.dumps(kept, indent=1) + "\n")
         if child.returncode:
             raise subprocess.CalledProcessError(child.returncode, command)
-    text = table(kept["models"], layers, tokens)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, bench.page_with(page, text, START, END))
+    bench.report(table(kept["models"], layers, tokens), arguments.write, START, END)
     return 0
 
 

@@ -24,8 +24,6 @@ from typing import Any
 import bench
 import quiet
 
-from kerneltrick._files import write
-
 THREADS, HEADS, WIDTH = bench.THREADS, bench.HEADS, bench.WIDTH  # 2; B = 1, H = 8, D = M = 64
 START, END = "<!-- native:begin -->", "<!-- native:end -->"
 ROOT = Path(__file__).parents[1]
@@ -645,8 +643,9 @@ def table(rows: list[Row], run: Bench) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def read_arguments(description: str) -> argparse.Namespace:
+    """The options of this benchmark and those beside it; sets the number of threads."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument(
         "--quick", action="store_true", help="use tiny sizes, to check that it runs"
     )
@@ -656,8 +655,15 @@ def main() -> int:
     )
     parser.add_argument("--extra", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.patience is None:
+        arguments.patience = 0.0 if arguments.quick else 300.0
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(THREADS)
+    return arguments
+
+
+def main() -> int:
+    arguments = read_arguments(__doc__ or "")
     try:
         import kerneltrick._core  # noqa: F401
     except ImportError:
@@ -666,16 +672,9 @@ def main() -> int:
     if arguments.extra is not None:
         print(json.dumps(extra(*arguments.extra)))
         return 0
-    if arguments.write:
-        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
-    patience = 0.0 if arguments.quick else 300.0
-    if arguments.patience is not None:
-        patience = arguments.patience
-    text = measure(QUICK if arguments.quick else Sizes(), patience)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, bench.page_with(page, text, START, END))
+    bench.look_for_marks(arguments.write, START, END)
+    text = measure(QUICK if arguments.quick else Sizes(), arguments.patience)
+    bench.report(text, arguments.write, START, END)
     return 0
 
 

@@ -7,8 +7,6 @@ python benchmarks/onnx_layers.py --write docs/performance.md  write the table be
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +16,6 @@ from typing import Any
 import bench
 
 import native
-from kerneltrick._files import write
 
 START, END = "<!-- onnx:begin -->", "<!-- onnx:end -->"
 MIXERS = ("elu", "gla", "gated_deltanet", "kda")
@@ -130,27 +127,10 @@ def measure(quick: bool, patience: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="use tiny sizes and one layer, to check that it runs"
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into FILE")
-    parser.add_argument(
-        "--patience", type=float, help="total seconds to wait for other processes to finish"
-    )
-    arguments = parser.parse_args()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(native.THREADS)
-    if arguments.write:
-        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
-    patience = 0.0 if arguments.quick else 300.0
-    if arguments.patience is not None:
-        patience = arguments.patience
-    text = measure(arguments.quick, patience)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, bench.page_with(page, text, START, END))
+    arguments = native.read_arguments(__doc__ or "")
+    bench.look_for_marks(arguments.write, START, END)
+    text = measure(arguments.quick, arguments.patience)
+    bench.report(text, arguments.write, START, END)
     return 0
 
 

@@ -22,7 +22,6 @@ from typing import Any
 import bench
 
 import native
-from kerneltrick._files import write
 
 START, END = "<!-- steps:begin -->", "<!-- steps:end -->"
 STEPS = 100  # that are timed together
@@ -114,13 +113,8 @@ def main() -> int:
     arguments = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    if arguments.write:
-        bench.page_with(arguments.write.read_text(encoding="utf-8"), "", START, END)
-    text = measure(arguments.quick)
-    print(text)
-    if arguments.write:
-        page = arguments.write.read_text(encoding="utf-8")
-        write(arguments.write, bench.page_with(page, text, START, END))
+    bench.look_for_marks(arguments.write, START, END)
+    bench.report(measure(arguments.quick), arguments.write, START, END)
     return 0
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from generated import ROOT, page_with, update
 from make_stars import markdown
 
+from kerneltrick.recall import preset
+
 PAGE = ROOT / "docs" / "howto" / "recall.md"
 FOUND = ROOT / "out" / "tracking"
 TRACKERS = (
@@ -29,16 +31,7 @@ TRACKERS = (
     "deltaproduct:steps=4,short_convolution=0",
 )
 S5 = ("--task", "permutation", "--length", "16", "--items", "5")
-COPIERS = (
-    "softmax",
-    "elu",
-    "ssd:state_dim=16",
-    "gla",
-    "mamba",
-    "deltanet",
-    "gated_deltanet",
-    "rwkv7",
-)
+COPIERS = preset("minutes", "copy").mixers
 TRACKING = {
     "parity": ("--task", "parity", "--length", "32", "--steps", "300"),
     "S₃": ("--task", "permutation", "--length", "32", "--items", "3", "--steps", "600"),
