@@ -71,6 +71,33 @@ def test_engines_equal_the_loop_over_pairs(data):
     np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_bare_heads_equal_the_loop_over_pairs_without_the_map(engine, causal):
+    q, k, v = inputs(30, (), (6, 3))
+    dial = kt.Dial.get("elu@window=7,sinks=2,gain=0,whole=0,bare=2")
+    out = kt.linear_attention(q, k, v, dial, causal=causal, engine=engine)
+    options = {"causal": causal, "window": [None, 7, 7], "sinks": [0, 2, 2]}
+    quiet = np.repeat([0.0, 0.0, -np.inf], 2)  # a far key of the bare head weighs nothing
+    with np.errstate(divide="ignore"):
+        want = near_far_heads(q, k, v, "elu", gain=quiet, **options)
+    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
+
+
+def test_bare_heads_keep_no_sums():
+    arrays, sizes = inputs(), {}
+    for text in (
+        "softmax@window=7,sinks=2",
+        "elu@window=7,sinks=2",
+        "elu@window=7,sinks=2,bare=0+3",
+    ):
+        _, state = kt.linear_attention(*arrays, text, causal=True, return_state=True)
+        sizes[text] = state.bytes_by_head
+    bare, mapped, mixed = sizes.values()
+    assert mixed == (bare[0], mapped[1], mapped[2], bare[3], mapped[4])
+    assert bare[0] < mapped[0]
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_native_gives_the_bits_of_separate_calls(dtype, causal):
@@ -138,6 +165,7 @@ class TestTexts:
             "elu@whole=3",
             "elu@window=16+whole+0,sinks=1+0+2,gain=-1,relative",
             "softmax@window=8,whole=0",
+            "elu@window=8,sinks=1,whole=0,bare=1+3,gain=-1",
         ],
     )
     def test_a_text_is_read_and_written(self, text):
@@ -175,6 +203,9 @@ class TestTexts:
             (lambda: kt.Dial.get("elu@window=1+x"), "one for each head, such as 64\\+whole\\+16"),
             (lambda: kt.Dial.get("elu@sinks=1+whole"), "sinks to be a whole number ≥ 0, not None"),
             (lambda: call("elu@window=1,whole=0+5"), "there are only 5 key–value heads, 0 to 4"),
+            (lambda: call("elu@window=1,bare=5"), "there are only 5 key–value heads, 0 to 4"),
+            (lambda: kt.Dial.get("elu@bare=1"), "bare heads see the window and the sinks alone"),
+            (lambda: kt.Dial.get("elu@window=2,whole=1,bare=1"), "head 1 in whole and in bare"),
             (
                 lambda: call("elu", window=[1, 2]),
                 "2 windows for 5 key–value heads: give one for each",

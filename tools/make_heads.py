@@ -3,7 +3,8 @@
     python tools/make_heads.py minilm --held-out FILE     all-MiniLM-L6-v2, window 16 and 2 sinks
     python tools/make_heads.py smollm2 --held-out FILE    SmolLM2-135M-Instruct, window 64, 4 sinks
     python tools/make_heads.py stories --model FILE       stories260K in the format of llama2.c
-    python tools/make_heads.py … --text FILE              rank heads on a text of your own
+    python tools/make_heads.py … --text FILE              rank and train on a text of your own
+    python tools/make_heads.py … --more FILE              rank and train on this text too
     python tools/make_heads.py … --trials N               plant so many numbers for each depth
     python tools/make_heads.py … --slow                   compare with heads ranked one by one
     python tools/make_heads.py … --students layers        compare with these students alone
@@ -54,7 +55,7 @@ RECIPES = {
     "minilm": Recipe(
         "softmax@window=16,sinks=2",
         length=256,
-        windows=128,
+        windows=2400,
         judged=(128, 256),
         most=40,
         trained="hedgehog@window=16,sinks=2",
@@ -165,7 +166,7 @@ def measure(arguments: argparse.Namespace) -> str:
     """Rank the heads, keep a quarter of them, evaluate, and return the tables."""
     name: str = arguments.model
     recipe = RECIPES[name]
-    teacher, windows, judged = texts(name, arguments.path, arguments.text, arguments.held_out)
+    teacher, windows, judged = texts(arguments)
     trials = recipe.trials if arguments.trials is None else arguments.trials
 
     def made(what: str, setting: str = recipe.setting, **how: Any) -> hf.Linearization:
@@ -238,19 +239,23 @@ def measure(arguments: argparse.Namespace) -> str:
 
 
 def texts(
-    name: str, path: Path | None, ranked: Path | None, held_out: Path | None
+    arguments: argparse.Namespace,
 ) -> tuple[Path, list[list[int]], dict[tuple[str, int], list[list[int]]]]:
-    """Return the model, the windows that rank heads, and the windows to evaluate on."""
+    """Return the model, the windows to rank and train on, and the windows to evaluate on."""
+    name, held_out = arguments.model, arguments.held_out
     recipe = RECIPES[name]
     judged: dict[tuple[str, int], list[list[int]]] = {}
     if name == "stories":
-        if path is None:
+        if arguments.path is None:
             raise SystemExit("stories needs --model FILE, stories260K.bin of llama2.c")
-        teacher, written = stories(path)
+        teacher, written = stories(arguments.path)
         judged["its own stories", recipe.length] = written[: recipe.most]
         return teacher, written[recipe.most :], judged
     teacher = model_folder() if name == "minilm" else smollm2()
-    text = fit_text(recipe.mixed) if ranked is None else ranked.read_text(encoding="utf-8")
+    if arguments.text is None:
+        text = fit_text(recipe.mixed, arguments.more)
+    else:
+        text = arguments.text.read_text(encoding="utf-8")
     count = recipe.windows * recipe.length
     windows = hf.windows(teacher, text, tokens=count, length=recipe.length, least=8)
     others = judged_texts(held_out)
@@ -306,7 +311,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", choices=RECIPES)
     parser.add_argument("--held-out", type=Path, help="another text to evaluate on")
-    parser.add_argument("--text", type=Path, help="the text that ranks heads")
+    parser.add_argument("--text", type=Path, help="the text to rank and train on")
+    parser.add_argument("--more", type=Path, help="a text to rank and train on, too")
     parser.add_argument("--model", dest="path", type=Path, help="stories260K.bin")
     parser.add_argument("--trials", type=int, help="planted numbers for each depth")
     parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")

@@ -111,15 +111,16 @@ def bible() -> str:
     return found.read_text().split('"""')[1][:BIBLE]
 
 
-def fit_text(mixed: bool) -> str:
+def fit_text(mixed: bool, more: Path | None = None) -> str:
     """Return the text to fit to: pieces of all texts in shuffled order.
 
     If `mixed`, each topic and docstring is one piece and other pieces are short. Otherwise pieces
-    are long, so that a decoder has something far back to attend to.
+    are long, so that a decoder has something far back to attend to. `more` is another text.
     """
     topics = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
     moby = (ROOT / "tools" / "moby_dick_fit.txt").read_text(encoding="utf-8")
-    texts, pieces, size = [bible(), moby], [*topics, *docstrings()], PIECE
+    others = [] if more is None else [more.read_text(encoding="utf-8")]
+    texts, pieces, size = [bible(), moby, *others], [*topics, *docstrings()], PIECE
     if not mixed:
         texts, pieces, size = [" ".join(topics), " ".join(docstrings()), *texts], [], LONG_PIECE
     for text in texts:

@@ -363,8 +363,10 @@ def of_heads(setting: Setting, heads: Heads, groups: int) -> Dial:
         return setting.of_heads(heads)
     if not setting.by_head:
         return setting
-    window, sinks = zip(*(setting.at_head(head // groups) for _, head in heads), strict=True)
-    return dataclasses.replace(setting, window=window, sinks=sinks, whole=())
+    shared = [head // groups for _, head in heads]
+    window, sinks = zip(*map(setting.at_head, shared), strict=True)
+    bare = [at for at, head in enumerate(shared) if head in setting.bare]
+    return dataclasses.replace(setting, window=window, sinks=sinks, whole=(), bare=bare)
 
 
 def has_window(setting: Setting) -> bool:

@@ -93,7 +93,7 @@ class Decoder:
         check_on_zero(on_zero)
         self.on_zero, self.normalize, self.scale = on_zero, bool(normalize), scale
         self.feature_map, *near = combined(who, feature_map, window, sinks, far)
-        self.window, self.sinks, self.far, self.whole = near
+        self.window, self.sinks, self.far, self.whole, self.bare = near
         if state is not None and not isinstance(state, State):
             raise TypeError(f"state must be a State, not {type(state).__name__}")
         self._start = 0 if state is None else state.start
@@ -114,7 +114,7 @@ class Decoder:
         self._out_shape = (*queries, self.value_width)
         self._decay_shape = self.shape if self.decay == 1 else (*self.shape, self.decay)
         self._parts: list[_HeadDecoder] = []  # if heads differ, a decoder for each kind of head
-        dial = Dial(self.feature_map, self.window, self.sinks, None, self.whole)
+        dial = Dial(self.feature_map, self.window, self.sinks, None, self.whole, self.bare)
         if dial.by_head:
             self._split(state)
         else:
@@ -127,7 +127,7 @@ class Decoder:
         if len(groups) == 1:
             own = groups[0].dial
             self.feature_map, self.window, self.sinks = own.feature_map, own.window, own.sinks
-            self.far, self.whole = own.far, ()
+            self.far, self.whole, self.bare = own.far, (), ()
             self._load(state)
             return
         for group, before in zip(groups, states_of("Decoder", state, groups), strict=True):
@@ -329,9 +329,9 @@ class Decoder:
         """Another decoder that goes on from here."""
         return self._like(Dial(feature_map, *self._setting()[1:]), self.shape, self.snapshot())
 
-    def _setting(self) -> tuple[maps.FeatureMap, Any, Any, Any, tuple[int, ...]]:
+    def _setting(self) -> tuple[Any, ...]:
         """The fields of the dial of this decoder."""
-        return self.feature_map, self.window, self.sinks, self.far, self.whole
+        return self.feature_map, self.window, self.sinks, self.far, self.whole, self.bare
 
     def _like(self, dial: Dial, shape: tuple[int, ...], state: State | None) -> Decoder:
         """A decoder with the same keywords but for these."""

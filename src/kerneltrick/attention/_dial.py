@@ -29,8 +29,8 @@ from kerneltrick.attention._arguments import Inputs, check_count, check_scale
 from kerneltrick.attention._heads import (
     HeadKind,
     Windows,
+    check_heads,
     check_sinks,
-    check_whole,
     check_windows,
     for_each,
     head_kinds,
@@ -87,7 +87,8 @@ class Dial:
     'hedgehog:activation=exp@window=16,sinks=1,gain=-4,relative'
 
     Heads may differ. `whole` lists the key–value heads that see the whole text, which is exact
-    softmax attention. `window` and `sinks` are numbers for all other heads, or sequences with one
+    softmax attention. `bare` lists heads that see the window and the sinks alone, without the map;
+    they keep no sums. `window` and `sinks` are numbers for all other heads, or sequences with one
     for each key–value head; a window of None is the whole text.
 
     >>> dial = Dial.get("hedgehog@window=64,sinks=4,whole=0+5")
@@ -95,6 +96,8 @@ class Dial:
     ((0, 5), [(0, 5), (1, 2, 3, 4, 6, 7)])
     >>> str(Dial(dial.feature_map, window=(16, None, 64)))
     'hedgehog@window=16+whole+64'
+    >>> [str(group.dial) for group in Dial.get("elu@window=64,whole=0,bare=2").groups(3)]
+    ['softmax', 'elu@window=64', 'softmax@window=64']
     """
 
     feature_map: maps.FeatureMap
@@ -102,15 +105,25 @@ class Dial:
     sinks: int | Sequence[int] = 0
     far: Far | None = None
     whole: Sequence[int] = ()
+    bare: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_windows("Dial", self.window))
         object.__setattr__(self, "sinks", check_sinks("Dial", self.sinks))
-        object.__setattr__(self, "whole", check_whole("Dial", self.whole))
+        for name in ("whole", "bare"):
+            object.__setattr__(self, name, check_heads("Dial", name, getattr(self, name)))
         if self.far is not None and not isinstance(self.far, Far):
             object.__setattr__(self, "far", Far(self.far))
         if self.far is not None and not self.near:
             raise ValueError("gain and units are those of far weights: give window or sinks too")
+        if self.bare and not self.near:
+            raise ValueError("bare heads see the window and the sinks alone: give window or sinks")
+        both = sorted(set(self.whole) & set(self.bare))
+        if both:
+            raise ValueError(
+                f"Dial got head {both[0]} in whole and in bare: a head sees the whole text, or the "
+                "window alone"
+            )
 
     @property
     def near(self) -> bool:
@@ -121,7 +134,7 @@ class Dial:
     def by_head(self) -> bool:
         """Whether heads may differ."""
         return (
-            bool(self.whole)
+            bool(self.whole or self.bare)
             or self.window == UNBOUNDED
             or not (isinstance(self.window, int) and isinstance(self.sinks, int))
         )
@@ -160,7 +173,8 @@ class Dial:
         return Dial(maps.get(setting))
 
     def __str__(self) -> str:
-        text = dial_text(str(self.feature_map), self.window, self.sinks, self.whole)
+        near = (self.window, self.sinks, self.whole, self.bare)
+        text = dial_text(str(self.feature_map), *near)
         if self.far is not None and self.far.gain is not None:
             gain = self.far.gain
             text += f",gain={gain:g}" if _is_number(gain) else f",gain={maps.digest(gain)}"
@@ -181,11 +195,12 @@ def head_groups(who: str, dial: Dial, heads: int, queries: int) -> tuple[HeadGro
     """The kinds of heads of a call with so many key–value and query heads, by their first head."""
     windows = for_each(who, "windows", dial.window, heads)
     sinks = for_each(who, "numbers of sinks", dial.sinks, heads)
-    if dial.whole and dial.whole[-1] >= heads:
+    if max((*dial.whole, *dial.bare), default=0) >= heads:
         raise ValueError(
             f"{who} got {dial}, but there are only {heads} key–value heads, 0 to {heads - 1}"
         )
-    kinds = head_kinds(windows, sinks, tuple(dial.whole), dial.feature_map.has_features)
+    named = (tuple(dial.whole), tuple(dial.bare))
+    kinds = head_kinds(windows, sinks, *named, dial.feature_map.has_features)
     if dial.far is None and not dial.feature_map.weighted:
         return _plain_groups(dial.feature_map, kinds, heads, queries)
     return tuple(_group(dial, kind, heads, queries) for kind in kinds)
@@ -201,10 +216,12 @@ def _plain_groups(
 
 
 def _group(dial: Dial, kind: HeadKind, heads: int, queries: int) -> HeadGroup:
-    (own, window, sinks), shared = kind, queries // heads
+    (own, window, sinks, bare), shared = kind, queries // heads
     own_queries = tuple(head * shared + i for head in own for i in range(shared))
     if window == UNBOUNDED:  # nothing is far, so the map does not matter and keeps no sums
         return HeadGroup(own, own_queries, Dial(maps.Softmax()))
+    if bare:
+        return HeadGroup(own, own_queries, Dial(maps.Softmax(), window, sinks))
     far, feature_map = dial.far if window or sinks else None, dial.feature_map
     if len(own) < heads:
         feature_map = of_heads(feature_map, own, heads)
@@ -236,6 +253,7 @@ def read_tail(text: str) -> dict[str, Any]:
         "sinks": read_numbers,
         "gain": float,
         "whole": read_heads,
+        "bare": read_heads,
     }
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -260,23 +278,24 @@ _EXPECTED = {
     "sinks": "a whole number, or one for each head, such as 4+1+4",
     "gain": "a number",
     "whole": "key–value heads, such as 0+5+7",
+    "bare": "key–value heads, such as 0+5+7",
 }
 
 
-def dial_text(map_text: str, window: Any, sinks: Any, whole: Any = ()) -> str:
-    given = (("window", window), ("sinks", sinks), ("whole", whole))
+def dial_text(map_text: str, window: Any, sinks: Any, whole: Any = (), bare: Any = ()) -> str:
+    given = (("window", window), ("sinks", sinks), ("whole", whole), ("bare", bare))
     parts = [f"{name}={numbers_text(values)}" for name, values in given if values]
     return map_text + ("@" + ",".join(parts) if parts else "")
 
 
 def combined(
     who: str, setting: maps.MapLike | Dial, window: Any, sinks: Any, far: Any = None
-) -> tuple[maps.FeatureMap, Any, Any, Any, tuple[int, ...]]:
-    """Map, window, sinks, far and whole of a call: by keyword, or in the dial, but not twice."""
+) -> tuple[maps.FeatureMap, Any, Any, Any, tuple[int, ...], tuple[int, ...]]:
+    """The fields of the dial of a call: by keyword, or in the dial, but not twice."""
     window = window if isinstance(window, int) else check_windows(who, window)
     sinks = sinks if isinstance(sinks, int) else check_sinks(who, sinks)
     if not isinstance(setting, Dial) and not (isinstance(setting, str) and "@" in setting):
-        return maps.get(setting), window, sinks, far, ()
+        return maps.get(setting), window, sinks, far, (), ()
     dial = Dial.get(setting)
     given = {"window": window or None, "sinks": sinks or None, "far": far}
     for name, value in given.items():
@@ -284,7 +303,7 @@ def combined(
         if own and value is not None:
             raise ValueError(f"{who} got {name} twice: in {str(dial)!r} and as a keyword")
     near = dial.window or window, dial.sinks or sinks
-    return dial.feature_map, *near, dial.far or far, tuple(dial.whole)
+    return dial.feature_map, *near, dial.far or far, tuple(dial.whole), tuple(dial.bare)
 
 
 def by_head(setting: Setting, window: Any, sinks: Any) -> bool:
@@ -314,7 +333,7 @@ def resolve(
         return setting, far
     if by_head(setting, window, sinks):
         raise ValueError(f"{who} needs one window for all heads, not {setting}")
-    chosen, window, sinks, far, _ = combined(who, setting, window, sinks, far)
+    chosen, window, sinks, far, *_ = combined(who, setting, window, sinks, far)
     if inputs.headless and isinstance(chosen, maps.Custom):
         chosen = maps.Custom(chosen.function, flat=True)
     d = inputs.k.shape[-1]

@@ -20,7 +20,7 @@ from kerneltrick.attention._arguments import check_count
 from kerneltrick.engines import UNBOUNDED
 
 Windows: TypeAlias = int | Sequence[int | None] | None  # None: the whole text
-HeadKind: TypeAlias = tuple[tuple[int, ...], int, int]  # heads, their window and their sinks
+HeadKind: TypeAlias = tuple[tuple[int, ...], int, int, bool]  # heads, window, sinks, whether bare
 WHOLE = "whole"  # its name in texts
 
 
@@ -40,16 +40,16 @@ def check_sinks(who: str, sinks: Any) -> int | tuple[int, ...]:
     return check_count(who, "sinks", sinks)
 
 
-def check_whole(who: str, whole: Any) -> tuple[int, ...]:
+def check_heads(who: str, name: str, given: Any) -> tuple[int, ...]:
     """Numbers of heads, each once and in increasing order."""
-    if not _is_sequence(whole):
+    if not _is_sequence(given):
         raise TypeError(
-            f"{who} needs whole to be a sequence of heads, such as (0, 5), not {whole!r}"
+            f"{who} needs {name} to be a sequence of heads, such as (0, 5), not {given!r}"
         )
-    heads = tuple(check_count(who, "the heads in whole", head) for head in whole)
+    heads = tuple(check_count(who, f"the heads in {name}", head) for head in given)
     if list(heads) != sorted(set(heads)):
         raise ValueError(
-            f"{who} needs the heads in whole once each and in increasing order, not {heads}"
+            f"{who} needs the heads in {name} once each and in increasing order, not {heads}"
         )
     return heads
 
@@ -88,14 +88,20 @@ def for_each(who: str, what: str, values: Any, heads: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def head_kinds(
-    windows: tuple[int, ...], sinks: tuple[int, ...], whole: tuple[int, ...], features: bool
+    windows: tuple[int, ...],
+    sinks: tuple[int, ...],
+    whole: tuple[int, ...],
+    bare: tuple[int, ...],
+    features: bool,
 ) -> tuple[HeadKind, ...]:
-    """The heads of each kind, their window and their sinks."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for head, kind in enumerate(zip(windows, sinks, strict=True)):
-        exact = head in whole or kind[0] == UNBOUNDED or not (features or any(kind))
-        found.setdefault((UNBOUNDED, 0) if exact else kind, []).append(head)
-    return tuple((tuple(own), *kind) for kind, own in found.items())
+    """The heads of each kind, their window and sinks, and whether they do without the map."""
+    found: dict[tuple[int, int, bool], list[int]] = {}
+    for head, (window, own) in enumerate(zip(windows, sinks, strict=True)):
+        kind = (window, own, head in bare)
+        if head in whole or window == UNBOUNDED or not (features or window or own):
+            kind = (UNBOUNDED, 0, False)
+        found.setdefault(kind, []).append(head)
+    return tuple((tuple(heads), *kind) for kind, heads in found.items())
 
 
 def of_heads(feature_map: maps.FeatureMap, own: tuple[int, ...], heads: int) -> maps.FeatureMap:

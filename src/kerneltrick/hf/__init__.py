@@ -21,11 +21,11 @@ from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
 from kerneltrick.hf._generate import Continuation
-from kerneltrick.hf._heads import Head, HeadRanking, rank_heads
+from kerneltrick.hf._heads import HeadRanking, rank_heads
 from kerneltrick.hf._layers import load_with_tokenizer as load_with_tokenizer
 from kerneltrick.hf._layers import watch_layers as watch_layers
 from kerneltrick.hf._linearize import Linearization, linearize
-from kerneltrick.hf._linearized import LinearizedForCausalLM, LinearizedModel
+from kerneltrick.hf._linearized import Head, LinearizedForCausalLM, LinearizedModel
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._measure import Gain, Gains, measure_gains
 from kerneltrick.hf._names import register, unregister

@@ -16,10 +16,18 @@ LAYER = "_kerneltrick_layer"  # the attribute of keys that holds the cache layer
 
 
 class LayerSetting(NamedTuple):
-    """How a layer attends: its dial and its scale, where None stands for 1/√d."""
+    """How a layer attends: its dial and its scale.
+
+    None stands for 1/√d, for exact weights and for maps that approximate them.
+    """
 
     dial: Dial
     scale: float | None
+
+    @staticmethod
+    def of(dial: Dial, scale: float, d: int) -> LayerSetting:
+        """Return the setting of a call that scales its scores so, with heads of width d."""
+        return LayerSetting(dial, None if math.isclose(scale, d**-0.5) else scale)
 
 
 def replacement_attention(
@@ -46,9 +54,7 @@ def replacement_attention(
         where, module, (query, key, value), attention_mask, scaling, is_causal, keywords
     )
     n_q, n_k, d = query.shape[2], key.shape[2], query.shape[3]
-    # None stands for 1/√d, for exact weights and for maps that approximate them.
-    scale = None if math.isclose(call.scale, d**-0.5) else call.scale
-    rule, tokens = LayerSetting(choose(where, module), scale), call.tokens
+    rule, tokens = LayerSetting.of(choose(where, module), call.scale, d), call.tokens
     if is_watched():
         causal = {"segment_ids": tokens.segment_ids} if tokens.causal else {}
         given = {"causal": tokens.causal, "mask": tokens.keep, "scale": rule.scale, **causal}

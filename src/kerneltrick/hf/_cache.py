@@ -319,7 +319,7 @@ def _parts(rule: LayerSetting) -> list[Any]:
     learned = dial.feature_map
     values = [getattr(learned, field.name) for field in dataclasses.fields(learned)]
     gains = [] if far is None else [far.gain, far.relative]
-    near = [dial.window, dial.sinks, dial.whole]
+    near = [dial.window, dial.sinks, dial.whole, dial.bare]
     parts = [rule.scale, *near, type(learned), *values, *gains]
     # Tensors made under inference_mode do not count their changes.
     changes = [

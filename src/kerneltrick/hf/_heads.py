@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis import Store, run_key
+from kerneltrick.attention import Dial
 from kerneltrick.hf._capture import check_original, load_network, place_of, quiet
+from kerneltrick.hf._linearized import Head
 from kerneltrick.hf._passkey import Passkey
 from kerneltrick.hf._probe import Probe, Run
 from kerneltrick.hf._recorder import register as register_recorder
@@ -36,13 +38,6 @@ TAIL_POINTS = 8  # … and for a planted fact, which is cheaper
 AGAIN = " among half"  # the end of the names of measures of the second round …
 AGAIN_POINTS, AGAIN_PLANTED = 2, 3  # … which takes fewer points, and every third planted fact
 ROWS = 16  # variants in one batch, for a planted fact
-
-
-class Head(NamedTuple):
-    """A key–value head."""
-
-    layer: int
-    head: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +114,7 @@ def rank_heads(
     *,
     window: int = 64,
     sinks: int = 4,
+    dials: Mapping[int, Dial] | None = None,
     planted: Sequence[Passkey] = (),
     fast: bool = False,
     progress: ProgressReport | None = None,
@@ -133,6 +129,8 @@ def rank_heads(
     model: the folder of the model, its name on the hub, or the model itself.
     windows: token numbers, in windows that are much longer than `window`.
     window, sinks: what a limited head sees: the last tokens, and the first ones.
+    dials: the map that a limited head has beside its window and sinks, by layer. The default is
+        none. Heads whose map is good need the whole text less.
     planted: texts with planted facts (see `passkeys`), for models that predict tokens.
     fast: take the gradient of a gate per head instead of limiting and freeing heads one by one.
         The time then does not depend on the number of heads.
@@ -158,14 +156,15 @@ def rank_heads(
         )
     weights = next(iter(network.parameters())).detach().flatten()[:64].double().numpy()
     given: list[Sequence[int] | Passkey] = [*windows, *planted]
-    key = run_key(__version__, str(network.config), weights, window, sinks, fast, given)
+    beside = [str(dial) for dial in (dials or {}).values()]
+    key = run_key(__version__, str(network.config), weights, window, sinks, beside, fast, given)
     store = Store(resume, key)
     rounds = [list(enumerate(given))]
     if fast:
         again = rounds[0][len(windows) :: AGAIN_PLANTED]
         rounds.append([*rounds[0][: len(windows)], *again])
     scores: dict[str, NDArray[np.float64]] = {}
-    with Probe(network, window, sinks) as probe:
+    with Probe(network, window, sinks, dials) as probe:
         every, among = probe.gates(1), None
         total = sum(
             len(_Text(probe, x).pieces(fast, every if again else None))

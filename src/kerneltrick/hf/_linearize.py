@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from kerneltrick.hf._finetune import finetune as tune
 from kerneltrick.hf._folder import check_folder, save_folder
 from kerneltrick.hf._heads import HeadRanking, rank_heads
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules, with_whole
-from kerneltrick.hf._loss import drop_maps, layer_losses
+from kerneltrick.hf._loss import drop_maps, layer_losses, mapped_heads
 from kerneltrick.hf._overlap import overlap_remark, sketch
 from kerneltrick.hf._passkey import Passkey, passkeys
 from kerneltrick.hf._record import FITTED
@@ -50,6 +50,7 @@ RANKED, RANKED_TRIALS = 4, 3  # validation windows, and planted numbers a depth,
 RANKED_LENGTH = 512  # tokens around a planted number that ranks heads, at most
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
+PARTS = ("heads", "tuning", "maps")  # parts of an unfinished run that have files of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Linearization:
     judged: Evaluation | None = None  # the figures on held-out windows, if there were any
     sketch: tuple[str, ...] = ()  # a sketch of the text, by which `evaluate` knows it again
     ranking: HeadRanking | None = None  # how much heads need the whole text, if it was measured
-    bare: tuple[int, ...] | None = None  # layers whose map did not help, if that was measured
+    bare: dict[int, tuple[int, ...]] | None = None  # heads whose map did not help, if measured
 
     @property
     def changed(self) -> bool:
@@ -99,9 +100,10 @@ class Linearization:
             every = math.prod(self.ranking.shape)
             found.append(f"Heads that see the whole text: {count} of {every}.")
         if self.bare is not None:
+            dropped = sum(map(len, self.bare.values()))
             found.append(
-                f"Layers whose window and sinks alone are as good as their map on held-out text, "
-                f"and that keep no map: {', '.join(map(str, self.bare)) or 'none'}."
+                f"Heads that keep no map, as their window and sinks alone are as good on held-out "
+                f"text: {dropped} of {dropped + len(mapped_heads(self.model))}."
             )
         if self.tuned is not None:
             found.append(
@@ -212,7 +214,7 @@ def linearize(
     features, key_weight: passed to `kerneltrick.torch.fit`.
     keep: the numbers of the layers that keep softmax. "auto" chooses key–value heads or layers.
     unit: what `keep="auto"` chooses. "head" chooses the heads that need the whole text most (see
-        `rank_heads`). At the end, it drops the map of each layer whose window and sinks alone are
+        `rank_heads`). At the end, it drops the map of each head whose window and sinks alone are
         as good on the validation windows. "layer" chooses the layers that change the model most
         when each is linearised alone, if they change it more than the average layer.
     share: the share of heads, or the largest share of layers, that `keep="auto"` keeps.
@@ -265,7 +267,7 @@ def linearize(
     if target is not None:
         found.save(target, force=force)
         if resume is None and unfinished is not None:
-            for path in (unfinished, _tuning(unfinished), _ranked(unfinished)):
+            for path in (unfinished, *(_beside(unfinished, what) for what in PARTS)):
                 path.unlink(missing_ok=True)
     return found
 
@@ -315,14 +317,14 @@ def _fit_and_train(
     causal, ranked = bool(validation[0].causal), None
     kept: dict[int, str] = {}
     if wishes.keep == "auto" and wishes.unit == "head":
-        ranked = _rank(where, network, windows, dial, wishes, progress, resume)
+        ranked = _rank(where, network, windows, dials, wishes, progress, resume)
         whole, heads = ranked.whole(most), ranked.shape[1]
         dials = {
             layer: with_whole(own, whole.get(layer, ()), heads) for layer, own in dials.items()
         }
     elif wishes.keep == "auto":
         every = assemble(network, dials, causal=causal)
-        file = None if resume is None else _ranked(resume)
+        file = None if resume is None else _beside(resume, "heads")
         losses = layer_losses(every, windows.validation[:CHOOSING], progress, file)
         kept = keep_layers(losses, most)
     else:
@@ -337,7 +339,7 @@ def _fit_and_train(
             trained=wishes.finetune,
             seed=wishes.seed,
             progress=progress,
-            resume=None if resume is None else _tuning(resume),
+            resume=None if resume is None else _beside(resume, "tuning"),
         )
     made.config.finetune = wishes.finetune
     bare = None
@@ -346,7 +348,13 @@ def _fit_and_train(
         if wishes.finetune in ("lora", "all"):
             teacher = _load(where, ())
             teacher.set_attn_implementation("eager")  # nothing is recorded any more
-        bare = drop_maps(made, windows.validation[:CHOOSING], teacher, progress)
+        bare = drop_maps(
+            made,
+            windows.validation[:CHOOSING],
+            teacher,
+            progress,
+            None if resume is None else _beside(resume, "maps"),
+        )
     return Linearization(
         made, found, kept, where, tuned, why, windows.dropped, ranking=ranked, bare=bare
     )
@@ -356,13 +364,13 @@ def _rank(
     where: str,
     network: Any,
     windows: Split,
-    dial: Dial,
+    dials: Mapping[int, Dial],
     wishes: _Wishes,
     progress: ProgressReport | None,
     resume: Path | None,
 ) -> HeadRanking:
     """Rank the heads on validation windows, and on facts planted in windows that are fitted to."""
-    window, sinks = dial.alike("linearize")
+    window, sinks = dials[0].alike("linearize")
     planted: list[Passkey] = []
     if network.can_generate() and network.get_output_embeddings() is not None:
         with contextlib.suppress(CaptureError):  # there is no tokenizer
@@ -373,10 +381,11 @@ def _rank(
         windows.validation[:RANKED],
         window=window,
         sinks=sinks,
+        dials=dials,
         planted=planted,
         fast=wishes.ranking == "fast",
         progress=progress,
-        resume=None if resume is None else _ranked(resume),
+        resume=None if resume is None else _beside(resume, "heads"),
     )
 
 
@@ -440,14 +449,9 @@ def _enough_memory(length: int) -> Iterator[None]:
         ) from error
 
 
-def _tuning(resume: Path) -> Path:
-    """Return the file that keeps the training end to end, beside that of the fit."""
-    return resume.with_name(f"{resume.name}.tuning")
-
-
-def _ranked(resume: Path) -> Path:
-    """Return the file that keeps the ranking of heads or layers, beside that of the fit."""
-    return resume.with_name(f"{resume.name}.heads")
+def _beside(resume: Path, what: str) -> Path:
+    """Return the file that keeps one of the `PARTS`, beside that of the fit."""
+    return resume.with_name(f"{resume.name}.{what}")
 
 
 def _means(found: Fit) -> dict[int, float]:

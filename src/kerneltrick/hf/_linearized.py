@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -25,6 +25,13 @@ from kerneltrick.torch import LearnedMap
 NAME = FAMILY  # the model type, and the attention function that finds its map in the layer
 FORMAT = 1
 _SETTING = "_kerneltrick_setting"  # the attribute of attention modules with their setting
+
+
+class Head(NamedTuple):
+    """A key–value head."""
+
+    layer: int
+    head: int
 
 
 class LinearizedConfig(transformers.PretrainedConfig):  # type: ignore[misc] # not followed by mypy
@@ -171,12 +178,24 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
             for module, setting in zip(modules, own, strict=True):
                 module.__dict__[_SETTING] = setting
 
-    def replace_settings(self, dials: Mapping[int, Dial]) -> None:
-        """Give layers dials without weights, for good."""
-        for number, dial in dials.items():
-            self.config.layers[number] = {"dial": str(dial)}
+    def drop_maps(self, heads: Mapping[int, Sequence[int]]) -> None:
+        """Leave these key–value heads of layers their window and sinks alone, for good."""
+        count = head_sizes(self.config.text_config)[0]["num_kv_heads"]
+        for number, bare in heads.items():
+            layer = self.config.layers[number]
+            dial = Dial.get(layer["dial"])
+            dial = dataclasses.replace(dial, bare=sorted({*dial.bare, *bare}))
+            if len(dial.bare) + len(dial.whole) == count:
+                dial = dataclasses.replace(dial, feature_map=maps.Softmax(), far=None, bare=())
+                self.config.layers[number] = {"dial": str(dial)}
+                if str(number) in self.maps:
+                    del self.maps[str(number)]
+                continue
+            layer["dial"] = str(dial)
             if str(number) in self.maps:
-                del self.maps[str(number)]
+                made = LearnedMap(dial, **layer["sizes"]).to(self.dtype)
+                made.load_state_dict(self.maps[str(number)].state_dict())
+                self.maps[str(number)] = made
         self._attach()
 
     def _run(self, given: Any, wanted: bool | None, keywords: dict[str, Any]) -> Any:

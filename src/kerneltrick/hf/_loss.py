@@ -14,7 +14,14 @@ from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
-from kerneltrick.hf._linearized import Linearized, dial_of
+from kerneltrick.hf._linearized import (
+    Head,
+    Linearized,
+    attention_modules,
+    dial_of,
+    head_sizes,
+)
+from kerneltrick.hf._prefix import layers_of, recorded, reused
 
 
 def models_key(model: Linearized, teacher: Any = None) -> str:
@@ -101,53 +108,102 @@ def drop_maps(
     windows: Sequence[Sequence[int]],
     teacher: Any = None,
     progress: ProgressReport | None = None,
-) -> tuple[int, ...]:
-    """Drop the map of each layer whose window and sinks alone are as good, and return the layers.
+    resume: Path | None = None,
+) -> dict[int, tuple[int, ...]]:
+    """Drop the map of each head whose window and sinks alone are as good; return them by layer.
 
-    A layer is asked while all others keep their maps. Of the model with all maps, with those that
+    A head is asked while all others keep their maps. Of the model with all maps, with those that
     helped and with none, the best stays.
 
     windows: the windows that decide.
     teacher: the original; None is the model itself with softmax in each layer.
+    resume: the file that keeps finished pieces.
     """
     own = model.settings
-    bare = [window_alone(dial_of(x)) for x in own]
-    mapped = [at for at, x in enumerate(own) if dial_of(x).feature_map.has_features]
-    meter = Progress("asking which maps help", len(mapped) + 3, progress)
+    heads = mapped_heads(model)
+    layers = layers_of(model.model, attention_modules(model.model))
+    store = Store(resume, models_key(model, teacher))
+    meter = Progress("asking which maps help", len(windows) * (len(heads) + 2), progress)
+    none: frozenset[Head] = frozenset()
+    losses = dict.fromkeys([none, frozenset(heads), *map(frozenset, zip(heads))], 0.0)
+    wanted: dict[int, Any] = {}  # by window, if it is needed
+
+    def lost(dropped: frozenset[Head], number: int, outputs: dict[int, Any]) -> float:
+        """Return the loss on a window, from the first layer on in which something differs."""
+        ids = windows[number]
+        piece = f"{run_key(ids)} {sorted(dropped)}"
+        if store.get(piece) is None:
+            if number not in wanted:
+                wanted[number] = _wanted(model, ids, teacher)
+            start = min((head.layer for head in dropped), default=0)
+            settings = [_without(x, layer, dropped) for layer, x in enumerate(own)]
+            known = layers[:start] if outputs else []
+            with reused(known, outputs), model.attending_by(settings):
+                found = outcome(model, ids, {})
+            store.put(piece, float(loss(model, found, wanted[number])))
+        return float(store.get(piece)) / len(windows)
+
+    done = 0
     with torch.no_grad():
-        wanted = []
-        for ids in windows:
-            if teacher is not None:
-                wanted.append(outcome(teacher, ids, {}, model.config.language))
-                continue
-            with model.attending_by(softmax_everywhere(model)):
-                wanted.append(outcome(model, ids, {}))
+        for number, ids in enumerate(windows):
+            wanted.clear()
+            outputs: dict[int, Any] = {}
+            if any(store.get(f"{run_key(ids)} {[head]}") is None for head in heads):
+                with recorded(layers, outputs):
+                    outcome(model, ids, {})
+            for dropped in losses:
+                meter(done)
+                losses[dropped] += lost(dropped, number, outputs)
+                done += 1
+        useless = frozenset(x for x in heads if losses[frozenset([x])] <= losses[none])
+        if useless not in losses:
+            wanted.clear()
+            losses[useless] = sum(lost(useless, number, {}) for number in range(len(windows)))
+    meter.close(done)
+    known = (none, useless, frozenset(heads))
+    chosen = min(known, key=lambda dropped: (losses[dropped], -len(dropped)))
+    found: dict[int, tuple[int, ...]] = {}
+    for layer, head in sorted(chosen):
+        found[layer] = (*found.get(layer, ()), head)
+    model.drop_maps(found)
+    return found
 
-        def lost(dropped: Sequence[int]) -> float:
-            settings = [bare[at] if at in dropped else x for at, x in enumerate(own)]
-            with model.attending_by(settings):
-                found = [outcome(model, ids, {}) for ids in windows]
-            each = [float(loss(model, a, b)) for a, b in zip(found, wanted, strict=True)]
-            return sum(each) / len(each)
 
-        losses = {(): lost(()), tuple(mapped): lost(mapped)}
-        useless = []
-        for done, layer in enumerate(mapped):
-            meter(done)
-            if lost([layer]) <= losses[()]:
-                useless.append(layer)
-        losses.setdefault(tuple(useless), lost(useless))
-    meter.close(len(mapped) + 3)
-    chosen = min(losses, key=lambda dropped: (losses[dropped], -len(dropped)))
-    model.replace_settings({layer: bare[layer] for layer in chosen})
-    return chosen
+def mapped_heads(model: Linearized) -> list[Head]:
+    """Return the key–value heads that have a map beside a window or sinks."""
+    count = head_sizes(model.config.text_config)[0]["num_kv_heads"]
+    dials = enumerate(map(dial_of, model.settings))
+    return [
+        Head(layer, head)
+        for layer, dial in dials
+        if dial.near and dial.feature_map.has_features
+        for head in range(count)
+        if head not in (*dial.whole, *dial.bare)
+    ]
+
+
+def _wanted(model: Linearized, ids: Sequence[int], teacher: Any) -> Any:
+    """Return the outcome of the teacher."""
+    if teacher is not None:
+        return outcome(teacher, ids, {}, model.config.language)
+    with model.attending_by(softmax_everywhere(model)):
+        return outcome(model, ids, {})
+
+
+def _without(setting: Any, layer: int, dropped: frozenset[Head]) -> Any:
+    """Return the setting of a layer in which these heads have no map."""
+    bare = [head for at, head in dropped if at == layer]
+    if not bare:
+        return setting
+    dial = dial_of(setting)
+    return dataclasses.replace(dial, bare=sorted({*dial.bare, *bare}))
 
 
 def window_alone(dial: Dial) -> Dial:
     """Return the dial without its map: softmax over the window, the sinks and whole heads."""
     if not dial.near:
         return dial
-    return dataclasses.replace(dial, feature_map=maps.Softmax(), far=None)
+    return dataclasses.replace(dial, feature_map=maps.Softmax(), far=None, bare=())
 
 
 def _distance(found: Any, wanted: Any) -> Any:

@@ -1,6 +1,7 @@
 """Running a model with some of its heads limited to a window, to see what each head needs.
 
-A gate per key–value head says what the head sees: 1 is the whole text, 0 the window and the sinks.
+A gate per key–value head says what the head sees: 1 is the whole text, 0 the window and the sinks,
+with a map beside them if there is one.
 Variants of one run go through the model as one batch. They start at the first layer in which they
 differ from that run, because the layers below give the same for all of them.
 """
@@ -8,8 +9,7 @@ differ from that run, because the layers below give the same for all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,12 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from kerneltrick import maps
 from kerneltrick.attention import Dial, linear_attention
+from kerneltrick.hf._attend import LayerSetting, absorb, attend_causal
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
-from kerneltrick.hf._linearized import attention_modules, head_sizes
-from kerneltrick.hf._mask import make_mask
+from kerneltrick.hf._linearized import attention_modules, head_sizes, with_whole
+from kerneltrick.hf._mask import TokenMask, make_mask
+from kerneltrick.hf._prefix import layers_of, recorded, reused
+from kerneltrick.torch import as_tensors
 
 NAME = "kerneltrick_probe"  # names that begin with "kerneltrick" are checked by `_names`
 _PROBE = "_kerneltrick_probe"  # the attribute of attention modules with their probe and number
@@ -45,13 +48,18 @@ class Probe:
 
     network: the model, with its head if it predicts tokens.
     window, sinks: what a limited head sees.
+    dials: the window, the sinks and the map of limited heads in each layer; by default no map.
     """
 
-    def __init__(self, network: Any, window: int, sinks: int) -> None:
+    def __init__(
+        self, network: Any, window: int, sinks: int, dials: Mapping[int, Dial] | None = None
+    ) -> None:
         self.network, self.window, self.sinks = network, window, sinks
-        self.near = Dial(maps.Softmax(), window, sinks)
+        self.dials = {
+            layer: as_tensors(dial, network.dtype) for layer, dial in (dials or {}).items()
+        }
         self.modules = attention_modules(network)
-        self.blocks = [_block(network, module) for module in self.modules]
+        self.layers = layers_of(network, self.modules)
         self.shape = (len(self.modules), head_sizes(network.config)[0]["num_kv_heads"])
         self.language = network.can_generate() and network.get_output_embeddings() is not None
         self._gates: Any = None  # (rows, layers, heads) of the run under way
@@ -89,7 +97,9 @@ class Probe:
         """
         before = {} if self.last is None or not tail else self.last.keys
         self.last = Run(ids, gates, tail, {}, before)
-        with self._recorded(self.last):
+        if torch.is_grad_enabled():  # outputs with gradients cannot be reused
+            return self._call(gates[None], places)
+        with recorded(self.layers, self.last.outputs):
             return self._call(gates[None], places)
 
     def vary(self, gates: Any, places: Any = None) -> Any:
@@ -100,8 +110,8 @@ class Probe:
         """
         assert self.last is not None
         changed = (gates != self.last.gates).any(-1).any(0).nonzero()
-        start = int(changed[0]) if len(changed) else len(self.blocks)
-        with self._skipped(self.last, start, len(gates)):
+        start = int(changed[0]) if len(changed) else len(self.layers)
+        with reused(self.layers[:start], self.last.outputs, len(gates)):
             return self._call(gates, places)
 
     def _call(self, gates: Any, places: Any) -> Any:
@@ -117,36 +127,6 @@ class Probe:
             how["position_ids"] = torch.arange(len(self.last.ids))[None, -self.last.tail :]
         return self.network(input_ids=batch, use_cache=False, **how).logits.float()
 
-    @contextmanager
-    def _recorded(self, run: Run) -> Iterator[None]:
-        """Keep what the layers return, unless gradients are asked for."""
-        hooks = []
-        if not torch.is_grad_enabled():
-            for number, block in enumerate(self.blocks):
-
-                def keep(_: Any, __: Any, out: Any, number: int = number) -> None:
-                    run.outputs[number] = out
-
-                hooks.append(block.register_forward_hook(keep))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextmanager
-    def _skipped(self, run: Run, start: int, rows: int) -> Iterator[None]:
-        """Let the layers below `start` return what they returned in the run, without computing."""
-        skipped = self.blocks[:start]
-        for number, block in enumerate(skipped):
-            known = _rows(run.outputs[number], rows)
-            block.forward = lambda *_, _known=known, **__: _known
-        try:
-            yield
-        finally:
-            for block in skipped:
-                del block.forward
-
     def attention(self, layer: int, q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
         """Attend with the gates of a layer, head by head."""
         run, before = self.last, 0
@@ -157,25 +137,41 @@ class Probe:
             k, v = (torch.cat([x, y], 2) for x, y in zip(past, (k, v), strict=True))
         elif len(q) == 1 and causal and not torch.is_grad_enabled():
             run.keys[layer] = (k, v)
-        gates, groups, found = self._gates[:, layer], q.shape[1] // k.shape[1], []
-        for head in range(k.shape[1]):
-            mine = q[:, head * groups : (head + 1) * groups], k[:, head, None], v[:, head, None]
-            gate = gates[:, head, None, None, None].to(q.dtype)
-            seen: list[Any] = []
-            if gate.requires_grad or bool((gate > 0).any()):
-                seen.append(_whole(*mine, scale, causal, before))
-            if gate.requires_grad or bool((gate < 1).any()):
-                seen.append(self._limited(*mine, scale, causal, before))
-            found.append(seen[0] if len(seen) == 1 else torch.lerp(seen[1], seen[0], gate))
+        gates, heads = self._gates[:, layer], k.shape[1]
+        some = torch.ones(heads, dtype=torch.bool) & gates.requires_grad
+        free, near = (some | x.any(0) for x in (gates > 0, gates < 1))
+        groups, found = q.shape[1] // heads, []
+
+        def of(which: Any) -> tuple[Any, Any, Any]:
+            if bool(which.all()):
+                return q, k, v
+            return q[:, which.repeat_interleave(groups)], k[:, which], v[:, which]
+
+        def by_head(which: Any, out: Any) -> dict[int, Any]:
+            return dict(zip(which.nonzero()[:, 0].tolist(), out.split(groups, 1), strict=True))
+
+        whole, limited = {}, {}
+        if bool(free.any()):
+            whole = by_head(free, _whole(*of(free), scale, causal, before))
+        if bool(near.any()):
+            dial = self._limited(layer, near, q.shape[1])
+            limited = by_head(near, _near(dial, *of(near), scale, causal, before))
+        for head in range(heads):
+            if head in whole and head in limited:
+                gate = gates[:, head, None, None, None].to(q.dtype)
+                found.append(torch.lerp(limited[head], whole[head], gate))
+            else:
+                found.append(whole[head] if head in whole else limited[head])
         return torch.cat(found, 1)
 
-    def _limited(self, q: Any, k: Any, v: Any, scale: float, causal: bool, before: int) -> Any:
-        """Attend to the window and the sinks."""
-        if not before:
-            return linear_attention(q, k, v, self.near, scale=scale, causal=causal)
-        at = torch.arange(before, before + q.shape[2])[:, None] - torch.arange(k.shape[2])
-        mask = (at >= 0) & ((at < self.window) | (torch.arange(k.shape[2]) < self.sinks))
-        return _softmax(q, k, v, scale, mask=mask)
+    def _limited(self, layer: int, near: Any, queries: int) -> Dial:
+        """Return what these heads of a layer see if they are limited."""
+        dial = self.dials.get(layer)
+        if dial is None:
+            return Dial(maps.Softmax(), self.window, self.sinks)
+        others = (~near).nonzero()[:, 0].tolist()
+        groups = with_whole(dial, others, len(near)).groups(len(near), queries)
+        return next(group.dial for group in groups if group.dial.near)
 
 
 def _whole(q: Any, k: Any, v: Any, scale: float, causal: bool, before: int) -> Any:
@@ -186,8 +182,18 @@ def _whole(q: Any, k: Any, v: Any, scale: float, causal: bool, before: int) -> A
     return _softmax(q, k, v, scale, mask=at >= torch.arange(k.shape[2]))
 
 
+def _near(dial: Dial, q: Any, k: Any, v: Any, scale: float, causal: bool, before: int) -> Any:
+    """Attend as a limited head does, after `before` tokens that are the same in all rows."""
+    rule, tokens = LayerSetting.of(dial, scale, q.shape[-1]), TokenMask(True)
+    if not before:
+        return linear_attention(q, k, v, dial, scale=rule.scale, causal=causal)
+    past = absorb(rule, q.shape[1], k[:1, :, :before], v[:1, :, :before], tokens, None)
+    past = past.select(torch.zeros(len(q), dtype=torch.long))
+    return attend_causal(rule, q, k[:, :, before:], v[:, :, before:], tokens, past)[0]
+
+
 def _softmax(q: Any, k: Any, v: Any, scale: float, mask: Any = None, causal: bool = False) -> Any:
-    k, v = (x.expand(-1, q.shape[1], -1, -1) for x in (k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     how = {"attn_mask": mask, "is_causal": causal, "scale": scale}
     return scaled_dot_product_attention(q, k, v, **how)
 
@@ -211,19 +217,3 @@ def _attention(
     )
     out = probe.attention(number, query, key, value, call.scale, call.tokens.causal)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _block(network: Any, attention: Any) -> Any:
-    """Return the layer that an attention module belongs to: the smallest element of a list."""
-    lists = [x for x in network.modules() if isinstance(x, torch.nn.ModuleList)]
-    known = [x for each in lists for x in each if any(y is attention for y in x.modules())]
-    return min(known, key=lambda x: sum(1 for _ in x.modules()))
-
-
-def _rows(out: Any, rows: int) -> Any:
-    """Return what a layer returned, repeated for each row of a batch."""
-    if isinstance(out, torch.Tensor):
-        return out.expand(rows, *out.shape[1:])
-    if isinstance(out, (tuple, list)):
-        return type(out)(_rows(x, rows) for x in out)
-    return out

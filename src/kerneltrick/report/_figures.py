@@ -312,4 +312,5 @@ def _dial(entry: Mapping[str, Any], d: int, head: int) -> Dial:
     if not dial.by_head:
         return dial
     window, sinks = dial.at_head(head)
-    return dataclasses.replace(dial, window=[window], sinks=[sinks], whole=())
+    bare = [0] if head in dial.bare else []
+    return dataclasses.replace(dial, window=[window], sinks=[sinks], whole=(), bare=bare)

@@ -22,6 +22,7 @@ from kerneltrick.torch._implied import ScanOperator as ScanOperator
 from kerneltrick.torch._implied import shared as shared
 from kerneltrick.torch._language_model import LanguageModel
 from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._learned_map import as_tensors as as_tensors
 from kerneltrick.torch._learned_map import exported as exported
 from kerneltrick.torch._mixer_state import MixerState
 from kerneltrick.torch._short_convolution import ShortConvolution

@@ -385,6 +385,7 @@ class Attention(ProjectedMixer):
 
     def _kind(self) -> str:
         dial = self._dial  # without weights, which change; the memory of a state checks those
-        text = dial_text(dial.feature_map.name, dial.window, dial.sinks, dial.whole)
+        near = (dial.window, dial.sinks, dial.whole, dial.bare)
+        text = dial_text(dial.feature_map.name, *near)
         text = f", feature_map={text!r}"
         return text if self.causal else text + ", causal=False"

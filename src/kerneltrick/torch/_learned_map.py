@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -206,7 +207,19 @@ def exported(dial: Dial) -> Dial:
         values = as_numpy(x.detach())
         return np.array(values, dtype=np.float32 if values.itemsize < 4 else values.dtype)
 
+    return _converted(dial, copied)
+
+
+def as_tensors(dial: Dial, dtype: torch.dtype) -> Dial:
+    """The dial with copies of all its NumPy arrays as tensors."""
+    return _converted(
+        dial, lambda x: torch.tensor(x, dtype=dtype) if isinstance(x, np.ndarray) else x
+    )
+
+
+def _converted(dial: Dial, convert: Callable[[Any], Any]) -> Dial:
+    """The dial with its weights and gains converted."""
     own = dial.feature_map
-    weights = {field.name: copied(getattr(own, field.name)) for field in dataclasses.fields(own)}
-    far = None if dial.far is None else Far(copied(dial.far.gain), dial.far.relative)
+    weights = {field.name: convert(getattr(own, field.name)) for field in dataclasses.fields(own)}
+    far = None if dial.far is None else Far(convert(dial.far.gain), dial.far.relative)
     return dataclasses.replace(dial, feature_map=dataclasses.replace(own, **weights), far=far)
