@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import subprocess
 import sys
@@ -182,6 +183,50 @@ def test_the_tail_is_read_again_with_the_keys_of_the_last_run(model):
         assert not torch.allclose(varied[2], again[0], atol=1e-5)
         # In the last layer, a gate for the tail is a gate for the whole text.
         assert torch.allclose(varied[1], probe.run(ids, gates[1])[0, -7:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"), [("Llama", "AutoModelForCausalLM"), ("Bert", "AutoModel")]
+)
+def test_limited_heads_have_the_maps_that_are_given(kind, auto):
+    model, heads = tiny(kind, auto), 2 if kind == "Llama" else 4
+    rng, ids = np.random.default_rng(0), filler(37)
+    width = model.config.hidden_size // 4
+    dials = {
+        layer: kt.Dial(
+            kt.maps.Hedgehog(rng.standard_normal((heads, width, 5))),
+            6,
+            2,
+            kt.Far(rng.normal(0, 1, 4)),
+        )
+        for layer in range(2)
+    }
+    drawn = torch.tensor(rng.integers(0, 2, (4, 2, heads)), dtype=torch.float32)
+    drawn[0], drawn[1] = 1, 0
+    with torch.inference_mode():
+        with Probe(model, 6, 2, dials) as probe:
+            alone = [probe.run(ids, gates)[0] for gates in drawn]
+            varied = probe.vary(drawn)
+            if kind == "Llama":  # the last layer of a tail is that of the whole text
+                gates = probe.gates(1)
+                gates[1, 0] = 0
+                whole = probe.run(ids, gates)[:, -7:]
+                probe.run(ids, probe.gates(1))
+                tail = probe.run(ids, gates, tail=7)
+                assert torch.allclose(tail, whole, atol=1e-5)
+        for gates, ours, one in zip(drawn, varied, alone, strict=True):
+            own = {
+                layer: kt.hf._linearized.with_whole(
+                    dial, gates[layer].nonzero()[:, 0].tolist(), heads
+                )
+                for layer, dial in dials.items()
+            }
+            made = kt.hf._linearized.assemble(copy.deepcopy(model), own, causal=kind == "Llama")
+            theirs = made(torch.tensor([ids]))[0]
+            if kind == "Bert":
+                theirs = theirs.mean(1)
+            assert torch.allclose(ours, theirs[0].float(), atol=1e-5)
+            assert torch.allclose(one, theirs[0].float(), atol=1e-5)
 
 
 def test_gates_share_out_what_is_lost(model):

@@ -92,8 +92,14 @@ def test_a_layer_streams_in_onnx_runtime_as_in_pytorch(mixer, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixer", FUSED)
-@pytest.mark.parametrize(("kind", "domain"), [("microsoft", "com.microsoft"), ("opset27", "")])
+@pytest.mark.parametrize(
+    ("mixer", "kind", "domain"),
+    [
+        *((mixer, "microsoft", "com.microsoft") for mixer in FUSED),
+        # The two operators differ in name alone: one without, with and with more decays will do.
+        *((mixer, "opset27", "") for mixer in ("elu", "gated_deltanet", "kda")),
+    ],
+)
 def test_a_layer_streams_by_the_operator_for_linear_attention(mixer, kind, domain, tmp_path):
     if kind == "opset27" and onnx.defs.onnx_opset_version() < 27:
         pytest.skip("this ONNX has no LinearAttention")

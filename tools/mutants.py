@@ -700,6 +700,20 @@ MUTANTS = [
         "test_dial_heads.py::test_native_gives_the_bits_of_separate_calls[float32-causal]",
     ),
     Mutant(
+        "windows by head: the next head does without the map",
+        "attention/_heads.py",
+        "kind = (window, own, head in bare)",
+        "kind = (window, own, head + 1 in bare)",
+        "test_dial_heads.py::test_bare_heads_equal_the_loop_over_pairs_without_the_map[full-native]",
+    ),
+    Mutant(
+        "ranking of heads: limited heads have the maps of others",
+        "hf/_probe.py",
+        "others = (~near).nonzero()[:, 0].tolist()",
+        "others = list(range(int((~near).sum())))",
+        "test_hf_heads.py::test_limited_heads_have_the_maps_that_are_given[Bert-AutoModel]",
+    ),
+    Mutant(
         "windows by head: outputs in the order of the groups",
         "attention/_heads.py",
         "    return whole if order is None else select(whole, order, -3)",
