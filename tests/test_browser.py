@@ -447,14 +447,25 @@ def test_the_page_shows_what_each_head_sees_and_the_knee_of_the_curve(open_repor
     assert len(names) == 6
     assert names[3:5] == [
         "layer 1, head 0: the whole text",
-        "layer 1, head 1: a window of 64 and 4 sinks",
+        "layer 1, head 1: a window of 64 tokens and 4 sinks",
     ]
     assert "2 of 6 see the whole text" in tab.text("#whole-reading")
+    assert "the others see a window of 64 tokens and 4 sinks." in tab.text("#whole-reading")
     marks = tab.page.locator("#curve .point title").all_text_contents()
     assert marks[1] == "2 heads (33\xa0%): perplexity 25.00, the knee"
     assert tab.page.locator("#curve .note").all_text_contents() == ["knee"]
     assert "50\xa0% ± 25\xa0%" in tab.text("#rows-table")
     assert "window for all heads" in tab.page.locator("#size .note").all_text_contents()
+    told["record"] = {"heads": heads, "bare": {"0": [1]}}
+    tab = open_report(told, render=report.render_evaluation)
+    names = tab.page.locator("#whole .cell").evaluate_all("all => all.map((x) => x.title)")
+    near = "a window of 64 tokens and 4 sinks"
+    assert names[1:4] == [
+        f"layer 0, head 1: {near}",
+        f"layer 0, head 2: {near}, and a map",
+        "layer 1, head 0: the whole text",
+    ]
+    assert "1 do without a map" in tab.text("#whole-reading")
     tab = open_report(EVALUATION, render=report.render_evaluation)
     for hidden in ("#whole-section", "#curve-section"):
         assert not tab.page.locator(hidden).is_visible()

@@ -80,15 +80,23 @@ function drawWhole() {
   byId("whole-section").hidden = !heads;
   if (heads) {
     const scores = Object.values(heads.scores)[0];
-    const sees = (l, h) => (heads.whole[l] || []).includes(h);
-    const count = scores.flatMap((row, l) => row.filter((_, h) => sees(l, h))).length;
+    const named = (by, l, h) => ((by || {})[l] || []).includes(h);
+    const near = `a window of ${heads.window} tokens and ${heads.sinks} sinks`;
+    const kinds = ["the whole text", `${near}, and a map`, near];
+    const mapped = Boolean(record.bare); // it is known which maps helped
+    const kind = (l, h) => (named(heads.whole, l, h) ? 0 : mapped && !named(record.bare, l, h) ? 1 : 2);
+    const counts = [0, 0, 0];
+    scores.forEach((row, l) => row.forEach((_, h) => { counts[kind(l, h)] += 1; }));
     layMosaic(byId("whole"), [...scores.keys()], [...scores[0].keys()], (l, h) => {
-      const words = `layer ${l}, head ${h}: ${sees(l, h) ? "the whole text" : `a window of ${heads.window} and ${heads.sinks} sinks`}`;
+      const words = `layer ${l}, head ${h}: ${kinds[kind(l, h)]}`;
       const cell = make("span", { class: "cell", role: "img", "aria-label": words, title: words });
-      cell.style.backgroundColor = errorColour(sees(l, h) ? 1 : 0);
+      cell.style.backgroundColor = errorColour([1, 0.35, 0][kind(l, h)]);
       return cell;
     });
-    byId("whole-reading").textContent = `Each square is a key–value head. ${count} of ${scores.length * scores[0].length} see the whole text (strong colour); the others see a window of ${heads.window} tokens and ${heads.sinks} sinks.`;
+    const others = mapped
+      ? `${counts[1]} have a window of ${heads.window} tokens, ${heads.sinks} sinks and a map (weaker colour), and ${counts[2]} do without a map, which did not help.`
+      : `the others see ${near}.`;
+    byId("whole-reading").textContent = `Each square is a key–value head. ${counts[0]} of ${scores.length * scores[0].length} see the whole text (strong colour); ${others}`;
   }
   const curve = values.curve || [];
   byId("curve-section").hidden = curve.length < 2;
