@@ -230,16 +230,24 @@ def test_limited_heads_have_the_maps_that_are_given(kind, auto):
 
 
 def test_gates_share_out_what_is_lost(model):
-    scores = kt.hf.rank_heads(
-        model, windows(), window=8, sinks=1, planted=facts(), fast=True
-    ).scores
-    lost = []
+    found = kt.hf.rank_heads(model, windows(), window=8, sinks=1, planted=facts(), fast=True)
+    lost = {"gate": [], "gate among half": []}
     with torch.inference_mode(), Probe(model, 8, 1) as probe:
+        half = probe.gates(0)
+        for head in found.order[:6]:
+            half[head] = 1
+
+        def distance(whole, gates):
+            logs = (x[0, 9:].log_softmax(-1) for x in (probe.run(ids, gates), whole))
+            return torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean")
+
         for ids in windows():
-            whole, limited = (probe.run(ids, probe.gates(x))[0, 9:] for x in (1, 0))
-            logs = (x.log_softmax(-1) for x in (limited, whole))
-            lost.append(torch.nn.functional.kl_div(*logs, log_target=True, reduction="batchmean"))
-    assert scores["gate"].sum() == pytest.approx(float(np.mean(lost)), rel=0.1)
+            whole = probe.run(ids, probe.gates(1))
+            lost["gate"].append(distance(whole, probe.gates(0.75)))
+            closed = distance(whole, probe.gates(0))
+            lost["gate among half"].append(closed - distance(whole, half))
+    for name, each in lost.items():
+        assert found.scores[name].sum() == pytest.approx(float(np.mean(each)), rel=0.1)
 
 
 def test_a_ranking_that_was_stopped_goes_on_to_the_same_scores(model, tmp_path, monkeypatch):

@@ -21,18 +21,22 @@ import argparse
 import dataclasses
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
+from duo_attention import duo_ranking
 from generated import page_with, update
 from make_linearized import FAR, KEPT, PAGE, fit_text, judged_texts, smollm2, timed, told
 from make_sample import model_folder
 from make_stars import markdown
 
 from kerneltrick import hf
+from kerneltrick.attention import Dial
+from kerneltrick.hf._linearized import with_whole
 
 
 class Recipe(NamedTuple):
@@ -84,7 +88,12 @@ RECIPES = {
 }
 PLANTED = 512  # tokens around a planted number
 SHARE = 0.25  # of heads, or of layers
-STUDENTS = ("layers", "trained")
+STUDENTS = {  # what a quarter of the heads is compared with, and how its row is called
+    "layers": "layers",
+    "duo": "heads, chosen by DuoAttention",
+    "fitted": "heads, with maps",
+    "trained": "heads, with maps and training",
+}
 
 
 def stories(path: Path) -> tuple[Path, list[list[int]]]:
@@ -170,7 +179,9 @@ def measure(arguments: argparse.Namespace) -> str:
     trials = recipe.trials if arguments.trials is None else arguments.trials
 
     def made(what: str, setting: str = recipe.setting, **how: Any) -> hf.Linearization:
-        resume = KEPT / f"{name}-{what}.unfinished"
+        # One fit serves both students with maps.
+        file = "trained" if what == "fitted" else what
+        resume = KEPT / f"{name}-{file}.unfinished"
         return hf.linearize(
             teacher,
             windows,
@@ -187,10 +198,8 @@ def measure(arguments: argparse.Namespace) -> str:
     ranking = found.ranking
     assert ranking is not None
     tables = []
-    if recipe.contexts:
-        tables.append(markdown(timed(f"{name}-whole", found.model, None, recipe.contexts)))
     if arguments.times:
-        return "\n\n".join(tables)
+        return markdown(timed(f"{name}-whole", found.model, None, recipe.contexts))
     if arguments.slow:
         slow = made("slow", ranking="slow").ranking
         assert slow is not None
@@ -198,9 +207,7 @@ def measure(arguments: argparse.Namespace) -> str:
     rows: dict[Any, dict[str, Any]] = {}
     curves = {}
 
-    def judge(
-        what: str, student: hf.Linearization, ids: list[list[int]], **how: Any
-    ) -> hf.Evaluation:
+    def judge(what: str, student: hf.Linearization, ids: list[list[int]], **how: Any) -> Any:
         return hf.evaluate(
             student.model,
             ids,
@@ -210,10 +217,12 @@ def measure(arguments: argparse.Namespace) -> str:
             **how,
         )
 
+    planted: dict[Any, list[hf.Passkey]] = {}
     for text, ids in judged.items():
         pieces = [own[at : at + PLANTED] for own in ids for at in range(0, text[1], PLANTED)]
-        planted = hf.passkeys(teacher, pieces, trials=trials) if trials else []
-        own = judge("whole", found, ids, passkeys=planted, ranking=ranking, shares=recipe.shares)
+        planted[text] = hf.passkeys(teacher, pieces, trials=trials) if trials else []
+        asked = {"passkeys": planted[text], "shares": recipe.shares}
+        own = judge("whole", found, ids, ranking=ranking, **asked)
         rows[text] = {row.name: (row.figures, row.errors) for row in own.rows}
         rows[text]["heads"] = rows[text].pop("hybrid")
         for kind, part in parts(ranking).items():
@@ -221,21 +230,67 @@ def measure(arguments: argparse.Namespace) -> str:
             rows[text][f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
         curves[text] = curve(own)
     students: dict[str, dict[str, Any]] = {"layers": {"unit": "layer"}}
+    if trials:
+        students["duo"] = {}
     if recipe.trained is not None:
+        students["fitted"] = {"setting": recipe.trained}
         students["trained"] = {"setting": recipe.trained, "finetune": recipe.finetune}
     for student in [x for x in students if x in arguments.students]:
-        other = made(student, **students[student])
-        print(*other.remarks, sep="\n", flush=True)
+        start = time.monotonic()
+        other = found if student == "duo" else made(student, **students[student])
+        settings = other.model.settings
+        if student == "duo":
+            settings = duo_settings(name, teacher, windows, found)
+        print(*other.remarks, sep="\n")
+        print(f"{student}: took {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
         for text, ids in judged.items():
-            (hybrid,) = (row for row in judge(student, other, ids).rows if row.name == "hybrid")
-            called = "heads, trained" if student == "trained" else student
-            rows[text][called] = (hybrid.figures, hybrid.errors)
+            with other.model.attending_by(settings):
+                result = judge(student, other, ids)
+                figures, errors = recall(other.model, planted[text])
+            (hybrid,) = (row for row in result.rows if row.name == "hybrid")
+            rows[text][STUDENTS[student]] = ({**hybrid.figures, **figures}, errors)
     judgements = [
         table
         for text, ids in judged.items()
         for table in (shown(text[0], ids, rows[text]), curves[text])
     ]
+    if recipe.contexts:
+        tables.append(markdown(timed(f"{name}-whole", found.model, None, recipe.contexts)))
     return "\n\n".join([*judgements, *tables])
+
+
+def recall(model: Any, planted: list[hf.Passkey]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the share of planted numbers that a model repeats, with its standard error."""
+    if not planted:
+        return {}, {}
+    right = []
+    with torch.inference_mode():
+        for number, each in enumerate(planted):
+            told("recalling", number, len(planted))
+            ids = torch.tensor([each.ids])
+            out = model(input_ids=ids, logits_to_keep=each.answer + 1, use_cache=False)
+            right.append(bool((out.logits[0, :-1].argmax(-1) == ids[0, -each.answer :]).all()))
+    share = float(np.mean(right))
+    return {"recall": share}, {"recall": (share * (1 - share) / len(right)) ** 0.5}
+
+
+def duo_settings(
+    name: str, teacher: Path, windows: list[list[int]], found: hf.Linearization
+) -> list[Any]:
+    """Return the dials of layers whose heads DuoAttention's gates choose. The gates are stored."""
+    path = KEPT / f"{name}-duo.json"
+    assert found.ranking is not None
+    if not path.exists():
+        network = transformers.AutoModelForCausalLM.from_pretrained(teacher).eval()
+        pieces = [own[:PLANTED] for own in windows]
+        planted = hf.passkeys(teacher, pieces, trials=len(pieces) // 2, seed=1)
+        near = found.ranking.window, found.ranking.sinks
+        path.write_text(json.dumps(duo_ranking(network, planted, *near, progress=told).record()))
+    ranking = hf.HeadRanking.from_record(json.loads(path.read_text()))
+    whole = ranking.whole(sum(map(len, found.whole.values())))
+    limited = Dial.get(RECIPES[name].setting)
+    layers, heads = ranking.shape
+    return [with_whole(limited, whole.get(layer, ()), heads) for layer in range(layers)]
 
 
 def texts(
@@ -271,11 +326,7 @@ def texts(
 
 
 def parts(ranking: hf.HeadRanking) -> dict[str, hf.HeadRanking]:
-    """Return what the ranking would be on text alone, and on planted facts alone.
-
-    DuoAttention's gates learn from planted facts alone, so the second is its recipe with gradients
-    instead of training.
-    """
+    """Return what the ranking would be on text alone, and on planted facts alone."""
     planted = {name: x for name, x in ranking.scores.items() if name.startswith("planted")}
     text = {name: x for name, x in ranking.scores.items() if name not in planted}
     if not planted:
@@ -317,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, help="planted numbers for each depth")
     parser.add_argument("--slow", action="store_true", help="rank heads one by one, too")
     parser.add_argument(
-        "--students", nargs="*", choices=STUDENTS, default=STUDENTS, help="what to compare with"
+        "--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], help="what to compare with"
     )
     parser.add_argument("--times", action="store_true", help="measure the speed, and stop")
     parser.add_argument("--print", action="store_true", help="print the tables without writing")

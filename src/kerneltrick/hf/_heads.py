@@ -4,8 +4,9 @@ Heads that predict text and heads that recall facts are different ones, so both 
 text, and texts with a planted fact. Heads that recall stand in for each other. Limiting one at a
 time does not show them; freeing one among limited ones does.
 
-What a head is worth depends on the heads beside it. So gates are measured twice: among all heads,
-and among the better half of them while the others stay limited.
+What a head is worth depends on the heads beside it. So gates are measured twice: all are closed a
+little, which shows the heads that matter while most see the whole text; and the better half of them
+is closed wholly, while the others stay limited.
 """
 
 from __future__ import annotations
@@ -33,11 +34,26 @@ from kerneltrick.hf._recorder import register as register_recorder
 from kerneltrick.hf._texts import model_kind
 
 PLACES = 256  # positions of a window whose predictions are compared
-POINTS = 4  # values of the gates at which their gradients are taken, on a text …
-TAIL_POINTS = 8  # … and for a planted fact, which is cheaper
-AGAIN = " among half"  # the end of the names of measures of the second round …
-AGAIN_POINTS, AGAIN_PLANTED = 2, 3  # … which takes fewer points, and every third planted fact
+AGAIN = " among half"  # the end of the names of measures of the second round
 ROWS = 16  # variants in one batch, for a planted fact
+
+
+class _Round(NamedTuple):
+    """A round of the fast ranking, in which gates go from 1 to `end`."""
+
+    name: str
+    end: float
+    points: int  # values of the gates at which gradients are taken, on a text …
+    tail_points: int  # … and for a planted fact, which is cheaper
+
+    def values(self, points: int) -> list[float]:
+        """Return the values of the gates, from `end` to 1: the midpoints of equal pieces."""
+        at = (np.arange(points) + 0.5) / points
+        found: list[float] = (self.end + (1 - self.end) * at).tolist()
+        return found
+
+
+ROUNDS = (_Round("gate", 0.75, 1, 2), _Round("gate" + AGAIN, 0.0, 2, 8))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +63,9 @@ class HeadRanking:
     scores: for each measure, an array (layers, key–value heads). "limited" is how far the output
         moves if that head alone is limited to the window, and "freed" what is won back if it alone
         sees the whole text among limited heads. "gate" is the share of a head in the loss while
-        all heads are limited step by step, and "gate among half" the same for the better half of
-        the heads while the others are limited. "planted limited", "planted freed", "planted gate"
-        and "planted gate among half" are the same for the answers to planted facts.
+        all heads are limited a little, and "gate among half" the same for the better half of the
+        heads, while they are limited wholly and the others already are. Names that begin with
+        "planted" are the same for the answers to planted facts.
     window, sinks: what a limited head sees.
     """
 
@@ -159,24 +175,17 @@ def rank_heads(
     beside = [str(dial) for dial in (dials or {}).values()]
     key = run_key(__version__, str(network.config), weights, window, sinks, beside, fast, given)
     store = Store(resume, key)
-    rounds = [list(enumerate(given))]
-    if fast:
-        again = rounds[0][len(windows) :: AGAIN_PLANTED]
-        rounds.append([*rounds[0][: len(windows)], *again])
+    rounds: tuple[_Round | None, ...] = ROUNDS if fast else (None,)
     scores: dict[str, NDArray[np.float64]] = {}
     with Probe(network, window, sinks, dials) as probe:
-        every, among = probe.gates(1), None
-        total = sum(
-            len(_Text(probe, x).pieces(fast, every if again else None))
-            for again, texts in enumerate(rounds)
-            for _, x in texts
-        )
+        among = probe.gates(1)
+        total = sum(len(_Text(probe, x).pieces(each, among)) for each in rounds for x in given)
         meter, done = Progress("ranking heads", total, progress), 0
-        for texts in rounds:
-            for number, x in texts:
+        for each in rounds:
+            for number, x in enumerate(given):
                 text = _Text(probe, x)
-                count = sum(isinstance(y, Passkey) == isinstance(x, Passkey) for _, y in texts)
-                for piece in text.pieces(fast, among):
+                count = len(planted) if isinstance(x, Passkey) else len(windows)
+                for piece in text.pieces(each, among):
                     meter(done)
                     part, done = f"{number} {piece.name} {piece.part}", done + 1
                     if store.get(part) is None:
@@ -235,23 +244,22 @@ class _Text:
         self._wanted: Any = None  # the outcome of the model itself
         self._lost: Any = None  # the loss with all heads limited
 
-    def pieces(self, fast: bool, among: Any = None) -> list[_Measurement]:
-        """Return the measurements of a round.
+    def pieces(self, gates: _Round | None, among: Any) -> list[_Measurement]:
+        """Return the measurements of a round of gates, or else of heads one by one.
 
-        among: the gates of the heads that are measured (1), while the others stay limited (0);
-            None measures all of them.
+        among: the gates of the heads that are measured (1), while the others stay limited (0).
         """
         layers, heads = self.probe.shape
-        if fast:
+        if gates is not None:
             # The variants of a planted fact are short enough for one batch.
-            points = TAIL_POINTS if self.tail else POINTS if among is None else AGAIN_POINTS
-            values = ((np.arange(points) + 0.5) / points).tolist()
+            values = gates.values(gates.tail_points if self.tail else gates.points)
+            step = (1 - gates.end) / len(values)
             return [
                 _Measurement(
-                    f"{self.kind}gate" + ("" if among is None else AGAIN),
+                    self.kind + gates.name,
                     f"{batch[0]:g}",
                     slice(0, layers),
-                    functools.partial(self.gradient, batch, points, among),
+                    functools.partial(self.gradient, batch, step, among),
                 )
                 for batch in ([values] if self.tail else [[x] for x in values])
             ]
@@ -278,22 +286,21 @@ class _Text:
             losses = self._losses(self.probe.vary(gates, self.places))
             return (losses if limited else self._lost - losses).reshape(-1, heads)
 
-    def gradient(self, values: Sequence[float], points: int, among: Any = None) -> Any:
-        """Return the share of each head in what is lost while all gates go from 1 to 0, in part.
+    def gradient(self, values: Sequence[float], step: float, among: Any) -> Any:
+        """Return the share of each head in what is lost while gates close, in part.
 
         The loss at the end is the integral of the gradients along the way, which falls to the heads
         one by one (integrated gradients).
 
         values: the values of the gates at which gradients are taken.
-        points: how many there are on the whole way.
+        step: how much of the way each of them stands for.
         among: the gates that move, as in `pieces`.
         """
         with torch.no_grad():
             self._begin(True)
-        among = self.probe.gates(1) if among is None else among
         gates = torch.stack([x * among for x in values]).requires_grad_(True)
         self._losses(self.probe.vary(gates, self.places)).sum().backward()
-        return -gates.grad.sum(0) * among / points
+        return -gates.grad.sum(0) * among * step
 
     def _begin(self, limited: bool) -> None:
         """Run the model as it is; then, if variants start there, with all heads limited."""

@@ -46,7 +46,7 @@ from kerneltrick.torch import Fit, fit
 
 CHOOSING = 2  # validation windows that choose the layers which keep softmax
 TRIALS = 4  # planted numbers for each depth that evaluate a language model
-RANKED, RANKED_TRIALS = 4, 3  # validation windows, and planted numbers a depth, that rank heads
+RANKED, RANKED_TRIALS = 4, 6  # validation windows, and planted numbers a depth, that rank heads
 RANKED_LENGTH = 512  # tokens around a planted number that ranks heads, at most
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
