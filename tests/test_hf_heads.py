@@ -119,6 +119,19 @@ def test_the_ranking_finds_the_head_that_recalls(model, fast):
     assert sum(map(len, found.whole(5).values())) == 5
 
 
+def test_gates_that_are_trained_find_the_head_that_recalls(model, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "tools")
+    from duo_attention import duo_ranking
+
+    before = [x.requires_grad for x in model.parameters()]
+    found = duo_ranking(model, facts(), 8, 1, steps=60)
+    assert found.order[0] == (LAYER, HEAD)
+    gates = found.scores["planted gate"]
+    assert gates[LAYER, HEAD] > 0.8
+    assert np.sort(gates.ravel())[-2] < 0.5
+    assert [x.requires_grad for x in model.parameters()] == before
+
+
 def limited_attention(gates, window, sinks):
     """An attention function in which each head has its own mask, written out."""
 

@@ -75,7 +75,7 @@ RECIPES = {
         trials=20,
         trained=FAR,
         finetune="lora",
-        contexts=(1024, 4096, 8176),
+        contexts=(1024, 4096, 8156),
     ),
     "stories": Recipe(
         "softmax@window=64,sinks=4",

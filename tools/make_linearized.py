@@ -82,7 +82,7 @@ RECIPES = {
             "hybrid with softmax layers": Student(FAR, keep="auto"),
         },
         length=1024, windows=48, finetune="lora", judged=(1024,), most=4, mixed=False,
-        contexts=(1024, 4096, 8180),
+        contexts=(1024, 4096, 8156),
     ),
 }  # fmt: skip
 

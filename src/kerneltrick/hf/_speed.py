@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import check_length
 from kerneltrick.hf._linearized import NAME, Linearized
 
-STEPS = 8  # tokens that are decoded and timed after each context
+STEPS = 32  # tokens that are decoded and timed after each context; the median counts
 WARM_UP = 4  # tokens that are decoded before, without timing
 CHUNK = 1024  # tokens of the prompt that are read in one call
 
@@ -35,7 +36,8 @@ def speeds(
 ) -> tuple[Speed, ...]:
     """Time the model and its teacher: the same weights with transformers' own attention.
 
-    A prompt of noise is read in chunks, and then a few tokens are decoded one by one.
+    A prompt of noise is read in chunks, and then tokens are decoded one by one. The median step
+    counts, as other work on the machine slows single steps down.
     """
     limit, more = model.config.text_config, WARM_UP + STEPS if model.config.causal else 0
     for context in contexts:
@@ -88,11 +90,12 @@ def _time(
         read = time.perf_counter() - start
         for _ in range(WARM_UP):
             network(input_ids=ids[:, :1], **how)
-        start = time.perf_counter()
+        times = []
         for _ in range(STEPS):
+            start = time.perf_counter()
             network(input_ids=ids[:, :1], **how)
-        decoded = time.perf_counter() - start
-    return Speed(name, context, context / read, STEPS / decoded, size(cache))
+            times.append(time.perf_counter() - start)
+    return Speed(name, context, context / read, 1 / statistics.median(times), size(cache))
 
 
 def _keys_bytes(cache: Any) -> int:
