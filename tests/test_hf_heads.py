@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import signal
 import subprocess
 import sys
@@ -402,12 +404,24 @@ def test_the_curve_has_the_figures_of_models_with_other_shares(folders):
     half = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", share=0.5, **how)
     curve = half.judged.curve
     assert [x.heads for x in curve] == [0, 1, 2]
-    assert sum(x.knee for x in curve) == 1
+    assert sum(x.knee for x in curve) <= 1  # a curve that bends upwards has none
     rows = {row.name: row.figures["perplexity"] for row in half.judged.rows}
     assert curve[0].quality == pytest.approx(rows["window for all heads"], rel=1e-4)
     assert curve[2].quality == pytest.approx(rows["hybrid"], rel=1e-4)
     quarter = kt.hf.linearize(where, texts, "softmax@window=4,sinks=1", **how)
     assert curve[1].quality == pytest.approx(quarter.judged.rows[1].figures["perplexity"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("qualities", "knee"),
+    [((40, 27, 25, 23), 1), ((0.9, 0.91, 0.92, 1.0), None), ((5, 5, 5, 5), None)],
+    ids=["falls fast, then slowly", "rises slowly, then fast", "flat"],
+)
+def test_the_knee_is_where_most_is_gained_over_a_line(qualities, knee):
+    from kerneltrick.hf._curve import HeadCurvePoint, _marked
+
+    points = [HeadCurvePoint(at, at / 3, quality) for at, quality in enumerate(qualities)]
+    assert [x.heads for x in _marked(points) if x.knee] == ([] if knee is None else [knee])
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Bert"])
@@ -524,6 +538,36 @@ def test_a_map_that_adds_nothing_is_dropped_and_one_that_helps_stays(folders):
     assert lost() == pytest.approx(before)
     assert str(model.settings[1]) == "softmax@window=4,sinks=1,whole=1"
     assert list(model.maps) == ["0"]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_losses_without_a_map_are_those_of_whole_runs(folders, kind, tmp_path, monkeypatch):
+    from kerneltrick.hf import _loss
+
+    texts, found = words(2), []
+    auto = transformers.AutoModelForCausalLM if kind == "Llama" else transformers.AutoModel
+    for file in ("reused", "computed", "again"):
+        network = auto.from_pretrained(folders(kind)).eval()
+        dials = dict.fromkeys(range(2), kt.Dial.get("elu@window=4,sinks=1,whole=1"))
+        model = kt.hf._linearized.assemble(network, dials, causal=kind == "Llama")
+        path = tmp_path / ("reused" if file == "again" else file)
+        if file == "computed":
+            monkeypatch.setattr(_loss, "reused", lambda *_: contextlib.nullcontext())
+        if file == "again":  # everything is in the file
+            monkeypatch.setattr(_loss, "outcome", None)
+        bare = _loss.drop_maps(model, texts, resume=path)
+        lines = path.read_text().splitlines()[1:]  # the first is the key of the run
+        found.append((bare, dict(json.loads(line[17:]) for line in lines)))
+        assert _loss.mapped_heads(model) == [
+            (layer, head)
+            for layer in range(2)
+            for head in range(2 if kind == "Llama" else 4)
+            if head != 1 and head not in bare.get(layer, ())
+        ]
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert len(found[0][1]) >= 2 * (2 + (2 if kind == "Llama" else 6))
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-4)
+    assert len(set(found[0][1].values())) > len(found[0][1]) / 2
 
 
 def test_layers_are_kept_if_they_are_asked_for(folders):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import struct
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ class Recipe(NamedTuple):
     judged: tuple[int, ...]  # lengths of the evaluation windows
     most: int  # number of evaluation windows
     mixed: bool = True  # whether the text is mixed in short pieces
+    long: tuple[int, int] | None = None  # length and number of windows far longer than those
     trials: int = 0  # planted numbers for each depth
     trained: str | None = None  # what a limited head sees in the student that is trained, …
     finetune: Any = "none"  # … and how that is trained
@@ -72,6 +74,7 @@ RECIPES = {
         judged=(1024,),
         most=4,
         mixed=False,
+        long=(4096, 2),
         trials=20,
         trained=FAR,
         finetune="lora",
@@ -254,6 +257,13 @@ def measure(arguments: argparse.Namespace) -> str:
         for text, ids in judged.items()
         for table in (shown(text[0], ids, rows[text]), curves[text])
     ]
+    if recipe.long is not None:
+        (title, _), length = next(iter(judged)), recipe.long[0]
+        words = judged_texts(arguments.held_out)[title]
+        tokens = math.prod(recipe.long)
+        ids = hf.windows(teacher, words, tokens=tokens, length=length, least=1)
+        own = judge("whole", found, ids)
+        judgements.append(shown(title, ids, {x.name: (x.figures, x.errors) for x in own.rows}))
     if recipe.contexts:
         tables.append(markdown(timed(f"{name}-whole", found.model, None, recipe.contexts)))
     return "\n\n".join([*judgements, *tables])

@@ -22,7 +22,7 @@ class HeadCurvePoint(NamedTuple):
     heads: int
     share: float
     quality: float  # perplexity, or the mean cosine of embeddings with the teacher's
-    knee: bool = False  # whether the curve bends most here
+    knee: bool = False  # whether it gains most here over a straight line
 
 
 def head_curve(
@@ -94,17 +94,14 @@ def _limited(dial: Dial, ranking: HeadRanking) -> Dial:
 
 
 def _marked(points: list[HeadCurvePoint]) -> tuple[HeadCurvePoint, ...]:
-    """Mark the knee: the point that is furthest from the line between the two ends."""
-    if len(points) < 3:
+    """Mark the knee: the point that gains most over the line between the two ends, if any does."""
+    if len(points) < 3 or points[0].quality == points[-1].quality:
         return tuple(points)
     first, last = points[0], points[-1]
-    height = first.quality - last.quality or 1.0
-    away = [
-        abs(
-            (x.heads - first.heads) / (last.heads - first.heads)
-            + (x.quality - first.quality) / height
-        )
+    gains = [
+        (x.quality - first.quality) / (last.quality - first.quality)
+        - (x.heads - first.heads) / (last.heads - first.heads)
         for x in points
     ]
-    knee = max(range(len(points)), key=away.__getitem__)
-    return tuple(x._replace(knee=at == knee) for at, x in enumerate(points))
+    knee = max(range(len(points)), key=gains.__getitem__)
+    return tuple(x._replace(knee=at == knee and gains[at] > 0) for at, x in enumerate(points))
