@@ -226,8 +226,7 @@ def measure(arguments: argparse.Namespace) -> str:
         planted[text] = hf.passkeys(teacher, pieces, trials=trials) if trials else []
         asked = {"passkeys": planted[text], "shares": recipe.shares}
         own = judge("whole", found, ids, ranking=ranking, **asked)
-        rows[text] = {row.name: (row.figures, row.errors) for row in own.rows}
-        rows[text]["heads"] = rows[text].pop("hybrid")
+        rows[text] = rows_of(own)
         for kind, part in parts(ranking).items():
             (point,) = judge("whole", found, ids, ranking=part, shares=[SHARE]).curve
             rows[text][f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
@@ -262,11 +261,17 @@ def measure(arguments: argparse.Namespace) -> str:
         words = judged_texts(arguments.held_out)[title]
         tokens = math.prod(recipe.long)
         ids = hf.windows(teacher, words, tokens=tokens, length=length, least=1)
-        own = judge("whole", found, ids)
-        judgements.append(shown(title, ids, {x.name: (x.figures, x.errors) for x in own.rows}))
+        judgements.append(shown(title, ids, rows_of(judge("whole", found, ids))))
     if recipe.contexts:
         tables.append(markdown(timed(f"{name}-whole", found.model, None, recipe.contexts)))
     return "\n\n".join([*judgements, *tables])
+
+
+def rows_of(found: hf.Evaluation) -> dict[str, Any]:
+    """Return the figures and errors of each row; the model itself is called heads."""
+    rows = {row.name: (row.figures, row.errors) for row in found.rows}
+    rows["heads"] = rows.pop("hybrid")
+    return rows
 
 
 def recall(model: Any, planted: list[hf.Passkey]) -> tuple[dict[str, float], dict[str, float]]:

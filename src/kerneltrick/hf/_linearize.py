@@ -46,7 +46,8 @@ from kerneltrick.torch import Fit, fit
 
 CHOOSING = 2  # validation windows that choose the layers which keep softmax
 TRIALS = 4  # planted numbers for each depth that evaluate a language model
-RANKED, RANKED_TRIALS = 4, 6  # validation windows, and planted numbers a depth, that rank heads
+RANKED, RANKED_TOKENS = 4, 4096  # windows that rank heads, and tokens in them, at least
+RANKED_TRIALS = 6  # planted numbers for each depth that rank heads
 RANKED_LENGTH = 512  # tokens around a planted number that ranks heads, at most
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
@@ -369,16 +370,20 @@ def _rank(
     progress: ProgressReport | None,
     resume: Path | None,
 ) -> HeadRanking:
-    """Rank the heads on validation windows, and on facts planted in windows that are fitted to."""
+    """Rank the heads on windows, validation windows first, and on facts planted in windows."""
     window, sinks = dials[0].alike("linearize")
     planted: list[Passkey] = []
     if network.can_generate() and network.get_output_embeddings() is not None:
         with contextlib.suppress(CaptureError):  # there is no tokenizer
             texts = [ids[:RANKED_LENGTH] for ids in windows.fitted]
             planted = passkeys(where, texts, trials=RANKED_TRIALS, seed=wishes.seed)
+    count = max(RANKED, RANKED_TOKENS // len(windows.fitted[0]))
+    ranked = windows.validation[:count]
+    more = min(count - len(ranked), len(windows.fitted))
+    ranked = [*ranked, *(windows.fitted[at * len(windows.fitted) // more] for at in range(more))]
     return rank_heads(
         network,
-        windows.validation[:RANKED],
+        ranked,
         window=window,
         sinks=sinks,
         dials=dials,
