@@ -466,11 +466,24 @@ def test_maps_trained_end_to_end_bring_the_model_nearer_to_its_teacher(folders, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_maps_are_compared_with_the_original_after_training(folders, kind):
+def test_maps_are_compared_with_the_original_after_training(folders, kind, monkeypatch):
+    from kerneltrick.hf import _linearize
+
+    asked, drop = [], _linearize.drop_maps
+    monkeypatch.setattr(
+        _linearize, "drop_maps", lambda *given: asked.append((given, drop(*given))) or asked[-1][1]
+    )
     windows = cut(folders(kind))
     found = kt.hf.linearize(folders(kind), windows, SETTING, keep="auto", finetune="lora")
-    assert found.tuned.after < found.tuned.before
-    assert found.bare is not None
+    ((model, _, teacher, *_), bare) = asked[0]
+    assert model is found.model
+    assert found.bare == bare
+    original = getattr(transformers, KINDS[kind]).from_pretrained(folders(kind)).state_dict()
+    assert all(torch.equal(x, original[name]) for name, x in teacher.state_dict().items())
+    with torch.inference_mode():  # it attends with softmax, and records nothing
+        ids = torch.tensor([windows[0]])
+        assert teacher.config._attn_implementation == "eager"
+        assert torch.isfinite(teacher(ids)[0]).all()
 
 
 @pytest.mark.parametrize("trained", ["lora", "all"])
