@@ -540,6 +540,39 @@ def test_a_map_that_adds_nothing_is_dropped_and_one_that_helps_stays(folders):
     assert list(model.maps) == ["0"]
 
 
+def test_a_model_without_some_maps_is_saved_and_keeps_less(folders, tmp_path):
+    dial = kt.Dial.get("hedgehog:activation=exp@window=4,sinks=1")
+    made = kt.hf.linearize(folders("Llama"), words(6), dial).model  # with fitted weights
+    ids = torch.tensor(words(1))
+
+    def state():
+        cache = kt.hf.Cache()
+        with torch.inference_mode():
+            out = made(ids, past_key_values=cache).logits
+        return out, cache.layers[0].state.bytes_by_head
+
+    whole, (mapped, _) = state()
+    made.drop_maps({0: (1,)})
+    out, sizes = state()
+    assert not torch.allclose(out, whole)
+    assert sizes[0] == mapped > sizes[1]
+    made.drop_maps({1: (0, 1)})
+    assert [str(x) for x in made.maps] == ["0"]
+    assert str(made.settings[1]) == "softmax@window=4,sinks=1"
+    made.save_pretrained(tmp_path / "saved")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    with torch.inference_mode():
+        assert torch.equal(loaded(ids).logits, made(ids).logits)
+    dials = [kt.hf._linearized.dial_of(x) for x in loaded.settings]
+    assert [x.bare for x in dials] == [(1,), ()]
+    with made.attending_by([kt.hf._loss.window_alone(x) for x in dials]), torch.inference_mode():
+        alone = made(ids).logits
+    made.drop_maps({0: (0,)})
+    with torch.inference_mode():
+        assert torch.allclose(made(ids).logits, alone)
+    assert list(made.maps) == []
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Bert"])
 def test_losses_without_a_map_are_those_of_whole_runs(folders, kind, tmp_path, monkeypatch):
     from kerneltrick.hf import _loss

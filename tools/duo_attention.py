@@ -22,7 +22,7 @@ from kerneltrick._progress import ProgressReport
 from kerneltrick.hf._probe import Probe
 
 RATE, PENALTY = 0.02, 0.05
-STEPS = 120
+STEPS = 80
 
 
 def duo_ranking(
