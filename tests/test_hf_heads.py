@@ -565,6 +565,9 @@ def test_a_model_without_some_maps_is_saved_and_keeps_less(folders, tmp_path):
         assert torch.equal(loaded(ids).logits, made(ids).logits)
     dials = [kt.hf._linearized.dial_of(x) for x in loaded.settings]
     assert [x.bare for x in dials] == [(1,), ()]
+    ranking = kt.hf.HeadRanking({"gate": np.array([[1.0, 2.0], [0.0, 0.0]])}, 4, 1)
+    curve = kt.hf.evaluate(made, words(2), ranking=ranking, shares=[0, 0.25, 1]).curve
+    assert [x.heads for x in curve] == [0, 1, 4]  # the first whole head is one without a map
     with made.attending_by([kt.hf._loss.window_alone(x) for x in dials]), torch.inference_mode():
         alone = made(ids).logits
     made.drop_maps({0: (0,)})

@@ -303,7 +303,8 @@ def with_whole(dial: Dial, whole: Sequence[int], heads: int) -> Dial:
     """Return a dial in which these key–value heads see the whole text, and no others."""
     if len(whole) == heads:
         return Dial(maps.Softmax())
-    return dataclasses.replace(dial, whole=tuple(sorted(whole)))
+    bare = [head for head in dial.bare if head not in whole]
+    return dataclasses.replace(dial, whole=tuple(sorted(whole)), bare=bare)
 
 
 def attention_modules(model: Any) -> list[Any]:
