@@ -36,8 +36,9 @@ from make_sample import model_folder
 from make_stars import markdown
 
 from kerneltrick import hf
+from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
-from kerneltrick.hf._linearized import with_whole
+from kerneltrick.hf._linearized import dial_of, with_whole
 
 
 class Recipe(NamedTuple):
@@ -248,7 +249,8 @@ def measure(arguments: argparse.Namespace) -> str:
         for text, ids in judged.items():
             with other.model.attending_by(settings):
                 result = judge(student, other, ids)
-                figures, errors = recall(other.model, planted[text])
+                file = KEPT / f"{name}-{student}-recalled.unfinished"
+                figures, errors = recall(other.model, planted[text], file)
             (hybrid,) = (row for row in result.rows if row.name == "hybrid")
             rows[text][STUDENTS[student]] = ({**hybrid.figures, **figures}, errors)
     judgements = [
@@ -274,17 +276,26 @@ def rows_of(found: hf.Evaluation) -> dict[str, Any]:
     return rows
 
 
-def recall(model: Any, planted: list[hf.Passkey]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the share of planted numbers that a model repeats, with its standard error."""
+def recall(
+    model: Any, planted: list[hf.Passkey], path: Path
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the share of planted numbers that a model repeats, with its standard error.
+
+    path: the file that stores which numbers were repeated.
+    """
     if not planted:
         return {}, {}
     right = []
+    store = Store(path, run_key([str(dial_of(x)) for x in model.settings]))
     with torch.inference_mode():
         for number, each in enumerate(planted):
             told("recalling", number, len(planted))
-            ids = torch.tensor([each.ids])
-            out = model(input_ids=ids, logits_to_keep=each.answer + 1, use_cache=False)
-            right.append(bool((out.logits[0, :-1].argmax(-1) == ids[0, -each.answer :]).all()))
+            if store.get(run_key(each)) is None:
+                ids = torch.tensor([each.ids])
+                out = model(input_ids=ids, logits_to_keep=each.answer + 1, use_cache=False)
+                found = out.logits[0, :-1].argmax(-1) == ids[0, -each.answer :]
+                store.put(run_key(each), bool(found.all()))
+            right.append(store.get(run_key(each)))
     share = float(np.mean(right))
     return {"recall": share}, {"recall": (share * (1 - share) / len(right)) ** 0.5}
 
