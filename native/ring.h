@@ -20,12 +20,12 @@ template <class T> class Ring {
   public:
     Ring(const Problem& p, Arena& arena)
         : p(p), on(p.window > 0 || p.sinks > 0), d(p.features.inputs), M(p.width),
-          size(p.near_slots - p.sinks), type(p.type == Type::f64 ? Type::f64 : Type::f32) {
+          size(p.near_slots - p.sinks), room(p.near_slots + 2 * LANES<T>), type(p.type == Type::f64 ? Type::f64 : Type::f32) {
         if (!on) return;
-        q = arena.take<T>(d);
+        q = arena.take<T>(p.groups * d);
         k = arena.take<T>(d);
         v = arena.take<T>(M);
-        weight = arena.take<T>(p.near_slots + 2 * LANES<T>);
+        weight = arena.take<T>(p.groups * room);
         mixed = arena.take<T>(p.groups * M);
         den.resize(std::size_t(p.groups));
         top.resize(std::size_t(p.groups));
@@ -53,16 +53,18 @@ template <class T> class Ring {
         return far ? Left{&p.near_k, &p.near_v, type, slot} : Left{};
     }
 
-    // Σ e^{s·q·k − top} of the values and of ones, for the query of group g of a row.
-    void attend(int64_t r, int64_t g) {
+    // Σ e^{s·q·k − top} of the values and of ones, for each query of a row. The queries of all groups
+    // go through the tokens together, so these are read from memory once.
+    void attend(int64_t r) {
         const int64_t seen = p.seen_after[r], left = std::max<int64_t>(0, seen - p.window);
         const int64_t sunk = std::min(p.sinks, left), in_ring = std::min(seen, p.window);
-        read_token<T>(p.q, p.type, r * p.groups + g, 0, d, T(p.near_scale), q);
-        if (g == 0) note_bad(r, sunk, in_ring);
+        for (int64_t g = 0; g < p.groups; ++g)
+            read_token<T>(p.q, p.type, r * p.groups + g, 0, d, T(p.near_scale), q + g * d);
+        note_bad(r, sunk, in_ring);
         if (type == type_of<T>)
-            sum_up<T>(r, g, sunk, in_ring);
+            sum_up<T>(r, sunk, in_ring);
         else
-            sum_up<float>(r, g, sunk, in_ring);
+            sum_up<float>(r, sunk, in_ring);
     }
 
     const Problem& p;
@@ -116,39 +118,48 @@ template <class T> class Ring {
         }
     }
 
-    template <class N> void sum_up(int64_t r, int64_t g, int64_t sunk, int64_t in_ring) {
+    template <class N> void sum_up(int64_t r, int64_t sunk, int64_t in_ring) {
         const int64_t n = sunk + in_ring;
         int64_t at = 0;
         runs(sunk, in_ring, [&](int64_t first, int64_t count) {
             const N* keys = reinterpret_cast<const N*>(p.near_k.at(r, first));
-            for (int64_t i = 0; i < count; i += LANES<T>) products(keys, i, count, weight + at + i);
+            for (int64_t i = 0; i < count; i += LANES<T>)
+                for (int64_t g = 0; g < p.groups; ++g)
+                    products(q + g * d, keys, i, count, weight + g * room + at + i);
             at += count;
         });
-        for (int64_t i = 0; i < LANES<T>; ++i) weight[n + i] = T(-INF);
+        for (int64_t g = 0; g < p.groups; ++g) exponentials(g, n);
+        std::fill(mixed, mixed + p.groups * M, T(0));
+        at = 0;
+        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
+            for (int64_t i = 0; i < count; i += BLOCK) {
+                const N* values = reinterpret_cast<const N*>(p.near_v.at(r, first + i));
+                for (int64_t g = 0; g < p.groups; ++g)
+                    mix(values, std::min(BLOCK, count - i), weight + g * room + at + i, mixed + g * M);
+            }
+            at += count;
+        });
+    }
+
+    // The weights of n tokens from the scores of a query.
+    void exponentials(int64_t g, int64_t n) {
+        T* own = weight + g * room;
+        for (int64_t i = 0; i < LANES<T>; ++i) own[n + i] = T(-INF);
         Vec<T> high = splat(T(-INF)), total{};
-        for (int64_t i = 0; i < n; i += LANES<T>) high = most(load(weight + i), high);
+        for (int64_t i = 0; i < n; i += LANES<T>) high = most(load(own + i), high);
         const T largest_here = largest<T>(high);
         for (int64_t i = 0; i < n; i += LANES<T>) {
-            const Vec<T> e = exp_down<T>(load(weight + i) - largest_here);
-            store(weight + i, e);
+            const Vec<T> e = exp_down<T>(load(own + i) - largest_here);
+            store(own + i, e);
             total += e;
         }
         den[std::size_t(g)] = double(sum<T>(total));
         top[std::size_t(g)] = double(largest_here);
-        constexpr int64_t L = LANES<T>;
-        int64_t c = 0;
-        for (; c + 8 * L <= M; c += 8 * L) mix<N, 8>(r, g, sunk, in_ring, c);
-        for (; c + 4 * L <= M; c += 4 * L) mix<N, 4>(r, g, sunk, in_ring, c);
-        for (; c + L <= M; c += L) mix<N, 1>(r, g, sunk, in_ring, c);
-        for (; c < M; ++c) {
-            T one = 0;
-            each_value<N>(r, sunk, in_ring, [&](const N* values, T w) { one += w * T(values[c]); });
-            mixed[g * M + c] = one;
-        }
     }
 
     // q·k of the keys i … of a run, as many as there are lanes.
-    template <class N> KT_INLINE void products(const N* keys, int64_t i, int64_t count, T* to) const {
+    template <class N>
+    KT_INLINE void products(const T* query, const N* keys, int64_t i, int64_t count, T* to) const {
         constexpr int L = LANES<T>;
         const int64_t step = p.near_k.token / int64_t(sizeof(N));
         const N* key[L];
@@ -156,7 +167,7 @@ template <class T> class Ring {
         Vec<T> total[L] = {};
         int64_t f = 0;
         for (; f + L <= d; f += L) {
-            const Vec<T> x = load(q + f);
+            const Vec<T> x = load(query + f);
 #pragma GCC unroll 16
             for (int l = 0; l < L; ++l) {
                 if (f * int64_t(sizeof(N)) % LINE == 0) __builtin_prefetch(key[l] + f + AHEAD / sizeof(N));
@@ -164,38 +175,43 @@ template <class T> class Ring {
             }
         }
         for (; f < d; ++f)
-            for (int l = 0; l < L; ++l) total[l][0] += q[f] * T(key[l][f]);
+            for (int l = 0; l < L; ++l) total[l][0] += query[f] * T(key[l][f]);
         store(to, sums_of<T>(total));
     }
 
-    // f(value, weight) of every token in use.
-    template <class N, class F> KT_INLINE void each_value(int64_t r, int64_t sunk, int64_t in_ring, F&& f) const {
-        const T* w = weight;
-        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
-            const char* value = p.near_v.at(r, first);
-            for (int64_t i = 0; i < count; ++i, value += p.near_v.token)
-                f(reinterpret_cast<const N*>(value), *w++);
-        });
+    // Adds the n values, with their weights, to `to`.
+    template <class N> void mix(const N* values, int64_t n, const T* weights, T* to) const {
+        constexpr int64_t L = LANES<T>;
+        const int64_t step = p.near_v.token / int64_t(sizeof(N));
+        int64_t c = 0;
+        for (; c + 8 * L <= M; c += 8 * L) mix_columns<N, 8>(values + c, n, step, weights, to + c);
+        for (; c + 4 * L <= M; c += 4 * L) mix_columns<N, 4>(values + c, n, step, weights, to + c);
+        for (; c + L <= M; c += L) mix_columns<N, 1>(values + c, n, step, weights, to + c);
+        for (; c < M; ++c)
+            for (int64_t i = 0; i < n; ++i) to[c] += weights[i] * T(values[i * step + c]);
     }
 
     template <class N, int vecs>
-    KT_INLINE void mix(int64_t r, int64_t g, int64_t sunk, int64_t in_ring, int64_t c) const {
-        Vec<T> total[vecs] = {};
-        each_value<N>(r, sunk, in_ring, [&](const N* values, T w) __attribute__((always_inline)) {
+    KT_INLINE void mix_columns(const N* values, int64_t n, int64_t step, const T* weights, T* to) const {
+        Vec<T> total[vecs];
+        for (int e = 0; e < vecs; ++e) total[e] = load(to + e * LANES<T>);
+        for (int64_t i = 0; i < n; ++i, values += step) {
+            const T w = weights[i];
 #pragma GCC unroll 8
             for (int e = 0; e < vecs; ++e) {
-                const N* from = values + c + e * LANES<T>;
+                const N* from = values + e * LANES<T>;
                 if (e * LANES<T> * int(sizeof(N)) % LINE == 0) __builtin_prefetch(from + AHEAD / sizeof(N));
                 total[e] += load_as<N>(from) * w;
             }
-        });
-        for (int e = 0; e < vecs; ++e) store(mixed + g * M + c + e * LANES<T>, total[e]);
+        }
+        for (int e = 0; e < vecs; ++e) store(to + e * LANES<T>, total[e]);
     }
 
     // Bytes: rows follow each other in memory, so what comes next is often that of the next row.
     static constexpr int LINE = 64, AHEAD = 8192;
+    static constexpr int64_t BLOCK = 32;  // values that stay in the cache for the queries of all groups
     static constexpr char FINE = 1, STRANGE = 2;  // in near_keep
-    const int64_t d, M, size;
+    const int64_t d, M, size, room;
     const Type type;  // of the tokens that are kept
     T *q = nullptr, *k = nullptr, *v = nullptr, *weight = nullptr;
 };

@@ -123,7 +123,7 @@ template <class T> class Steps {
         uint8_t* bad = p.bad + r * W;
         if (!left.none()) read_value(left, r, lane);
         if (!left.none() && !late) note_bad(bad);
-        for (int64_t g = 0; g < p.groups && ring; ++g) ring.attend(r, g);
+        if (ring) ring.attend(r);
         if (late) reference = p.log_scale ? p.log_scale[r] : 0;
         double all = 1;
         if (!left.none()) all = factors(r, lane);

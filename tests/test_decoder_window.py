@@ -95,6 +95,17 @@ def test_a_long_window_takes_room_as_tokens_come(text):
     assert before < decoder.nbytes < 3 * 200 * 6 * (D + WIDTH) * 8
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("text", ["softmax", "elu@window=70,sinks=2"])
+def test_queries_that_share_keys_get_what_each_would_get_alone(text, dtype, isa):
+    q, k, v = tokens(150, groups=3, dtype=dtype)
+    whole = steps(kt.Decoder(text, groups=3, dtype=dtype, **SIZES), (q, k, v))
+    for group in range(3):
+        own = q[:, group::3]
+        alone = steps(kt.Decoder(text, dtype=dtype, **SIZES), (own, k, v))
+        np.testing.assert_array_equal(whole[:, group::3], alone)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("text", ["elu", "exp", "softmax"])
 def test_narrow_types_come_back_in_kind(text, dtype):
