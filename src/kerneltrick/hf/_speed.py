@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,8 @@ from kerneltrick.hf._capture import check_length
 from kerneltrick.hf._linearized import NAME, Linearized
 
 STEPS = 32  # tokens that are decoded and timed after each context; the median counts
-WARM_UP = 4  # tokens that are decoded before, without timing
+WARM_UP = 4  # tokens that are decoded before, and do not count
+MORE = WARM_UP + STEPS
 CHUNK = 1024  # tokens of the prompt that are read in one call
 
 
@@ -36,22 +37,29 @@ def speeds(
 ) -> tuple[Speed, ...]:
     """Time the model and its teacher: the same weights with transformers' own attention.
 
-    A prompt of noise is read in chunks, and then tokens are decoded one by one. The median step
-    counts, as other work on the machine slows single steps down.
+    Both read a prompt of noise in chunks and then decode tokens one by one, taking turns, so that
+    other work on the machine slows down both. The median step counts.
     """
-    limit, more = model.config.text_config, WARM_UP + STEPS if model.config.causal else 0
+    limit, more = model.config.text_config, MORE if model.config.causal else 0
     for context in contexts:
         check_length("the model", limit, context + more, "use shorter contexts (--contexts)")
-    meter = Progress("timing", 2 * len(contexts), progress)
-    found = []
+    meter = Progress("timing", len(contexts), progress)
+    found: list[Speed] = []
     for place, context in enumerate(contexts):
-        meter(2 * place)
-        with _as_softmax(model) as teacher:
-            found.append(_time("teacher", model, teacher, context, DynamicCache, _keys_bytes))
-        meter(2 * place + 1)
-        found.append(_time("hybrid", model, model, context, Cache, lambda cache: cache.nbytes))
-    meter.close(2 * len(contexts))
+        meter(place)
+        with torch.inference_mode():
+            found += _decoded(model, context) if model.config.causal else _encoded(model, context)
+    meter.close(len(contexts))
     return tuple(found)
+
+
+class _Way(NamedTuple):
+    """A way to attend: its name, how the model gets it, its cache, and the bytes of a cache."""
+
+    name: str
+    network: Callable[[Linearized], AbstractContextManager[Any]]
+    new_cache: Callable[[], Any]
+    size: Callable[[Any], int]
 
 
 @contextmanager
@@ -63,40 +71,61 @@ def _as_softmax(model: Linearized) -> Iterator[Any]:
         model.model.set_attn_implementation(NAME)
 
 
-def _time(
-    name: str,
-    model: Linearized,
-    network: Any,
-    context: int,
-    new_cache: Callable[[], Any],
-    size: Callable[[Any], int],
-) -> Speed:
-    vocabulary = model.config.text_config.get_text_config().vocab_size
-    ids = torch.arange(context, device=model.device)[None] * 7 % vocabulary
-    with torch.inference_mode():
-        if not model.config.causal:
-            network(input_ids=ids)  # preparations are not timed
-            start = time.perf_counter()
-            network(input_ids=ids)
-            return Speed(name, context, context / (time.perf_counter() - start), None, None)
-        cache = new_cache()
-        how: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-        if model.config.language:
-            how["logits_to_keep"] = 1
-        network(input_ids=ids[:, :2], past_key_values=new_cache(), use_cache=True)
-        start = time.perf_counter()
-        for at in range(0, context, CHUNK):
-            network(input_ids=ids[:, at : at + CHUNK], **how)
-        read = time.perf_counter() - start
-        for _ in range(WARM_UP):
-            network(input_ids=ids[:, :1], **how)
-        times = []
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            network(input_ids=ids[:, :1], **how)
-            times.append(time.perf_counter() - start)
-    return Speed(name, context, context / read, 1 / statistics.median(times), size(cache))
-
-
 def _keys_bytes(cache: Any) -> int:
     return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cache.layers)
+
+
+WAYS = (
+    _Way("teacher", _as_softmax, DynamicCache, _keys_bytes),
+    _Way("hybrid", nullcontext, Cache, lambda cache: int(cache.nbytes)),
+)
+
+
+def _decoded(model: Linearized, context: int) -> list[Speed]:
+    """Time how a decoder reads a prompt and goes on from there."""
+    ids = _noise(model, context)
+    how: dict[str, Any] = {"use_cache": True}
+    if model.config.language:
+        how["logits_to_keep"] = 1
+
+    def timed(way: _Way, cache: Any, tokens: Any) -> float:
+        with way.network(model) as network:
+            start = time.perf_counter()
+            network(input_ids=tokens, past_key_values=cache, **how)
+            return time.perf_counter() - start
+
+    caches, prefills = {}, {}
+    for way in WAYS:
+        timed(way, way.new_cache(), ids[:, :2])  # preparations do not count
+        cache = caches[way] = way.new_cache()
+        read = sum(timed(way, cache, ids[:, at : at + CHUNK]) for at in range(0, context, CHUNK))
+        prefills[way] = context / read
+    turns = [{way: timed(way, caches[way], ids[:, :1]) for way in WAYS} for _ in range(MORE)]
+    return [
+        Speed(
+            way.name,
+            context,
+            prefills[way],
+            1 / statistics.median(turn[way] for turn in turns[WARM_UP:]),
+            way.size(caches[way]),
+        )
+        for way in WAYS
+    ]
+
+
+def _encoded(model: Linearized, context: int) -> list[Speed]:
+    """Time how an encoder reads a text at once."""
+    found, ids = [], _noise(model, context)
+    for way in WAYS:
+        with way.network(model) as network:
+            network(input_ids=ids)  # preparations do not count
+            start = time.perf_counter()
+            network(input_ids=ids)
+            read = time.perf_counter() - start
+        found.append(Speed(way.name, context, context / read, None, None))
+    return found
+
+
+def _noise(model: Linearized, tokens: int) -> Any:
+    vocabulary = model.config.text_config.get_text_config().vocab_size
+    return torch.arange(tokens, device=model.device)[None] * 7 % vocabulary
