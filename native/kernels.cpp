@@ -346,8 +346,39 @@ template <class T> void backward_in(const Problem& p, const Gradient& g, Control
                                      : run_backward<T, Featured<T>>(p, g, control);
 }
 
+// The sums over the tokens near by, in spans of all rows: for a few rows with many tokens.
+template <class T> class NearSums {
+  public:
+    NearSums(const Problem& p, int threads) {
+        const int64_t spans = Ring<T>::spans(p), groups = p.groups, M = p.width;
+        mixed.resize(std::size_t(p.rows * spans * groups * M));
+        den.resize(std::size_t(p.rows * spans * groups));
+        top.resize(den.size());
+        for (int64_t i = 0; i < p.rows * spans; ++i)
+            sums.push_back({mixed.data() + i * groups * M, den.data() + i * groups, top.data() + i * groups});
+        Arena own;
+        Ring<T> ring(p, own);
+        for (int64_t r = 0; r < p.rows; ++r) ring.enter(r);
+        parallel(p.rows * spans, threads, [&](int64_t i) {
+            Arena arena;
+            Ring<T>(p, arena).attend_span(i / spans, i % spans, sums[std::size_t(i)]);
+        });
+    }
+
+    std::vector<typename Ring<T>::Sums> sums;
+
+  private:
+    std::vector<T> mixed;
+    std::vector<double> den, top;
+};
+
 template <class T> void run_step(const Problem& p, int threads) {
     if (p.rows == 0) return;
+    // Where a thread would have one or two rows alone, threads share the tokens of rows instead.
+    if (threads > 1 && p.rows < 4 * threads && Ring<T>::spans(p) > 1) {
+        const NearSums<T> near(p, threads);
+        return Steps<T>(p).run(0, p.rows, near.sums.data());
+    }
     const int64_t parts = threads > 1 ? 4 * threads : 1;  // more than threads: one of them may come late
     // φ fills its lanes with rows; where there is none, every row is work that another thread can take.
     const int64_t least = p.features.count ? TILE_VECS * LANES<T> : 1;

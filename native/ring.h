@@ -18,30 +18,47 @@ struct Left {
 
 template <class T> class Ring {
   public:
+    // What some of the tokens near by give to the queries of a row: Σ e^{s·q·k − top} of the values, and
+    // of ones.
+    struct Sums {
+        T* mixed;            // (groups, M)
+        double *den, *top;  // (groups)
+    };
+
     Ring(const Problem& p, Arena& arena)
         : p(p), on(p.window > 0 || p.sinks > 0), d(p.features.inputs), M(p.width),
-          size(p.near_slots - p.sinks), room(p.near_slots + 2 * LANES<T>), type(p.type == Type::f64 ? Type::f64 : Type::f32) {
+          size(p.near_slots - p.sinks), room(SPAN + 2 * LANES<T>),
+          type(p.type == Type::f64 ? Type::f64 : Type::f32) {
         if (!on) return;
         q = arena.take<T>(p.groups * d);
         k = arena.take<T>(d);
         v = arena.take<T>(M);
         weight = arena.take<T>(p.groups * room);
-        mixed = arena.take<T>(p.groups * M);
-        den.resize(std::size_t(p.groups));
-        top.resize(std::size_t(p.groups));
+        sums = {arena.take<T>(p.groups * M), arena.take<double>(p.groups), arena.take<double>(p.groups)};
+        span = {arena.take<T>(p.groups * M), arena.take<double>(p.groups), arena.take<double>(p.groups)};
         bad.resize(std::size_t(M + 1));
     }
 
     explicit operator bool() const { return on; }
 
-    // The new token of a row takes its place; tells which one is to be added to the sums.
-    Left enter(int64_t r, double& position) {
-        const int64_t rank = p.seen[r], oldest = p.window > 0 ? rank - p.window + 1 : rank;
-        const bool far = p.features.count > 0;
+    // In how many spans the tokens of a row are taken. They do not depend on who takes them.
+    static int64_t spans(const Problem& p) {
+        return p.window > 0 || p.sinks > 0 ? (p.near_slots + SPAN - 1) / SPAN : 0;
+    }
+
+    // The new token of a row takes its place.
+    void enter(int64_t r) {
+        const int64_t rank = p.seen[r];
         p.seen_after[r] = rank + 1;
+        if (p.window > 0 || rank < p.sinks) put(r, p.window > 0 ? p.sinks + rank % size : rank);
+    }
+
+    // After that, which token of the row is to be added to the sums.
+    Left leaving(int64_t r, double& position) {
+        const int64_t rank = p.seen_after[r] - 1, oldest = p.window > 0 ? rank - p.window + 1 : rank;
+        const bool far = p.features.count > 0;
         position = double(p.start);
         if (p.window == 0 && rank >= p.sinks) return far ? Left{&p.k, &p.v, p.type, 0} : Left{};
-        put(r, p.window > 0 ? p.sinks + rank % size : rank);
         if (p.window == 0 || oldest < 0) return {};
         const int64_t slot = p.sinks + oldest % size;
         if (oldest < p.sinks) {  // seen from there after this step
@@ -53,24 +70,30 @@ template <class T> class Ring {
         return far ? Left{&p.near_k, &p.near_v, type, slot} : Left{};
     }
 
-    // Σ e^{s·q·k − top} of the values and of ones, for each query of a row. The queries of all groups
-    // go through the tokens together, so these are read from memory once.
-    void attend(int64_t r) {
-        const int64_t seen = p.seen_after[r], left = std::max<int64_t>(0, seen - p.window);
-        const int64_t sunk = std::min(p.sinks, left), in_ring = std::min(seen, p.window);
+    // The sums of a span of a row. The queries of all groups go through the tokens together, so these are
+    // read from memory once.
+    void attend_span(int64_t r, int64_t number, const Sums& to) {
         for (int64_t g = 0; g < p.groups; ++g)
             read_token<T>(p.q, p.type, r * p.groups + g, 0, d, T(p.near_scale), q + g * d);
-        note_bad(r, sunk, in_ring);
         if (type == type_of<T>)
-            sum_up<T>(r, sunk, in_ring);
+            sum_up<T>(r, number * SPAN, to);
         else
-            sum_up<float>(r, sunk, in_ring);
+            sum_up<float>(r, number * SPAN, to);
+    }
+
+    // The sums of a row, from those of its spans if somebody has them: of all rows, in order.
+    void attend(int64_t r, const Sums* known) {
+        note_bad(r);
+        const int64_t count = spans(p);
+        for (int64_t i = 0; i < count; ++i) {
+            if (!known) attend_span(r, i, i ? span : sums);
+            if (known || i) add(known ? known[r * count + i] : span, i == 0);
+        }
     }
 
     const Problem& p;
     const bool on;
-    T* mixed = nullptr;          // (groups, M)
-    std::vector<double> den, top;  // (groups)
+    Sums sums = {}, span = {};
     std::vector<uint8_t> bad;    // columns that a NaN or inf reaches; the last stands for all of them
     bool any_bad = false;
 
@@ -85,16 +108,19 @@ template <class T> class Ring {
         *p.near_keep.at(r, slot) = all_finite(k, d) && all_finite(v, M) ? FINE : STRANGE;
     }
 
-    // f(first slot, count) of the slots in use.
-    template <class F> void runs(int64_t sunk, int64_t in_ring, F&& f) const {
-        if (sunk == p.sinks) return f(int64_t(0), sunk + in_ring);
-        f(int64_t(0), sunk);
-        f(p.sinks, in_ring);
+    // f(first slot, count) of the slots in use, sinks first: of those from `start` on, at most `most`.
+    template <class F> void runs(int64_t r, int64_t start, int64_t most, F&& f) const {
+        const int64_t seen = p.seen_after[r], left = std::max<int64_t>(0, seen - p.window);
+        const int64_t sunk = std::min(p.sinks, left), end = std::min(start + most, sunk + std::min(seen, p.window));
+        if (start < std::min(sunk, end)) f(start, std::min(sunk, end) - start);
+        const int64_t in_ring = std::max(start, sunk);
+        if (in_ring < end) f(p.sinks + in_ring - sunk, end - in_ring);
     }
 
-    void note_bad(int64_t r, int64_t sunk, int64_t in_ring) {
+    void note_bad(int64_t r) {
         any_bad = false;
-        runs(sunk, in_ring, [&](int64_t first, int64_t n) {
+        runs(r, 0, p.near_slots, [&](int64_t first, int64_t n) {
+            if (p.near_keep.token == 1 && !std::memchr(p.near_keep.at(r, first), STRANGE, std::size_t(n))) return;
             for (int64_t i = first; i < first + n; ++i) {
                 if (*p.near_keep.at(r, i) != STRANGE) continue;
                 if (!any_bad) std::fill(bad.begin(), bad.end(), 0);
@@ -107,6 +133,20 @@ template <class T> class Ring {
         });
     }
 
+    // Adds the sums of another span to those of the row, which may be the first.
+    void add(const Sums& more, bool first) {
+        for (int64_t g = 0; g < p.groups; ++g) {
+            const double now = first ? more.top[g] : std::max(sums.top[g], more.top[g]);
+            const double old = first ? 0 : factor(sums.top[g], now), fresh = factor(more.top[g], now);
+            sums.top[g] = now;
+            sums.den[g] = (old == 0 ? 0 : old * sums.den[g]) + fresh * more.den[g];
+            for (int64_t c = g * M; c < (g + 1) * M; ++c)
+                sums.mixed[c] = (old == 0 ? T(0) : T(old) * sums.mixed[c]) + T(fresh) * more.mixed[c];
+        }
+    }
+
+    static double factor(double top, double now) { return top == now ? 1 : std::exp(top - now); }
+
     template <class N> static KT_INLINE Vec<T> load_as(const N* from) {
         if constexpr (sizeof(N) == sizeof(T)) {
             return load(from);
@@ -118,31 +158,30 @@ template <class T> class Ring {
         }
     }
 
-    template <class N> void sum_up(int64_t r, int64_t sunk, int64_t in_ring) {
-        const int64_t n = sunk + in_ring;
-        int64_t at = 0;
-        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
+    template <class N> void sum_up(int64_t r, int64_t start, const Sums& to) {
+        int64_t n = 0;
+        runs(r, start, SPAN, [&](int64_t first, int64_t count) {
             const N* keys = reinterpret_cast<const N*>(p.near_k.at(r, first));
             for (int64_t i = 0; i < count; i += LANES<T>)
                 for (int64_t g = 0; g < p.groups; ++g)
-                    products(q + g * d, keys, i, count, weight + g * room + at + i);
-            at += count;
+                    products(q + g * d, keys, i, count, weight + g * room + n + i);
+            n += count;
         });
-        for (int64_t g = 0; g < p.groups; ++g) exponentials(g, n);
-        std::fill(mixed, mixed + p.groups * M, T(0));
-        at = 0;
-        runs(sunk, in_ring, [&](int64_t first, int64_t count) {
+        for (int64_t g = 0; g < p.groups; ++g) exponentials(g, n, to);
+        std::fill(to.mixed, to.mixed + p.groups * M, T(0));
+        int64_t at = 0;
+        runs(r, start, SPAN, [&](int64_t first, int64_t count) {
             for (int64_t i = 0; i < count; i += BLOCK) {
                 const N* values = reinterpret_cast<const N*>(p.near_v.at(r, first + i));
                 for (int64_t g = 0; g < p.groups; ++g)
-                    mix(values, std::min(BLOCK, count - i), weight + g * room + at + i, mixed + g * M);
+                    mix(values, std::min(BLOCK, count - i), weight + g * room + at + i, to.mixed + g * M);
             }
             at += count;
         });
     }
 
     // The weights of n tokens from the scores of a query.
-    void exponentials(int64_t g, int64_t n) {
+    void exponentials(int64_t g, int64_t n, const Sums& to) {
         T* own = weight + g * room;
         for (int64_t i = 0; i < LANES<T>; ++i) own[n + i] = T(-INF);
         Vec<T> high = splat(T(-INF)), total{};
@@ -153,8 +192,8 @@ template <class T> class Ring {
             store(own + i, e);
             total += e;
         }
-        den[std::size_t(g)] = double(sum<T>(total));
-        top[std::size_t(g)] = double(largest_here);
+        to.den[g] = double(sum<T>(total));
+        to.top[g] = double(largest_here);
     }
 
     // q·k of the keys i … of a run, as many as there are lanes.
@@ -209,6 +248,7 @@ template <class T> class Ring {
 
     // Bytes: rows follow each other in memory, so what comes next is often that of the next row.
     static constexpr int LINE = 64, AHEAD = 8192;
+    static constexpr int64_t SPAN = 1024;  // tokens that one thread takes at once
     static constexpr int64_t BLOCK = 32;  // values that stay in the cache for the queries of all groups
     static constexpr char FINE = 1, STRANGE = 2;  // in near_keep
     const int64_t d, M, size, room;

@@ -48,13 +48,16 @@ template <class T> class Steps {
         leaving.resize(std::size_t(C));
     }
 
-    void run(int64_t low, int64_t high) {
+    // `known`: what the tokens near by of all rows give to the queries, by span, if somebody has taken
+    // these steps that far already.
+    void run(int64_t low, int64_t high, const typename Ring<T>::Sums* known = nullptr) {
         for (int64_t r = low; r < high; r += together) {
             const int64_t n = std::min(together, high - r);
             const Features& f = p.features;
             for (int64_t j = 0; j < n; ++j) {
                 leaving[std::size_t(j)] = {&p.k, &p.v, p.type, 0};
-                if (ring) leaving[std::size_t(j)] = ring.enter(r + j, where_k[j]);
+                if (ring && !known) ring.enter(r + j);
+                if (ring) leaving[std::size_t(j)] = ring.leaving(r + j, where_k[j]);
                 read_key(leaving[std::size_t(j)], r + j, rows + j * f.inputs);
             }
             rows_of_k = features(n, f.key_weight(r % p.heads, p.heads), where_k, phi_k, ls_k, bad_k.data());
@@ -67,7 +70,7 @@ template <class T> class Steps {
                     features(n, f.query_weight(q % heads, heads), where_q, phi_q + g * f.count * C,
                              ls_q + g * C, bad_q.data() + g * C);
             }
-            for (int64_t j = 0; j < n; ++j) token(r + j, j);
+            for (int64_t j = 0; j < n; ++j) token(r + j, j, known);
         }
     }
 
@@ -118,12 +121,12 @@ template <class T> class Steps {
         for (int64_t f = 0; f < m && !as_rows; ++f) to[f] = double(phi[f * C + lane]) * factor;
     }
 
-    void token(int64_t r, int64_t lane) {
+    void token(int64_t r, int64_t lane, const typename Ring<T>::Sums* known) {
         const Left& left = leaving[std::size_t(lane)];
         uint8_t* bad = p.bad + r * W;
         if (!left.none()) read_value(left, r, lane);
         if (!left.none() && !late) note_bad(bad);
-        if (ring) ring.attend(r);
+        if (ring) ring.attend(r, known);
         if (late) reference = p.log_scale ? p.log_scale[r] : 0;
         double all = 1;
         if (!left.none()) all = factors(r, lane);
@@ -247,14 +250,14 @@ template <class T> class Steps {
 
     // Adds the sums over near tokens to those over far ones; returns the logarithm of their unit.
     double add_near(int64_t at, int64_t g, int64_t lane, double* sums) const {
-        const double top = ring.top[std::size_t(g)], gain = p.gain ? p.gain[at % (p.heads * p.groups)] : 0;
+        const double top = ring.sums.top[g], gain = p.gain ? p.gain[at % (p.heads * p.groups)] : 0;
         double size = std::fabs(sums[p.width]);
         for (int64_t c = 0; c < p.width && sums[p.width] == 0; ++c) size = std::max(size, std::fabs(sums[c]));
         const Join both = join_wide(top, far_unit(p, gain, top, scale(g, lane)), size);
-        const T* close = ring.mixed + g * p.width;
+        const T* close = ring.sums.mixed + g * p.width;
         for (int64_t c = 0; c < p.width; ++c)
             sums[c] = (both.far == 0 ? 0 : both.far * sums[c]) + (both.near == 0 ? 0 : both.near * double(close[c]));
-        sums[p.width] = both.far * sums[p.width] + both.near * ring.den[std::size_t(g)];
+        sums[p.width] = both.far * sums[p.width] + both.near * ring.sums.den[g];
         return both.level > -INF ? both.level : 0;
     }
 

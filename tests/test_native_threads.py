@@ -236,6 +236,32 @@ def test_ctrl_c_ends_a_long_backward_call():
     assert python(INTERRUPT, "backward", 2) == "interrupted"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("text", ["softmax", "elu@window=2100,sinks=3"])
+def test_threads_that_share_a_long_window_give_the_bits_of_one(text, dtype):
+    """Windows of more than a thousand tokens are read in parts, by whoever is free."""
+    rng, n = np.random.default_rng(0), 3000
+    q = rng.standard_normal((1, 6, n, 8)).astype(dtype)
+    k, v = rng.standard_normal((2, 1, 2, n, 8)).astype(dtype)
+    k[0, 1, n - 2, 0] = v[0, 0, n - 5, 3] = np.nan
+    first = n - 6
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    want = kt.linear_attention(*wide, text, causal=True, engine="native")
+    _, state = kt.linear_attention(
+        *(x[:, :, :first] for x in (q, k, v)), text, causal=True, return_state=True
+    )
+    found = []
+    for threads in (1, 2):
+        kt.set_num_threads(threads)
+        decoder = kt.Decoder(text, shape=(1, 2), d=8, groups=3, dtype=dtype, state=state)
+        steps = [decoder.step(*(x[:, :, t] for x in (q, k, v))) for t in range(first, n)]
+        found.append(np.stack(steps, axis=-2))
+    assert same_bits(*found)
+    assert np.isnan(found[0]).any()
+    tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[dtype]
+    np.testing.assert_allclose(found[0], want[:, :, first:], atol=tolerance)
+
+
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
