@@ -606,6 +606,63 @@ def test_losses_without_a_map_are_those_of_whole_runs(folders, kind, tmp_path, m
     assert len(set(found[0][1].values())) > len(found[0][1]) / 2
 
 
+def test_training_on_planted_facts_brings_their_answers_nearer_to_the_original(folders):
+    from kerneltrick.hf._finetune import RECALL, finetune
+    from kerneltrick.hf._loss import loss, outcome, softmax_everywhere
+
+    texts, found = words(40), {}
+    planted = [kt.hf.Passkey(0.5, ids, 3, 2) for ids in words(46)[40:]]
+    for facts in ((), planted):
+        network = transformers.AutoModelForCausalLM.from_pretrained(folders("Llama")).eval()
+        dials = dict.fromkeys(range(2), kt.Dial.get("softmax@window=3,whole=1"))
+        model = kt.hf._linearized.assemble(network, dials, causal=True)
+        with torch.no_grad(), model.attending_by(softmax_everywhere(model)):
+            wanted = [outcome(model, text.ids, {})[-4:-1] for text in planted]
+
+        def lost(model=model, wanted=wanted):
+            with torch.no_grad():
+                ours = [outcome(model, text.ids, {})[-4:-1] for text in planted]
+                return np.mean([float(loss(model, *x)) for x in zip(ours, wanted, strict=True)])
+
+        before = lost()
+        tuned = finetune(
+            model, texts[4:], texts[:4], trained="all", planted=facts, held_out_planted=facts,
+            learning_rate=3e-3,
+        )  # fmt: skip
+        found[len(facts)] = lost(), tuned.before
+    assert found[6][0] < 0.7 * found[0][0] < 0.7 * before
+    assert found[6][1] == pytest.approx(found[0][1] + RECALL * before, rel=1e-4)
+
+
+@pytest.mark.parametrize("setting", ["softmax@window=4,sinks=1", "elu@window=4,sinks=1"])
+@pytest.mark.parametrize("share", [0.25, 0.0])
+def test_models_with_whole_heads_are_trained_on_planted_facts(folders, monkeypatch, setting, share):
+    from kerneltrick.hf import _linearize
+    from kerneltrick.hf._split import stretches
+
+    seen = []
+
+    def tune(model, windows, held_out, **how):
+        seen.append((how["planted"], how["held_out_planted"], windows, held_out))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_linearize, "tune", tune)
+    how = {"keep": "auto", "share": share, "finetune": "all"}
+    with pytest.raises(KeyboardInterrupt):
+        kt.hf.linearize(folders("Llama"), words(20, 200), setting, **how)
+    ((planted, validating, windows, held_out),) = seen
+    if share == 0:
+        assert planted == validating == []
+        return
+    assert len(planted) >= len(windows)
+    assert len(validating) >= len(held_out)
+    for facts, texts, others in ((planted, windows, held_out), (validating, held_out, windows)):
+        own, strange = (set().union(*map(stretches, x)) for x in (texts, others))
+        for fact in facts:
+            assert stretches(fact.ids) & own
+            assert not stretches(fact.ids) & strange
+
+
 def test_layers_are_kept_if_they_are_asked_for(folders):
     made = kt.hf.linearize(
         folders("Llama"), words(6), "softmax@window=4,sinks=1", keep="auto", unit="layer", share=0.5

@@ -17,6 +17,7 @@ from kerneltrick._version import __version__
 from kerneltrick.analysis import run_key
 from kerneltrick.hf._linearized import Linearized, attention_blocks
 from kerneltrick.hf._loss import loss, outcome, softmax_everywhere
+from kerneltrick.hf._passkey import Passkey
 from kerneltrick.torch import load_snapshot, save_snapshot
 
 Trained: TypeAlias = Literal["maps", "lora", "all"]
@@ -32,7 +33,8 @@ GAIN_RATE = 3e-2  # the learning rate of gains, which are logarithms, and few
 WEIGHT_RATE = {"lora": 1e-3, "all": 1e-4}  # the learning rate of other weights
 RANK = 8  # the rank of the matrices that `lora` adds
 MOST = 1.0  # gradients are clipped to this norm
-FORMAT = "kerneltrick.Finetune/3"
+RECALL = 0.1  # how much the answer to a planted fact counts, beside the tokens of the text
+FORMAT = "kerneltrick.Finetune/4"
 
 
 class Tuned(NamedTuple):
@@ -59,6 +61,8 @@ def finetune(
     held_out: Sequence[Sequence[int]],
     *,
     trained: Trained = "maps",
+    planted: Sequence[Passkey] = (),
+    held_out_planted: Sequence[Passkey] = (),
     learning_rate: float | None = None,
     seed: int = 0,
     progress: ProgressReport | None = None,
@@ -74,6 +78,10 @@ def finetune(
     held_out: the validation windows.
     trained: what to train. "maps" trains maps and gains alone. "all" trains the attention weights
         too. "lora" trains matrices of rank 8 beside them (with peft), which are merged at the end.
+    planted: texts with planted facts, for models that predict tokens. Each step has one of them
+        beside its windows, and there the answer alone counts. Plain text hardly ever asks for a
+        fact from far back, so a model that is trained on it alone does not learn to recall.
+    held_out_planted: the same for validation.
     learning_rate: the learning rate of the attention weights, or of the maps if they are trained
         alone. The default depends on `trained`.
     seed: the seed of the matrices that "lora" starts from.
@@ -85,12 +93,13 @@ def finetune(
     model.eval()
     try:
         with _trainable(model, trained, seed) as weights:
-            run = _TuningRun(model, weights, windows, held_out, trained, learning_rate)
+            facts = planted, held_out_planted
+            run = _TuningRun(model, weights, windows, held_out, facts, trained, learning_rate)
             key = ""
             if resume is not None:
                 start = (x.detach().cpu().numpy() for x in run.parameters.values())
                 given = (np.array(windows), np.array(held_out))
-                key = run_key(__version__, trained, learning_rate, seed, *given, *start)
+                key = run_key(__version__, trained, learning_rate, seed, *given, *facts, *start)
                 run.restore(resume, key)
             run.train(progress, resume, key)
     finally:
@@ -158,10 +167,12 @@ class _TuningRun:
         weights: dict[str, Any],
         windows: Sequence[Sequence[int]],
         held_out: Sequence[Sequence[int]],
+        facts: tuple[Sequence[Passkey], Sequence[Passkey]],
         trained: Trained,
         rate: float | None,
     ) -> None:
         self.model, self.held_out = model, held_out
+        self.planted, self.held_out_planted = facts
         size = max(1, min(BATCH, len(windows) // LEAST))
         self.batches = [windows[at : at + size] for at in range(0, len(windows), size)]
         self.steps = len(self.batches)
@@ -216,6 +227,8 @@ class _TuningRun:
         self.optimizer.zero_grad()
         for ids in batch:
             (self._loss(ids) / len(batch)).backward()
+        if self.planted:
+            (RECALL * self._recall_loss(self.planted[self.step % len(self.planted)])).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), MOST)
         if not bool(torch.isfinite(norm)):
             for x in self.parameters.values():  # diverged; the best weights are finite, and kept
@@ -235,12 +248,25 @@ class _TuningRun:
 
     def _held_out_loss(self) -> float:
         with torch.no_grad():
-            return float(np.mean([float(self._loss(ids)) for ids in self.held_out]))
+            found = np.mean([float(self._loss(ids)) for ids in self.held_out])
+            if self.held_out_planted:
+                asked = [float(self._recall_loss(text)) for text in self.held_out_planted]
+                found += RECALL * np.mean(asked)
+        return float(found)
 
-    def _loss(self, ids: Sequence[int]) -> Any:
+    def _recall_loss(self, text: Passkey) -> Any:
+        """Return the distance from the teacher for the answer to a planted fact."""
+        return self._loss(text.ids, text.answer)
+
+    def _loss(self, ids: Sequence[int], answer: int = 0) -> Any:
+        """Return the distance from the teacher, for all tokens or for the answer at the end."""
+        last = answer + 1 if answer else 0
         with torch.no_grad(), self.model.attending_by(self.softmax):
-            wanted = outcome(self.model, ids, self.teacher)
-        return loss(self.model, outcome(self.model, ids, {}), wanted)
+            wanted = outcome(self.model, ids, self.teacher, last=last)
+        found = outcome(self.model, ids, {}, last=last)
+        if answer:
+            found, wanted = found[:-1], wanted[:-1]
+        return loss(self.model, found, wanted)
 
     def _keep(self, path: Path, key: str) -> None:
         about = {"format": FORMAT, "key": key, "step": str(self.step)}

@@ -35,7 +35,7 @@ from kerneltrick.hf._heads import HeadRanking, rank_heads
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules, with_whole
 from kerneltrick.hf._loss import drop_maps, layer_losses, mapped_heads
 from kerneltrick.hf._overlap import overlap_remark, sketch
-from kerneltrick.hf._passkey import Passkey, passkeys
+from kerneltrick.hf._passkey import DEPTHS, Passkey, passkeys
 from kerneltrick.hf._record import FITTED
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._recorder import register as register_recorder
@@ -48,7 +48,7 @@ CHOOSING = 2  # validation windows that choose the layers which keep softmax
 TRIALS = 4  # planted numbers for each depth that evaluate a language model
 RANKED, RANKED_TOKENS = 4, 4096  # windows that rank heads, and tokens in them, at least
 RANKED_TRIALS = 6  # planted numbers for each depth that rank heads
-RANKED_LENGTH = 512  # tokens around a planted number that ranks heads, at most
+PLANTED_LENGTH = 512  # tokens around a planted number that ranks heads or trains, at most
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
 PARTS = ("heads", "tuning", "maps")  # parts of an unfinished run that have files of their own
@@ -333,11 +333,19 @@ def _fit_and_train(
     dials = {layer: own for layer, own in dials.items() if layer not in kept}
     made, tuned = assemble(network, dials, causal=causal), None
     if wishes.finetune != "none":
+        facts: list[list[Passkey]] = [[], []]
+        if kept or any(is_exact(own) or own.whole for own in dials.values()):  # it can recall
+            facts = [
+                _planted(where, network, texts, len(texts), wishes.seed + 1)
+                for texts in (windows.fitted, windows.validation)
+            ]
         tuned = tune(
             made,
             windows.fitted,
             windows.validation,
             trained=wishes.finetune,
+            planted=facts[0],
+            held_out_planted=facts[1],
             seed=wishes.seed,
             progress=progress,
             resume=None if resume is None else _beside(resume, "tuning"),
@@ -372,11 +380,7 @@ def _rank(
 ) -> HeadRanking:
     """Rank the heads on windows, validation windows first, and on facts planted in windows."""
     window, sinks = dials[0].alike("linearize")
-    planted: list[Passkey] = []
-    if network.can_generate() and network.get_output_embeddings() is not None:
-        with contextlib.suppress(CaptureError):  # there is no tokenizer
-            texts = [ids[:RANKED_LENGTH] for ids in windows.fitted]
-            planted = passkeys(where, texts, trials=RANKED_TRIALS, seed=wishes.seed)
+    planted = _planted(where, network, windows.fitted, RANKED_TRIALS * len(DEPTHS), wishes.seed)
     count = max(RANKED, RANKED_TOKENS // len(windows.fitted[0]))
     ranked = windows.validation[:count]
     more = min(count - len(ranked), len(windows.fitted))
@@ -392,6 +396,16 @@ def _rank(
         progress=progress,
         resume=None if resume is None else _beside(resume, "heads"),
     )
+
+
+def _planted(where: str, network: Any, texts: Windows, count: int, seed: int) -> list[Passkey]:
+    """Plant facts in texts, about `count` times, if the model predicts tokens."""
+    if not network.can_generate() or network.get_output_embeddings() is None:
+        return []
+    with contextlib.suppress(CaptureError):  # there is no tokenizer
+        pieces = [ids[:PLANTED_LENGTH] for ids in texts]
+        return passkeys(where, pieces, trials=math.ceil(count / len(DEPTHS)), seed=seed)
+    return []
 
 
 def _load(where: str, keep: Sequence[int] | Literal["auto"]) -> Any:

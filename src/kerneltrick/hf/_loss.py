@@ -37,18 +37,24 @@ def softmax_everywhere(model: Linearized) -> list[Dial]:
 
 
 def outcome(
-    model: Any, ids: Sequence[int], weights: Mapping[str, Any], language: bool | None = None
+    model: Any,
+    ids: Sequence[int],
+    weights: Mapping[str, Any],
+    language: bool | None = None,
+    last: int = 0,
 ) -> Any:
     """Return the logits (n, V) of a language model, or the hidden states (n, F) of all layers.
 
     ids: the token numbers of the window.
     weights: parameters to use instead of the model's own, by name.
     language: whether the model predicts tokens; by default, what its configuration says.
+    last: the number of tokens at the end whose logits are asked for; 0 asks for all.
     """
     batch = torch.tensor([list(ids)], device=model.device)
     language = model.config.language if language is None else language
     how = {"use_cache": False} if language else {"output_hidden_states": True}
-    given = {"input_ids": batch, **how}
+    more = {"logits_to_keep": last} if last else {}
+    given = {"input_ids": batch, **how, **more}
     out = torch.func.functional_call(model, dict(weights), (), given)
     if language:
         return out.logits[0].float()
