@@ -71,7 +71,7 @@ RECIPES = {
     "smollm2": Recipe(
         "softmax@window=64,sinks=4",
         length=1024,
-        windows=64,
+        windows=128,
         judged=(1024,),
         most=4,
         mixed=False,

@@ -225,7 +225,8 @@ def linearize(
     finetune: what to train end to end afterwards, in a second pass over the windows, so that the
         whole model gives what the original gives. "maps" trains the maps and leaves the weights of
         the original as they are. "all" trains the attention weights too. "lora" trains low-rank
-        matrices beside them (needs peft).
+        matrices beside them (needs peft). If heads or layers see the whole text and the model
+        predicts tokens, each step also asks for a fact that is planted in a text.
     held_out: the windows to evaluate on. "end" holds back the last eighth of `windows`, which is
         the default if `out` is given. Otherwise nothing is evaluated by default.
     out: the folder to write. By default none is written; see `Linearization.save`.
