@@ -663,6 +663,27 @@ def test_models_with_whole_heads_are_trained_on_planted_facts(folders, monkeypat
             assert not stretches(fact.ids) & strange
 
 
+def test_models_are_evaluated_on_phrasings_that_nothing_was_fitted_to(folders, monkeypatch):
+    from kerneltrick.hf import _linearize
+    from kerneltrick.hf._passkey import PHRASINGS
+
+    asked = []
+
+    def planted(*given, **how):
+        asked.append(how.get("phrasings", PHRASINGS))
+        return kt.hf.passkeys(*given, **how)
+
+    monkeypatch.setattr(_linearize, "passkeys", planted)
+    how = {"keep": "auto", "finetune": "all", "held_out": "end"}
+    kt.hf.linearize(folders("Llama"), words(20, 200), "elu@window=4,sinks=1", **how)
+    *fitted, judged = asked
+    assert len(fitted) == 3  # they rank, train and validate
+    words_of = [{x.fact.strip(), x.question.strip()} for x in judged]
+    for phrasings in fitted:
+        others = " ".join(x.fact + x.question for x in phrasings)
+        assert not any(text in others for own in words_of for text in own)
+
+
 def test_layers_are_kept_if_they_are_asked_for(folders):
     made = kt.hf.linearize(
         folders("Llama"), words(6), "softmax@window=4,sinks=1", keep="auto", unit="layer", share=0.5

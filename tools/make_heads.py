@@ -39,6 +39,7 @@ from kerneltrick import hf
 from kerneltrick.analysis import Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._linearized import dial_of, with_whole
+from kerneltrick.hf._passkey import FITTED_PHRASINGS
 
 
 class Recipe(NamedTuple):
@@ -309,7 +310,8 @@ def duo_settings(
     if not path.exists():
         network = transformers.AutoModelForCausalLM.from_pretrained(teacher).eval()
         pieces = [own[:PLANTED] for own in windows]
-        planted = hf.passkeys(teacher, pieces, trials=len(pieces) // 2, seed=1)
+        how = {"trials": len(pieces) // 2, "phrasings": FITTED_PHRASINGS, "seed": 1}
+        planted = hf.passkeys(teacher, pieces, **how)
         near = found.ranking.window, found.ranking.sinks
         path.write_text(json.dumps(duo_ranking(network, planted, *near, progress=told).record()))
     ranking = hf.HeadRanking.from_record(json.loads(path.read_text()))

@@ -35,7 +35,7 @@ from kerneltrick.hf._heads import HeadRanking, rank_heads
 from kerneltrick.hf._linearized import Linearized, assemble, attention_modules, with_whole
 from kerneltrick.hf._loss import drop_maps, layer_losses, mapped_heads
 from kerneltrick.hf._overlap import overlap_remark, sketch
-from kerneltrick.hf._passkey import DEPTHS, Passkey, passkeys
+from kerneltrick.hf._passkey import DEPTHS, FITTED_PHRASINGS, Passkey, passkeys
 from kerneltrick.hf._record import FITTED
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._recorder import register as register_recorder
@@ -47,7 +47,7 @@ from kerneltrick.torch import Fit, fit
 CHOOSING = 2  # validation windows that choose the layers which keep softmax
 TRIALS = 4  # planted numbers for each depth that evaluate a language model
 RANKED, RANKED_TOKENS = 4, 4096  # windows that rank heads, and tokens in them, at least
-RANKED_TRIALS = 6  # planted numbers for each depth that rank heads
+RANKED_TRIALS = 6  # planted numbers for each depth that rank heads: each phrasing once
 PLANTED_LENGTH = 512  # tokens around a planted number that ranks heads or trains, at most
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.25, 0.35, 0.5)  # of heads, for the curve
 FINETUNE = ("none", "maps", "lora", "all")
@@ -405,7 +405,8 @@ def _planted(where: str, network: Any, texts: Windows, count: int, seed: int) ->
         return []
     with contextlib.suppress(CaptureError):  # there is no tokenizer
         pieces = [ids[:PLANTED_LENGTH] for ids in texts]
-        return passkeys(where, pieces, trials=math.ceil(count / len(DEPTHS)), seed=seed)
+        trials = math.ceil(count / len(DEPTHS))
+        return passkeys(where, pieces, trials=trials, phrasings=FITTED_PHRASINGS, seed=seed)
     return []
 
 

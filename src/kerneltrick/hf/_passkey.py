@@ -26,7 +26,7 @@ class Phrasing(NamedTuple):
     names: tuple[str, ...] = ()  # whose facts they are: the one that is asked for, and rivals
 
 
-PHRASINGS = (
+PHRASINGS = (  # what models are evaluated on
     Phrasing(
         " The pass key is {key}. Remember it: {key} is the pass key.",
         " What is the pass key? The pass key is",
@@ -39,6 +39,35 @@ PHRASINGS = (
         " The secret code of {name} is {key}.",
         " Now tell me the code. The secret code of {name} is",
         ("Alice", "Robert", "the captain"),
+    ),
+)
+FITTED_PHRASINGS = (  # what heads are ranked and models are trained on
+    Phrasing(
+        " The combination of the safe is {key}. Write it down: {key} opens the safe.",
+        " What opens the safe? The combination of the safe is",
+    ),
+    Phrasing(
+        " The invoice of {name} has the number {key}.",
+        " Now find the invoice. The invoice of {name} has the number",
+        ("Martha", "Oliver", "the baker"),
+    ),
+    Phrasing(
+        " Please call me back at extension {key}.",
+        " How do I call back? Please call me back at extension",
+    ),
+    Phrasing(
+        " {name} lives at house number {key}.",
+        " Send the letter there. {name} lives at house number",
+        ("Susan", "Peter", "the doctor"),
+    ),
+    Phrasing(
+        " Ticket {key} wins the lottery. Keep ticket {key}.",
+        " Which ticket wins the lottery? The winner is ticket",
+    ),
+    Phrasing(
+        " The telephone number of {name} is {key}.",
+        " Whom do we call first? The telephone number of {name} is",
+        ("Anna", "Mr. Brown", "the plumber"),
     ),
 )
 
@@ -71,7 +100,8 @@ def passkeys(
     depths: where to plant the number, as shares of the text.
     trials: the number of texts for each depth. Windows are used again if there are fewer. None
         uses each window once.
-    phrasings: how the fact is stated and asked for.
+    phrasings: how the fact is stated and asked for. `linearize` ranks heads and trains models on
+        other phrasings than the default, so that what evaluates them is new to them.
     seed: the seed of the numbers.
     """
     with quiet():
