@@ -231,7 +231,11 @@ def measure(arguments: argparse.Namespace) -> str:
         rows[text] = rows_of(own)
         for kind, part in parts(ranking).items():
             (point,) = judge("whole", found, ids, ranking=part, shares=[SHARE]).curve
-            rows[text][f"heads, ranked on {kind} alone"] = ({"perplexity": point.quality}, {})
+            file = KEPT / f"{name}-whole-recalled.unfinished"
+            with found.model.attending_by(settings_of(name, part, found)):
+                figures, errors = recall(found.model, planted[text], file)
+            figures = {"perplexity": point.quality, **figures}
+            rows[text][f"heads, ranked on {kind} alone"] = (figures, errors)
         curves[text] = curve(own)
     students: dict[str, dict[str, Any]] = {"layers": {"unit": "layer"}}
     if trials:
@@ -314,7 +318,11 @@ def duo_settings(
         planted = hf.passkeys(teacher, pieces, **how)
         near = found.ranking.window, found.ranking.sinks
         path.write_text(json.dumps(duo_ranking(network, planted, *near, progress=told).record()))
-    ranking = hf.HeadRanking.from_record(json.loads(path.read_text()))
+    return settings_of(name, hf.HeadRanking.from_record(json.loads(path.read_text())), found)
+
+
+def settings_of(name: str, ranking: hf.HeadRanking, found: hf.Linearization) -> list[Dial]:
+    """Return the dials of layers with as many whole heads as a model has, by another ranking."""
     whole = ranking.whole(sum(map(len, found.whole.values())))
     limited = Dial.get(RECIPES[name].setting)
     layers, heads = ranking.shape
