@@ -231,7 +231,7 @@ def measure(arguments: argparse.Namespace) -> str:
         rows[text] = rows_of(own)
         for kind, part in parts(ranking).items():
             (point,) = judge("whole", found, ids, ranking=part, shares=[SHARE]).curve
-            file = KEPT / f"{name}-whole-recalled.unfinished"
+            file = KEPT / f"{name}-{kind.split()[0]}-recalled.unfinished"
             with found.model.attending_by(settings_of(name, part, found)):
                 figures, errors = recall(found.model, planted[text], file)
             figures = {"perplexity": point.quality, **figures}
