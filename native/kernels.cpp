@@ -1,5 +1,7 @@
 // The kernels of one instruction set. This file is compiled twice for each: for arithmetic in float32
 // and, with KT_WIDE, in float64.
+#include <optional>
+
 #include "core.h"
 #include "flush.h"
 #include "grad.h"
@@ -374,17 +376,15 @@ template <class T> class NearSums {
 
 template <class T> void run_step(const Problem& p, int threads) {
     if (p.rows == 0) return;
-    // Where a thread would have one or two rows alone, threads share the tokens of rows instead.
-    if (threads > 1 && p.rows < 4 * threads && Ring<T>::spans(p) > 1) {
-        const NearSums<T> near(p, threads);
-        return Steps<T>(p).run(0, p.rows, near.sums.data());
-    }
+    // Where a thread would have a few rows alone, threads share the tokens of rows first.
+    std::optional<NearSums<T>> near;
+    if (threads > 1 && p.rows < 4 * threads && Ring<T>::spans(p) > 1) near.emplace(p, threads);
     const int64_t parts = threads > 1 ? 4 * threads : 1;  // more than threads: one of them may come late
     // φ fills its lanes with rows; where there is none, every row is work that another thread can take.
     const int64_t least = p.features.count ? TILE_VECS * LANES<T> : 1;
     const int64_t part = round_up((p.rows + parts - 1) / parts, least);
     parallel((p.rows + part - 1) / part, threads, [&](int64_t i) {
-        Steps<T>(p).run(i * part, std::min(p.rows, (i + 1) * part));
+        Steps<T>(p).run(i * part, std::min(p.rows, (i + 1) * part), near ? near->sums.data() : nullptr);
     });
 }
 

@@ -5,6 +5,10 @@
 
 #include "near.h"
 
+#if !defined(KT_SPAN)
+#define KT_SPAN 1024
+#endif
+
 namespace kt {
 namespace KT_ISA {
 
@@ -137,15 +141,18 @@ template <class T> class Ring {
     void add(const Sums& more, bool first) {
         for (int64_t g = 0; g < p.groups; ++g) {
             const double now = first ? more.top[g] : std::max(sums.top[g], more.top[g]);
-            const double old = first ? 0 : factor(sums.top[g], now), fresh = factor(more.top[g], now);
+            const T old = first ? T(0) : factor(sums.top[g], now), fresh = factor(more.top[g], now);
             sums.top[g] = now;
-            sums.den[g] = (old == 0 ? 0 : old * sums.den[g]) + fresh * more.den[g];
+            sums.den[g] = product(old, sums.den[g]) + product(fresh, more.den[g]);
             for (int64_t c = g * M; c < (g + 1) * M; ++c)
-                sums.mixed[c] = (old == 0 ? T(0) : T(old) * sums.mixed[c]) + T(fresh) * more.mixed[c];
+                sums.mixed[c] = product(old, sums.mixed[c]) + product(fresh, more.mixed[c]);
         }
     }
 
-    static double factor(double top, double now) { return top == now ? 1 : std::exp(top - now); }
+    // Sums of weight 0 are gone, whatever they were, inf too.
+    template <class X> static X product(T weight, X x) { return weight == 0 ? X(0) : X(weight) * x; }
+
+    static T factor(double top, double now) { return top == now ? T(1) : T(std::exp(top - now)); }
 
     template <class N> static KT_INLINE Vec<T> load_as(const N* from) {
         if constexpr (sizeof(N) == sizeof(T)) {
@@ -248,7 +255,7 @@ template <class T> class Ring {
 
     // Bytes: rows follow each other in memory, so what comes next is often that of the next row.
     static constexpr int LINE = 64, AHEAD = 8192;
-    static constexpr int64_t SPAN = 1024;  // tokens that one thread takes at once
+    static constexpr int64_t SPAN = KT_SPAN;  // tokens that one thread takes at once
     static constexpr int64_t BLOCK = 32;  // values that stay in the cache for the queries of all groups
     static constexpr char FINE = 1, STRANGE = 2;  // in near_keep
     const int64_t d, M, size, room;

@@ -106,6 +106,20 @@ def test_queries_that_share_keys_get_what_each_would_get_alone(text, dtype, isa)
         np.testing.assert_array_equal(whole[:, group::3], alone)
 
 
+@pytest.mark.parametrize("score", [0, 97])
+@pytest.mark.parametrize("first", [True, False])
+def test_values_whose_weight_vanishes_leave_no_trace_however_large(first, score):
+    """Their sum overflows, in another part of the window than the tokens that matter."""
+    n = 2400
+    k, v = np.full((1, n, 4), score, np.float32), np.full((1, n, 4), 1e38, np.float32)
+    matter = slice(0, 50) if first else slice(n - 50, n)
+    k[:, matter], v[:, matter] = 100, 1
+    decoder = kt.Decoder("softmax", shape=(1,), d=4)
+    for t in range(n):
+        out = decoder.step(np.full((1, 4), 25, np.float32), k[:, t], v[:, t])
+    np.testing.assert_array_equal(out, 1)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("text", ["elu", "exp", "softmax"])
 def test_narrow_types_come_back_in_kind(text, dtype):
