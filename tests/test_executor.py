@@ -262,6 +262,8 @@ def test_a_dask_cluster_gives_the_same_numbers_with_a_worker_killed_in_the_middl
             row["ms_per_1000_tokens"] = row["crossover"] = None
         found["softmax"]["ms_per_1000_tokens"] = found["timing"] = found["verdict"] = None
         found["data"]["notes"] = None
+        said = found["findings"]
+        found["findings"] = [x for x in said if not x.startswith("On this machine elu is ")]
     assert ours == theirs
 
 
