@@ -1201,6 +1201,36 @@ MUTANTS = [
         "if True:",
         "test_hf_accelerate.py::test_a_second_call_replaces_nothing_again",
     ),
+    Mutant(
+        "linearize: planted facts are not trained on",
+        "hf/_finetune.py",
+        "if self.planted:",
+        "if False:",
+        "test_hf_heads.py::"
+        "test_training_on_planted_facts_brings_their_answers_nearer_to_the_original",
+    ),
+    Mutant(
+        "linearize: validation leaves planted facts out",
+        "hf/_finetune.py",
+        "if self.held_out_planted:",
+        "if False:",
+        "test_hf_heads.py::"
+        "test_training_on_planted_facts_brings_their_answers_nearer_to_the_original",
+    ),
+    Mutant(
+        "linearize: planted facts that validate stand in text that is trained on",
+        "hf/_linearize.py",
+        "for texts in (windows.fitted, windows.validation)",
+        "for texts in (windows.fitted, windows.fitted)",
+        "test_hf_heads.py::test_models_with_whole_heads_are_trained_on_planted_facts",
+    ),
+    Mutant(
+        "linearize: planted facts have the phrasings that evaluate",
+        "hf/_linearize.py",
+        "trials=trials, phrasings=FITTED_PHRASINGS, seed=seed",
+        "trials=trials, seed=seed",
+        "test_hf_heads.py::test_models_are_evaluated_on_phrasings_that_nothing_was_fitted_to",
+    ),
 ]
 
 
