@@ -231,10 +231,11 @@ def test_any_leading_dimensions(shape, engine):
         np.testing.assert_allclose(one_out, expected, rtol=1e-12)
 
 
-def test_grouped_queries_share_key_heads_in_order():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_grouped_queries_share_key_heads_in_order(engine):
     rng = np.random.default_rng(5)
     q, k, v = rng.standard_normal((6, 30, 4)), *rng.standard_normal((2, 2, 30, 4))
-    out = kt.linear_attention(q, k, v, causal=True)
+    out = kt.linear_attention(q, k, v, causal=True, engine=engine)
     repeated = kt.linear_attention(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), causal=True)
     np.testing.assert_allclose(out, repeated, rtol=1e-13)
 
