@@ -32,7 +32,7 @@ endef
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run native sanitize sanitize-arm test test-jax-old test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained tracking inspected mutants clean
+.PHONY: help run native sanitize sanitize-arm test test-jax-old test-slow test-all lint format build bench bench-native bench-models labs notebooks stars kin figures refresh docs digits solvers claims sample fitted trained tracking inspected mutants clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -100,6 +100,9 @@ test-jax-old: $(VENV)/.test ## run the tests of JAX with the oldest JAX that has
 	build/jax-old/bin/python -m pip install -q --disable-pip-version-check "jax==0.5.3" "jaxlib==0.5.3" \
 	  absl-py flatbuffers array-api-compat safetensors typer rich pytest hypothesis array-api-strict
 	PYTHONPATH=src build/jax-old/bin/python -m pytest -q tests/test_jax_native.py -m "not slow"
+
+test-slow: $(VENV)/.test ## run the slow tests alone
+	HYPOTHESIS_PROFILE=all $(PYTEST) -m slow
 
 test-all: $(VENV)/.test ## run all tests, with more examples of each property (half an hour)
 	HYPOTHESIS_PROFILE=all $(PYTEST)
