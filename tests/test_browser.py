@@ -44,7 +44,7 @@ class Opened:
     def close(self) -> None:
         self.context.close()
         assert self.troubles == []
-        assert [url.partition("#")[0] for url in self.requests] == [self.address]
+        assert {url.partition("#")[0] for url in self.requests} == {self.address}
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()

@@ -308,6 +308,95 @@ def test_the_page_checks_the_answers_to_its_questions(open_explorable):
     assert hold["elu", 3, "corrects", 8] > hold["elu", 3, "adds", 8]
 
 
+WRITINGS = (
+    *("16384", "16,384", "16.384", "16 384", "16\u202f384", "16384 bytes", "16384 B", "= 16384"),
+    *(
+        "2^14",
+        "2**14",
+        "2¹⁴",
+        "4·64·64",
+        "4*64*64",
+        "4 x 64 x 64",
+        "4·64²",
+        "16k",
+        "16 KiB",
+        "16k bytes",
+    ),
+)
+
+
+def test_a_number_is_right_however_people_write_it(open_explorable):
+    tab = open_explorable()
+    for text in WRITINGS:
+        assert answer(tab, "orders-3", text).startswith("Right."), text
+    for text in ("bytes", "16,38", "1,6384", "16385", "2^13", "4·64", "16 MiB", "-16384", "1e999"):
+        assert answer(tab, "orders-3", text).startswith("Not yet."), text
+    assert answer(tab, "map-3", "2,0").startswith("Right.")
+
+
+def test_answers_and_moved_points_are_there_when_the_page_is_loaded_again(open_explorable):
+    tab = open_explorable()
+    page = tab.page
+    answer(tab, "orders-2", 1)
+    answer(tab, "orders-3", "2^14")
+    answer(tab, "dial-1", "3")  # wrong, so it is not kept
+    page.locator("#plane").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowUp")
+    moved = page.evaluate("[...kerneltrick.plane.q]")
+    page.locator("#control-points").fill("9")
+    wait_until(page, "kerneltrick.plane.q.length === 18")
+    assert page.evaluate("[...kerneltrick.plane.q]")[:16] == moved
+    page.click("#theme")  # draws all again
+    page.reload()
+    assert tab.text("#progress") == "2 of 15 questions answered"
+    assert page.locator("#question-orders-2 input").nth(1).is_checked()
+    assert page.locator("#question-orders-3 input").input_value() == "2^14"
+    assert tab.text("#question-orders-3 .verdict").startswith("Right.")
+    assert tab.text("#question-dial-1 .verdict") == ""
+    assert page.evaluate("[...kerneltrick.plane.q]")[:16] == moved
+    page.get_by_role("button", name="Start again").click()
+    wait_until(page, f"kerneltrick.plane.q[1] !== {moved[1]}")
+
+
+def test_on_a_phone_a_swipe_scrolls_and_all_chapters_are_in_sight(open_explorable):
+    tab = open_explorable(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = tab.page
+    links = page.locator(".chapters a")
+    for i in range(links.count()):
+        box = links.nth(i).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.locator("#plane").scroll_into_view_if_needed()
+    touch = page.context.new_cdp_session(page)
+
+    def swipe(x: float, y: float) -> tuple[float, list[float]]:
+        """Move a finger up by 120 pixels; return how far the page moved, and the points."""
+        before = page.evaluate("scrollY")
+        send = lambda kind, *at: touch.send(  # noqa: E731
+            "Input.dispatchTouchEvent",
+            {"type": kind, "touchPoints": [{"x": at[0], "y": at[1]}] if at else []},
+        )
+        send("touchStart", x, y)
+        for step in range(1, 13):
+            send("touchMove", x, y - 10 * step)
+        send("touchEnd")
+        page.wait_for_timeout(300)
+        return page.evaluate("scrollY") - before, page.evaluate("[...kerneltrick.plane.q]")
+
+    page.evaluate(
+        "kerneltrick.plane.q.fill(-2); kerneltrick.plane.k.fill(-2); kerneltrick.drawPlane()"
+    )
+    start = page.evaluate("[...kerneltrick.plane.q]")
+    box = page.locator("#plane").bounding_box()
+    scrolled, points = swipe(box["x"] + box["width"] / 2, box["y"] + box["height"] * 2 / 3)
+    assert (scrolled > 50, points) == (True, start)
+    box = page.locator("#plane").bounding_box()
+    scrolled, points = swipe(box["x"] + box["width"] / 6, box["y"] + box["height"] * 5 / 6)
+    assert (scrolled, points != start) == (0, True)
+
+
 def wait_until(page, condition):
     """As `page.wait_for_function`, whose eval the page's policy forbids after the first try."""
     for _ in range(600):

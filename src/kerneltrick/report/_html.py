@@ -54,6 +54,7 @@ _EXPLORE_PARTS = (
     "style.css",
     "arithmetic.js",
     "kit.js",
+    "questions.js",
     "orders.js",
     "plane.js",
     "dial.js",

@@ -74,7 +74,9 @@ function redraw() {
   byId("theme-name").textContent = { auto: "Auto", light: "Light", dark: "Dark" }[state.theme];
   byId("theme").setAttribute("aria-label", `Colours: ${state.theme === "auto" ? "follow the system" : state.theme}`);
   document.documentElement.dataset.theme = printing ? "light" : state.theme;
-  for (const input of document.querySelectorAll("input[type=radio]")) input.checked = input.value === state[input.name];
+  for (const input of document.querySelectorAll("input[type=radio]")) {
+    if (input.name in CHOICES) input.checked = input.value === state[input.name];
+  }
   view.draw();
 }
 

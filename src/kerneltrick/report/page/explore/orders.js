@@ -147,6 +147,7 @@ const ORDER_QUESTIONS = [
   {
     words: "How many bytes does Q(KᵀV) keep in between for d = M = 64 and n = 1,000,000, in float32?",
     answer: () => countOrders({ n: 1e6, d: 64, width: 64 }).state.bytes,
+    near: 0,
     unit: "bytes",
     why: "d·M·4 = 16,384 bytes, whatever n is. QKᵀ would have 4·10¹² bytes.",
     hint: "Move n: does “bytes in between” of Q(KᵀV) change? KᵀV has d·M numbers of 4 bytes.",

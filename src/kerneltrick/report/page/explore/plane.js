@@ -1,6 +1,7 @@
 // Chapter 2: queries and keys in the plane, and what a map makes of them.
 
 const PLANE_MAPS = values.plane.maps;
+const MOST_POINTS = 128;
 const plane = {
   q: new Float64Array(0),
   k: new Float64Array(0),
@@ -11,34 +12,66 @@ const plane = {
   estimated: "", // what the estimates of favor were drawn for
 };
 const REACH = 3; // the picture shows −3 … 3
+const within = (x) => Math.max(-REACH, Math.min(REACH, x));
+const everyPoint = {}; // by side, as many as the slider offers, of which the first are shown
 
-function scatter(n) {
-  const points = normals(4 * n, 11);
-  plane.q = points.slice(0, 2 * n).map((x) => Math.max(-REACH, Math.min(REACH, x)));
-  plane.k = points.slice(2 * n).map((x) => Math.max(-REACH, Math.min(REACH, x)));
-  plane.chosen = { side: "q", at: 0 };
+function scatter() {
+  const points = normals(4 * MOST_POINTS, 11).map(within);
+  everyPoint.q = points.slice(0, 2 * MOST_POINTS);
+  everyPoint.k = points.slice(2 * MOST_POINTS);
+}
+
+// Points that were moved stay when the number of tokens changes, and when the page is loaded again.
+function showPoints(n) {
+  for (const side of ["q", "k"]) plane[side] = everyPoint[side].subarray(0, 2 * n);
+  if (plane.chosen.at >= n) plane.chosen = { side: "q", at: 0 };
+}
+
+const keepPoints = () => store({ points: { q: [...everyPoint.q], k: [...everyPoint.k] } });
+
+function restorePoints() {
+  scatter();
+  const { points = {} } = readStored();
+  for (const side of ["q", "k"]) {
+    if (points[side]?.length === everyPoint[side].length && points[side].every(Number.isFinite)) everyPoint[side].set(points[side].map(within));
+  }
 }
 
 function buildPlane() {
+  restorePoints();
   const dials = byId("map-dials");
   const names = PLANE_MAPS.map((entry) => [entry.name, entry.name]);
   menu(dials, "map", { label: "feature map", options: names, value: "elu", changed: changeMap });
-  slider(dials, "points", { label: "tokens", min: 2, max: 128, value: 8, changed: () => repaint(changePoints) });
+  slider(dials, "points", { label: "tokens", min: 2, max: MOST_POINTS, value: 8, changed: () => repaint(drawPlane) });
   for (const entry of PLANE_MAPS) {
     for (const control of entry.controls) addParameter(entry, control);
   }
   const canvas = byId("plane");
+  let dragging = false;
+  // A finger that starts on a point moves it; one that starts beside all points scrolls the page.
+  canvas.addEventListener("touchstart", (event) => {
+    if (event.touches.length === 1 && nearest(canvas, event.touches[0]).held) event.preventDefault();
+  }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
-    plane.chosen = nearest(canvas, event);
+    const { side, at, held } = nearest(canvas, event);
+    dragging = held;
+    if (!held) return;
+    plane.chosen = { side, at };
     canvas.setPointerCapture(event.pointerId);
     dragTo(canvas, event);
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (canvas.hasPointerCapture(event.pointerId)) dragTo(canvas, event);
+    if (dragging) dragTo(canvas, event);
+  });
+  canvas.addEventListener("lostpointercapture", () => {
+    if (dragging) keepPoints();
+    dragging = false;
   });
   canvas.addEventListener("keydown", moveChosen);
   press(byId("plane-buttons"), "Start again", () => {
-    scatter(state.points);
+    scatter();
+    plane.chosen = { side: "q", at: 0 };
+    keepPoints();
     repaint(drawPlane);
   });
   slider(byId("favor-dials"), "redraws", { label: "draws averaged", min: 1, max: plane.draws.length, value: 10, changed: () => repaint(drawFavor) });
@@ -66,11 +99,6 @@ function changeMap() {
   repaint(drawPlane);
 }
 
-function changePoints() {
-  scatter(state.points);
-  drawPlane();
-}
-
 // The setting of a map by the values of its controls, as `mapWeights` takes it.
 function planeSetting(name = state.map) {
   const entry = PLANE_MAPS.find((each) => each.name === name);
@@ -90,7 +118,7 @@ function favorDraws({ features, kind }, seed) {
 const planeHead = () => ({ q: plane.q, k: plane.k, n: plane.q.length / 2, d: 2, causal: false, scale: Math.SQRT1_2 });
 
 function drawPlane() {
-  if (plane.q.length !== 2 * state.points) scatter(state.points);
+  showPoints(state.points);
   const head = planeHead();
   const softmax = softmaxWeights(head);
   const map = mapWeights(head, planeSetting());
@@ -123,6 +151,7 @@ const SIGNS = {
   any: "Its similarities can be negative (orange). If those of a row cancel, its weights become huge, and the condition number tells how close it came.",
 };
 
+const pointSize = () => (plane.q.length > 64 ? 4 : 8);
 const sides = () => [["k", plane.k, "--s1"], ["q", plane.q, "--s0"]];
 
 function drawPoints() {
@@ -136,7 +165,7 @@ function drawPoints() {
     context.fillRect(place(x), 0, 1, width);
     context.fillRect(0, place(-x), width, 1);
   }
-  const size = plane.q.length > 64 ? 4 : 8;
+  const size = pointSize();
   context.font = font(12);
   context.textAlign = "center";
   for (const [side, points, name] of sides()) {
@@ -177,10 +206,10 @@ function markChosen(context, n) {
 
 function pointAt(canvas, event) {
   const box = canvas.getBoundingClientRect();
-  const inside = (x) => Math.max(-REACH, Math.min(REACH, x));
-  return [inside(((event.clientX - box.left) / box.width - 0.5) * 2 * REACH), inside((0.5 - (event.clientY - box.top) / box.height) * 2 * REACH)];
+  return [within(((event.clientX - box.left) / box.width - 0.5) * 2 * REACH), within((0.5 - (event.clientY - box.top) / box.height) * 2 * REACH)];
 }
 
+// The point nearest to a pointer, and whether the pointer is on it.
 function nearest(canvas, event) {
   const [x, y] = pointAt(canvas, event);
   let best = { distance: Infinity };
@@ -190,7 +219,8 @@ function nearest(canvas, event) {
       if (distance <= best.distance) best = { side, at: i, distance };
     }
   }
-  return best;
+  const pixels = (best.distance / (2 * REACH)) * canvas.clientWidth;
+  return { ...best, held: pixels <= 2 * pointSize() };
 }
 
 function dragTo(canvas, event) {
@@ -207,7 +237,8 @@ function moveChosen(event) {
     const next = ((side === "q" ? 0 : n) + at + turns[event.key] + 2 * n) % (2 * n);
     plane.chosen = next < n ? { side: "q", at: next } : { side: "k", at: next - n };
   } else if (event.key in moves) {
-    moves[event.key].forEach((by, c) => (plane[side][2 * at + c] = Math.max(-REACH, Math.min(REACH, plane[side][2 * at + c] + by))));
+    moves[event.key].forEach((by, c) => (plane[side][2 * at + c] = within(plane[side][2 * at + c] + by)));
+    keepPoints();
   } else return;
   event.preventDefault();
   repaint(drawPlane);
