@@ -1,7 +1,14 @@
 """Tiny models of every type that `kerneltrick.hf.accelerate` knows, with random weights."""
 
+import functools
+import itertools
+import re
+from pathlib import Path
+
 import torch
 import transformers
+
+from kerneltrick.hf._functions import FUNCTIONS
 
 VOCABULARY = 64
 SIZE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
@@ -54,6 +61,16 @@ QSA = {
 }
 ALIKE = {**HEADS, "num_key_value_heads": 4}
 MAMBA_1 = {"mamba_d_state": 4, "mamba_dt_rank": 3}
+INKLING = {
+    "layer_types": ["hybrid", "hybrid_sliding"],
+    "n_routed_experts": 4,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "sliding_window_size": 8,
+    "d_rel": 4,
+    "rel_extent": 64,
+}
 HYBRID = {"layers_block_type": ["linear_attention", "hybrid", "linear_attention"]}
 
 CONFIGS = {
@@ -137,8 +154,18 @@ CONFIGS = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {**MLP, **HEADS, **EXPERTS, "layer_types": ["conv", "full_attention"]},
+    "lfm3": {
+        **MLP,
+        **HEADS,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "sliding_window": 8,
+    },
+    "inkling_text": {**MLP, **HEADS, **EXPERTS, **INKLING, "logits_mup_width_multiplier": 1.0},
+    "inkling2_text": {**SIZE, **HEADS, **EXPERTS, **INKLING, "unpadded_vocab_size": VOCABULARY},
     "minimax": {**MLP, **HEADS, **EXPERTS, "block_size": 8, **LINEAR_FIRST},
 }
+KINDS = tuple(kind for kind in CONFIGS if kind in transformers.CONFIG_MAPPING)
 VISION = {
     "depth": 1,
     "hidden_size": 8,
@@ -154,6 +181,20 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializ
 ONLY_LINEAR = {"granitemoehybrid": "mamba", "glm5_next": "linear_attention"}
 
 
+def file_of(kind):
+    """The folder of transformers that holds the models of a type."""
+    return transformers.CONFIG_MAPPING[kind].__module__.split(".")[2]
+
+
+@functools.cache
+def served():
+    """The folders of transformers whose models call something that `accelerate` replaces."""
+    names = "|".join({function.name.partition(".")[0] for function in FUNCTIONS})
+    defined = re.compile(rf"^(?:def|class) (?:{names})\b", re.MULTILINE)
+    files = Path(transformers.models.__file__).parent.glob("*/modeling_*.py")
+    return {x.parent.name for x in files if defined.search(x.read_text(encoding="utf-8"))}
+
+
 def build(kind, seed=0, dtype=torch.float32, **more):
     """A model of a type, in evaluation mode, with weights large enough that every layer matters."""
     torch.manual_seed(seed)
@@ -164,4 +205,15 @@ def build(kind, seed=0, dtype=torch.float32, **more):
     else:
         config = transformers.AutoConfig.for_model(kind, **settings)
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return model.to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():  # biases and taps that begin at zero would not matter
+                parameter.normal_(std=TOKENS["initializer_range"])
+    model.to(dtype)
+    wide = model._keep_in_fp32_modules_strict  # as `from_pretrained` reads them
+    if dtype == torch.float16:
+        wide = wide | model._keep_in_fp32_modules
+    for name, x in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if any(part in name for part in wide):
+            x.data = x.data.float()
+    return model.eval()

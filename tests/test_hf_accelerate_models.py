@@ -1,15 +1,26 @@
 """Models with linear attention compute the same on the compiled core as on transformers' code."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-from accelerated_models import CONFIGS, ONLY_LINEAR, VOCABULARY, build  # noqa: E402
+from accelerated_models import (  # noqa: E402
+    CONFIGS,
+    KINDS,
+    ONLY_LINEAR,
+    TOKENS,
+    VOCABULARY,
+    build,
+    file_of,
+    served,
+)
 
 import kerneltrick.hf as hf  # noqa: E402
 
-KINDS = tuple(CONFIGS)
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("accelerated"),
@@ -37,6 +48,14 @@ def model(request):
 def kind(request):
     yield request.param
     hf.restore()
+
+
+def test_every_type_that_accelerate_serves_is_tried_and_listed():
+    assert {file_of(kind) for kind in KINDS} == served()
+    page = Path(__file__).parents[1] / "docs" / "howto" / "run_on_a_cpu.md"
+    table = page.read_text(encoding="utf-8").partition("| models |")[2].partition("\n\n")[0]
+    listed = re.findall(r"\w+", " ".join(re.findall(r"([^|]*)\|$", table, re.MULTILINE)))
+    assert served() == {name for name in listed if hasattr(transformers.models, name)}
 
 
 def test_logits_are_those_of_the_reference(model):
@@ -131,9 +150,14 @@ def packed():
     }
 
 
+def build_apart(kind):
+    """A model whose softmax layers, if there are any, keep packed texts apart."""
+    layer = ONLY_LINEAR.get(kind)
+    return build(kind, **({"layer_types": [layer] * 2} if layer else {}))
+
+
 def test_packed_texts_give_what_each_gives_alone(kind):
-    layer, (x, how) = ONLY_LINEAR.get(kind), packed()
-    model = build(kind, **({"layer_types": [layer] * 2} if layer else {}))
+    model, (x, how) = build_apart(kind), packed()
     with torch.no_grad():
         parts = x.split(LENGTHS, dim=1)
         alone = torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
@@ -141,9 +165,39 @@ def test_packed_texts_give_what_each_gives_alone(kind):
             assert error(model(x, **how).logits, alone) < 1e-4
 
 
+def test_packed_texts_go_together_with_gradient_checkpointing(kind):
+    model, (x, how), found, runs = build_apart(kind).train(), packed(), [], []
+    hf.accelerate(model)
+    for layer in model.modules():
+        layer.register_forward_pre_hook(lambda *_: runs.append(enabled))
+    for enabled in (False, True):
+        model.zero_grad()
+        if enabled:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(x, labels=x, **how).loss.backward()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append(torch.cat(gradients))
+    assert runs.count(True) > 1.5 * runs.count(False)  # layers ran again
+    assert error(found[1], found[0]) < 1e-5
+
+
+def test_beside_a_cache_softmax_layers_mix_packed_texts_and_linear_ones_do_not():
+    x, how = packed()
+    config = transformers.LlamaConfig(**{**CONFIGS["lfm2"], "layer_types": None}, **TOKENS)
+    for model, mixes in ((build("mamba2"), False), (transformers.LlamaForCausalLM(config), True)):
+        with torch.no_grad():
+            parts = x.split(LENGTHS, dim=1)
+            alone = torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
+            if not mixes:
+                hf.accelerate(model)
+            found = model(x, **{**how, "use_cache": True}).logits
+        assert (error(found, alone) > 0.1) == mixes
+    hf.restore()
+
+
 @pytest.mark.slow
 def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
-    squares = torch.zeros(2)  # a single draw may send a token to another expert
+    squares = torch.zeros(2)
     for seed in range(4):
         x = tokens(n=64, seed=seed)
         with torch.no_grad():
@@ -152,7 +206,9 @@ def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
             reference = model(x).logits.float()
             with hf.accelerate(model):
                 found = model(x).logits.float()
-        squares += torch.stack([(y - truth).square().mean() for y in (found, reference)])
+        # The median, because rounding sends a few tokens to another expert.
+        wrong = ((y - truth).square().mean(-1).median() for y in (found, reference))
+        squares += torch.stack(list(wrong))
     assert squares[0] < 1.1 * squares[1]
 
 

@@ -1,12 +1,14 @@
 """Layers of transformers' models show what they compute while they run as accelerated."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402
-from accelerated_models import CONFIGS, build  # noqa: E402
+from accelerated_models import CONFIGS, KINDS, build  # noqa: E402
 from hf_models import tiny  # noqa: E402
 
 from kerneltrick import hf, inspection  # noqa: E402
@@ -29,7 +31,10 @@ def check(kind):
     seen, notes = hf.watch_layers(model, ids)
     with torch.no_grad():
         assert torch.equal(model(ids, use_cache=False).logits, before)
-    assert seen
+    if not seen:  # convolutions alone, beside softmax layers with a window of their own
+        with pytest.raises(inspection.InspectionError, match=re.escape(notes[0])):
+            inspection.inspect(model, ids)
+        return []
     for each in seen:
         weights, values = each.operator.implied(np.arange(23))
         assert weights.shape[2:] == (23, 23)
@@ -42,11 +47,11 @@ def check(kind):
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_layers_show_what_they_compute_and_the_model_is_left_as_it_was(kind):
-    check(kind)
+    assert check(kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [x for x in CONFIGS if x not in QUICK])
+@pytest.mark.parametrize("kind", [x for x in KINDS if x not in QUICK])
 def test_all_models_that_accelerate_knows_can_be_inspected(kind):
     check(kind)
 

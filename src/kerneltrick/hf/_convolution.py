@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from kerneltrick import engines
@@ -67,6 +69,42 @@ def convolution_update(
         inplace=True,
     )
     return _activated(made.transpose(1, 2), activation)
+
+
+def dynamic_convolution(
+    self: Any,
+    hidden_states: Tensor,
+    dynamic_input: Tensor,
+    past_key_values: Any = None,
+    conv_mask: Tensor | None = None,
+    **more: Any,
+) -> Tensor:
+    """`Inkling2DynamicShortConvolution.forward`: taps of each channel, and taps of each token.
+
+    hidden_states is (batch, n, channels). The taps of a token, one set for each head, come from
+    dynamic_input (batch, n, width); tap i weights the token i places before it.
+    """
+    batch, n, _ = hidden_states.shape
+    taps, split = self.conv_kernel_size, (self.num_heads, -1)
+    x = hidden_states.float()
+    context = x if conv_mask is None else x * conv_mask[:, :, None]
+    if past_key_values is not None:
+        context = past_key_values.update_conv_state(
+            context.mT, self.layer_idx, state_idx=self.conv_idx, conv_kernel_size=taps
+        ).mT
+    texts = segments(more, batch, context.shape[1])
+    context = functional.pad(context, (0, 0, taps - 1, 0))[:, -(n + taps - 1) :]
+    context = context.unflatten(-1, split)
+    static = self.static_weight.float().unflatten(-1, split)
+    dynamic = self.weight_proj(dynamic_input).float().view(batch, n, self.num_heads, taps)
+    made = x.unflatten(-1, split)
+    for i in range(taps):
+        weight, start = static[i] + dynamic[..., i, None], taps - 1 - i
+        if texts is not None:
+            same = texts == functional.pad(texts, (i, 0), value=-1)[:, :n]
+            weight = weight * same[:, :, None, None]
+        made = torch.addcmul(made, weight, context[:, start : start + n])
+    return (made.flatten(2) / math.sqrt(2 * taps + 1)).to(hidden_states.dtype)
 
 
 def _activated(made: Tensor, activation: str | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kerneltrick.hf._convolution import convolution, convolution_update
+from kerneltrick.hf._convolution import convolution, convolution_update, dynamic_convolution
 from kerneltrick.hf._delta import chunk_delta_rule, recurrent_delta_rule
 from kerneltrick.hf._lightning import lightning_attention
 from kerneltrick.hf._packed import remember_texts
@@ -28,15 +28,17 @@ class Function(NamedTuple):
 CHUNK = "chunk_size initial_state output_final_state use_qk_l2norm_in_kernel **"
 RECURRENT = CHUNK.removeprefix("chunk_size ")
 ANY = "..."  # ours hands all arguments on
-# Classes of transformers that are told where packed texts end and do not tell their layers.
+# Models of transformers that are told where packed texts end and do not tell all of their layers.
 FORGETFUL = (
     "MambaForCausalLM",
     "FalconMambaForCausalLM",
     "Mamba2ForCausalLM",
     "MambaModel",
     "FalconMambaModel",
-    "JambaMambaDecoderLayer",
-    "ZambaMambaMixer",
+    "JambaModel",
+    "ZambaModel",
+    "InklingTextModel",
+    "Inkling2TextModel",
 )
 STEP = "state hidden_states dt A B C D dt_bias dt_softplus z **"
 
@@ -52,6 +54,12 @@ FUNCTIONS = (
         "hidden_states conv_state weight bias activation",
         convolution_update,
         "short_convolution",
+    ),
+    Function(
+        "Inkling2DynamicShortConvolution.forward",
+        "self hidden_states dynamic_input past_key_values conv_mask **",
+        dynamic_convolution,
+        "the same, tap by tap",
     ),
     *(
         Function(name, f"query key value g beta {more}", ours, "delta_rule")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-import transformers
+
+from kerneltrick._arrays import is_concrete
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
 
@@ -30,19 +32,31 @@ def remember_texts(before: Callable[..., Any], module: Any, *inputs: Any, **opti
     """The forward pass of a module that does not tell its layers where packed texts end."""
     if not is_packed(options):
         return before(module, *inputs, **options)
-    layers = module.modules() if isinstance(module, transformers.PreTrainedModel) else ()
-    if module.training and any(getattr(x, "gradient_checkpointing", False) for x in layers):
-        # Layers are run again during the backward pass, when this function has returned.
-        raise ValueError(
-            f"{type(module).__name__} does not tell its layers where packed texts end, so they "
-            "do not go together with gradient checkpointing; call "
-            "model.gradient_checkpointing_disable()"
-        )
-    _INSIDE.stack.append({name: options.get(name) for name in (*INDICES, *BOUNDARIES)})
+    texts = {name: options.get(name) for name in (*INDICES, *BOUNDARIES)}
+    layers = [x for x in module.modules() if getattr(x, "gradient_checkpointing", False)]
+    checkpoints = [layer._gradient_checkpointing_func for layer in layers]
+    for layer, checkpoint in zip(layers, checkpoints, strict=True):
+        layer._gradient_checkpointing_func = functools.partial(_run_again, checkpoint)
     try:
-        return before(module, *inputs, **options)
+        return _inside(texts, before, module, *inputs, **options)
+    finally:
+        for layer, checkpoint in zip(layers, checkpoints, strict=True):
+            layer._gradient_checkpointing_func = checkpoint
+
+
+def _inside(
+    texts: dict[str, Any], function: Callable[..., Any], *inputs: Any, **options: Any
+) -> Any:
+    _INSIDE.stack.append(texts)
+    try:
+        return function(*inputs, **options)
     finally:
         _INSIDE.stack.pop()
+
+
+def _run_again(checkpoint: Callable[..., Any], layer: Callable[..., Any], *inputs: Any) -> Any:
+    """A layer that runs a second time, for the backward pass, when the model has returned."""
+    return checkpoint(functools.partial(_inside, _INSIDE.stack[-1], layer), *inputs)
 
 
 def is_packed(keywords: Mapping[str, Any]) -> bool:
@@ -63,6 +77,8 @@ def segments(keywords: Mapping[str, Any], batch: int, n: int) -> Tensor | None:
     for name in BOUNDARIES:
         if keywords.get(name) is not None:
             ends = check_boundaries(name, keywords[name], batch)
+            if is_concrete(ends) and int(ends[-1]) != n:
+                raise _mismatch(name, batch, n, f"ends at {int(ends[-1])}")
             places = torch.arange(n, device=ends.device)
             return torch.bucketize(places, ends[1:], right=True)[None]
     return None
@@ -87,9 +103,12 @@ def check_boundaries(name: str, ends: Tensor, batch: int) -> Tensor:
 
 def _check_indices(name: str, found: Tensor, batch: int, n: int) -> Tensor:
     if found.ndim != 2 or found.shape[0] not in (1, batch) or found.shape[1] != n:
-        raise ValueError(
-            f"{name} must give the text of each of the {n} tokens of {batch} rows, but it is "
-            f"{tuple(found.shape)}; packed texts do not go together with the cache of an earlier "
-            "call"
-        )
+        raise _mismatch(name, batch, n, f"is {tuple(found.shape)}")
     return found.long().expand(batch, n)
+
+
+def _mismatch(name: str, batch: int, n: int, found: str) -> ValueError:
+    return ValueError(
+        f"{name} must give the text of each of the {n} tokens of {batch} rows, but it {found}; "
+        "packed texts do not go together with the cache of an earlier call"
+    )

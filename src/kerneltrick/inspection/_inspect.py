@@ -123,10 +123,12 @@ def trace(model: Any, tokens: Any) -> tuple[list[TracedLayer], list[str]]:
             "takes token numbers"
         ) from error
     if not seen:
+        reason = " ".join(notes) or (
+            "It needs softmax attention through transformers' attention interface, or layers that "
+            "hf.accelerate knows, such as those of Qwen3.5, Kimi Linear, Mamba or Falcon-H1."
+        )
         raise InspectionError(
-            f"{type(model).__name__} has no layer that can be inspected: it needs softmax "
-            "attention through transformers' attention interface, or layers that hf.accelerate "
-            "knows, such as those of Qwen3.5, Kimi Linear, Mamba or Falcon-H1"
+            f"{type(model).__name__} has no layer that can be inspected. {reason}"
         )
     return [TracedLayer(*each) for each in seen], notes
 
