@@ -195,6 +195,27 @@ def test_beside_a_cache_softmax_layers_mix_packed_texts_and_linear_ones_do_not()
     hf.restore()
 
 
+def test_a_row_with_nan_leaves_the_others_as_they_are(model):
+    x, found = tokens(n=13), []
+    given = model.get_input_embeddings()(x).detach()
+    spoiled = given.clone()
+    spoiled[0, 5] = torch.nan
+    for inputs in (given, spoiled):
+        inputs.requires_grad_()
+        logits = model(inputs_embeds=inputs, use_cache=False).logits
+        logits.square().sum((1, 2)).sum().backward()
+        with torch.no_grad():
+            made = model(inputs_embeds=inputs[:, :5], use_cache=True)
+            name = "cache_params" if "cache_params" in made else "past_key_values"
+            for i in (5, 6):
+                made = model(inputs_embeds=inputs[:, [i]], use_cache=True, **{name: made[name]})
+        found.append((logits.detach(), made.logits, inputs.grad))
+        hf.accelerate(model)
+    for expected, ours in zip(*found, strict=True):
+        assert error(ours[1], expected[1]) < 1e-4
+        assert ours[0, -1].isnan().all()
+
+
 @pytest.mark.slow
 def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
     squares = torch.zeros(2)

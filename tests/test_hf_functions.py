@@ -1,5 +1,7 @@
 """The functions that `hf.accelerate` puts in place keep the promises of those they replace."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,7 +16,7 @@ from kerneltrick.hf._convolution import convolution, convolution_update  # noqa:
 from kerneltrick.hf._delta import chunk_delta_rule, recurrent_delta_rule  # noqa: E402
 from kerneltrick.hf._packed import remember_texts, segments  # noqa: E402
 from kerneltrick.hf._selective_scan import scan  # noqa: E402
-from kerneltrick.hf._state_space import chunk_scan, state_update  # noqa: E402
+from kerneltrick.hf._state_space import chunk_scan, decayed_attention, state_update  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
@@ -269,3 +271,27 @@ def test_texts_that_a_model_forgets_are_remembered_inside_its_forward_pass():
     assert torch.equal(found[0], numbers)
     assert found[1] is None
     assert segments({}, 1, 3) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("operator", ["delta rule", "KDA", "Mamba-2"])
+def test_a_decay_that_is_not_finite_reaches_what_depends_on_it(operator, bad):
+    q, k, v, decay, beta = delta(per_feature=operator == "KDA", heads=(4, 4))
+    texts = (torch.arange(N) >= 14).long()[None].expand(B, N)
+    place = (1, 8, 2, *((3,) if operator == "KDA" else ()))  # row, token, head, feature
+
+    def run(value):
+        g = decay.clone()
+        g[place] = value
+        if operator == "Mamba-2":
+            given = (x.transpose(1, 2) for x in (q, k, v, g))
+            return decayed_attention(*given, texts, None, False)[0].transpose(1, 2)
+        return chunk_delta_rule(q, k, v, g, beta, seq_idx=texts)[0]
+
+    depends = torch.zeros(B, N, 4, S, dtype=torch.bool)
+    depends[1, 8:14, 2] = True
+    found, clean = run(bad), run(-200.0)  # e^-200 is 0 in float32
+    if bad < 0:
+        depends[:] = False
+    assert found[depends].isnan().all()
+    close(found[~depends], clean[~depends])

@@ -11,6 +11,7 @@ from kerneltrick import engines
 from kerneltrick._arrays import untranslated
 from kerneltrick.attention import DeltaState, delta_rule
 from kerneltrick.hf._packed import boundaries, is_packed, segments
+from kerneltrick.hf._state_space import finite_decay
 from kerneltrick.hf._watch import is_watched, show
 from kerneltrick.torch import DeltaOperator
 
@@ -117,6 +118,7 @@ def _rule(
 ) -> tuple[Tensor, Tensor | None]:
     """The outputs, tokens before heads, and the state after the last token if it is asked for."""
     q, k, v, log_decay, beta = (x.transpose(1, 2) for x in inputs)
+    log_decay, v = finite_decay(log_decay, v)
     options: dict[str, Any] = {"segment_ids": texts, "return_state": wants_state}
     if is_watched():
         given = {"log_decay": log_decay, "scale": scale, "normalize_qk": normalize}

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from kerneltrick import engines
-from kerneltrick._arrays import Wide, untranslated
+from kerneltrick._arrays import Wide, is_concrete, untranslated
 from kerneltrick.attention import State, linear_attention, selective_scan
 from kerneltrick.hf._packed import segments
 from kerneltrick.hf._watch import is_watched, show
@@ -96,12 +96,31 @@ def decayed_attention(
 
     The state `before` the first token is (..., d, M), as the one after the last.
     """
+    log_decay, v = finite_decay(log_decay, v)
     options: dict[str, Any] = {"segment_ids": texts, "return_state": wants_state}
     options["state"] = None if before is None else _state(k, v, before)
     made = linear_attention(
         q, k, v, "identity", causal=True, scale=1.0, normalize=False, log_decay=log_decay, **options
     )
     return (made[0], made[1].U.to(v.dtype)) if wants_state else (made,)
+
+
+def finite_decay(log_decay: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return decays that the operators take, and NaN for the values where a decay was NaN or inf.
+
+    The operators refuse such a decay, and with it all rows of a batch. A value that is NaN reaches
+    the same outputs, those of its head from its token on. A decay of −inf forgets all before.
+
+    log_decay: (..., n), or (..., n, d) with one for each feature.
+    v: (..., n, M).
+    """
+    if is_concrete(log_decay) and bool(log_decay.isfinite().all()):
+        return log_decay, v
+    lost = ~(log_decay < math.inf)
+    lost = lost.any(-1) if lost.ndim == v.ndim else lost
+    # e^−1000 is 0 in every type.
+    log_decay = torch.nan_to_num(log_decay, nan=0.0, posinf=0.0, neginf=-1000.0)
+    return log_decay, v.masked_fill(lost[..., None], math.nan)
 
 
 def _state(k: Tensor, v: Tensor, sums: Tensor) -> State:
