@@ -1,7 +1,9 @@
 """Right answers to the labs pass, and wrong ones get the hint that names the mistake."""
 
 import ast
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from answers import LABS, right_answers, skeleton, wrong_answers, wrong_file
 from grading import check, only
@@ -35,12 +37,6 @@ def reached(source, name):
     return found
 
 
-ROUNDED = (
-    "analyze_feature_map_quality: 'condition_number' is np.linalg.cond",
-    "ridge_primal: your w match nλ added to every entry",
-)
-
-
 class TestAnswers:
     @pytest.mark.parametrize(("number", "name"), RIGHT)
     def test_right_answers_pass(self, number, name, server):
@@ -50,11 +46,8 @@ class TestAnswers:
         assert report.score == 1
 
     @pytest.mark.parametrize(("number", "name"), WRONG_CASES)
-    def test_wrong_answers_are_failed_with_the_intended_hint(self, number, name, server, request):
+    def test_wrong_answers_are_failed_with_the_intended_hint(self, number, name, server):
         lab, wrong = LABS[number], WRONG[number, name]
-        if name.startswith(ROUNDED):
-            why = "rounding: not found with the NumPy or the CPU of one machine, not traced"
-            request.applymarker(pytest.mark.xfail(reason=why, strict=False))
         source = wrong_file(lab, wrong)
         graded = only(lab, {wrong.function, *reached(source, wrong.function)})
         found, report = check(source, server, graded)
@@ -92,6 +85,21 @@ class TestTables:
             assert failed, f"right answers: {mistake.hint}"
             assert hint(exercise, outcomes, failed)[0] == mistake.hint
 
+    @pytest.mark.parametrize(("number", "name"), EXERCISES)
+    def test_no_mistake_answers_with_a_rounding_error(self, number, name):
+        """Another CPU rounds otherwise: its answer to such a case, a singular system, is another.
+
+        Truth values may hang on a rounding, and a case whose right answer does is left out.
+        """
+        (exercise,) = only(LABS[number], {name}).exercises
+        right = getattr(LABS[number].reference, name)
+        for case in exercise.cases:
+            rounded = replace(case, arguments=_rounded(case.arguments))
+            if _same_numbers(exercise, answer_of(right, case), answer_of(right, rounded)):
+                for mistake in exercise.mistakes:
+                    answers = of_mistake(mistake, case), answer_of(mistake.answer, rounded)
+                    assert _same_numbers(exercise, *answers), (case.about, mistake.hint)
+
     def test_every_table_names_exercises_alone(self):
         for lab in LABS.values():
             assert any(exercise.mistakes for exercise in lab.exercises)
@@ -128,6 +136,29 @@ a square
         assert "x > 2" in found["elu_feature_map"][1].source
         assert found["elu_feature_map"][2].answer(3.0) == 81
         assert found["simple_feature_map"] == ()
+
+
+def _rounded(arguments):
+    """The arguments with their last digits changed; sums of whole numbers are exact anyway."""
+    rng = np.random.default_rng(24)
+
+    def changed(x):
+        if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+            return x
+        digits = 1 + rng.uniform(-4, 4, x.shape) * np.finfo(x.dtype).eps
+        return np.where(x == np.round(x), x, x * digits).astype(x.dtype)
+
+    return tuple(map(changed, arguments))
+
+
+def _same_numbers(exercise, found, other):
+    if isinstance(found, Exception) or isinstance(other, Exception):
+        return type(found) is type(other)
+    if isinstance(found, dict):
+        found = {key: x for key, x in found.items() if not _compare.is_truth(x)}
+    if _compare.is_truth(found):
+        return True
+    return _compare.equal(other, found, exercise.tolerance, exercise.entrywise)
 
 
 def _outcome(exercise, case, wrong, right):

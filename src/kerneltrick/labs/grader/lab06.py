@@ -164,7 +164,8 @@ PRIMAL = Exercise(
     cases=(
         Case((normal(20, 4), normal(20), 0.1), about="for 20 points and 4 features"),
         Case((normal(15, 3), normal(15), 0.5), about="for λ = 0.5"),
-        Case((normal(6, 9), normal(6), 0.2), about="for more features than points"),
+        # One feature more: with nλ in every entry ΦᵀΦ has the rank 7, and is not singular.
+        Case((normal(6, 7), normal(6), 0.2), about="for more features than points"),
     ),
     memory=Growth(
         _growing,
