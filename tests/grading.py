@@ -8,8 +8,8 @@ from answers import LABS, right_answers
 from kerneltrick.labs import grader
 
 LAB = LABS["02"]
-QUICK = replace(LAB, exercises=tuple(replace(e, memory=None) for e in LAB.exercises))
-"""The lab without measuring memory, which takes most of the time."""
+QUICK = replace(LAB, exercises=tuple(replace(e, growth=None) for e in LAB.exercises))
+"""The lab without measuring how its costs grow, which takes most of the time."""
 RIGHT = right_answers(LAB)["right_numpy"]
 
 

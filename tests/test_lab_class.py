@@ -44,7 +44,7 @@ class TestZip:
             ("ada", "ada.zip/lab02/src/kernel_trick.py"),
             ("bob", "bob.py"),
         ]
-        assert {s["functions"][0]["passed"] for s in found} == {3}
+        assert {s["functions"][0]["passed"] for s in found} == {4}
 
     def test_a_zip_file_that_is_named_is_graded(self, tmp_path, run):
         path = make_zip(tmp_path / "ada.zip", {"kernel_trick.py": ONE, "notes.txt": "x"})
@@ -307,7 +307,7 @@ class TestFeedback:
         text = (target / "ada.md").read_text(encoding="utf-8")
         assert "# ada" in text
         assert "1 of 5 functions are right; score 20%" in text
-        assert "- `simple_feature_map`: 3 of 3 cases are right." in text
+        assert "- `simple_feature_map`: 4 of 4 cases are right." in text
         assert "  Hint: the function is missing" in text
         assert "nothing to grade" in (target / "erik.md").read_text(encoding="utf-8")
 

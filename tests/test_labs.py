@@ -13,6 +13,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +49,15 @@ import os, sys, numpy, pytest
 for folder in sys.argv[1:]:
     if (child := os.fork()) == 0:
         os.chdir(folder)
-        options = ["-x"] if os.path.exists("wrong") else []
+        options = ["-x"] if os.path.exists("wrong") else ["-k", os.environ["ONLY"]]
         os._exit(pytest.main(["tests/", "-q", "--tb=no", "--junitxml=result.xml", *options]))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 1), (folder, status)
 """
 
 
-def run_tests(lab, answers, folder):
-    """Return the outcome of every test of a lab for student files {name: source}."""
+def run_tests(lab, answers, folder, only=""):
+    """Return the outcome of every test of a lab, or those with a name, for files {name: source}."""
     copies = {name: folder / str(number) for number, name in enumerate(answers)}
     ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     for name, copy in copies.items():
@@ -69,6 +70,7 @@ def run_tests(lab, answers, folder):
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "ONLY": only,
     }
     command = [sys.executable, "-c", GRADER, *map(str, copies.values())]
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -124,10 +126,36 @@ class TestStudentTests:
     @pytest.mark.slow  # the grader's own tests see every wrong answer too
     def test_wrong_answers_fail(self, number, tmp_path):
         lab = LABS[number]
-        wrong = {f"wrong {x}": wrong_file(lab, w) for x, w in wrong_answers(lab).items()}
+        answers = wrong_answers(lab).items()  # only the grader counts operations
+        wrong = {f"wrong {x}": wrong_file(lab, w) for x, w in answers if "time grows" not in w.hint}
         found = run_tests(lab, wrong, tmp_path)
         assert len(found) >= 6
         assert [name for name, outcome in found.items() if "failed" not in outcome.values()] == []
+
+
+# What a function does once, such as an import, is large here, and is not what a call needs.
+LATE = """
+def late(function):
+    imported = []
+    def call(*arguments, **options):
+        if not imported:
+            imported.append(bytes(2**27))
+        return function(*arguments, **options)
+    return call
+"""
+GROWING = {x: [e.name for e in lab.exercises if e.growth] for x, lab in LABS.items()}
+
+
+@pytest.mark.parametrize("number", [x for x, names in GROWING.items() if names])
+def test_what_the_first_call_does_once_counts_nowhere(number, tmp_path, server):
+    lab = LABS[number]
+    lines = [model(lab), LATE, *(f"{name} = late({name})" for name in GROWING[number])]
+    source = "\n".join(lines)
+    (found,) = run_tests(lab, {"late": source}, tmp_path, "n_by_n or memory or forms").values()
+    assert set(found.values()) == {"passed"}, found
+    assert len(found) >= len(GROWING[number])
+    graded = replace(lab, exercises=tuple(e for e in lab.exercises if e.growth))
+    assert grader.grade(graded, source.encode(), server=server).right
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def standard_attention_order(Q, K, V):
 def linear_attention_order(Q, K, V, feature_map, normalize=False):
     q, k, v = np.float32(feature_map(Q)), np.float32(feature_map(K)), np.float32(V)
     output = np.einsum("im,mv->iv", q, np.einsum("jm,jv->mv", k, v))
-    return output / np.einsum("im,jm->i", q, k)[:, None] if normalize else output
+    return output / np.einsum("im,m->i", q, k.sum(axis=0))[:, None] if normalize else output
 
 
 def verify_associativity(Q, K, V):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -13,15 +12,19 @@ from typing import Any, TypeVar
 
 from kerneltrick.labs import walls
 from kerneltrick.labs.grader import _compare, given
-from kerneltrick.labs.grader._hints import Outcome, call, hint, quietly
-from kerneltrick.labs.grader._lab import Case, Exercise, Lab
+from kerneltrick.labs.grader._hints import Outcome, hint, known_answer, quietly
+from kerneltrick.labs.grader._lab import Case, Exercise, Growth, Lab
 from kerneltrick.labs.grader._notebook import LARGEST_NOTEBOOK, Code, read_notebook
 from kerneltrick.labs.grader._report import Problem, Report, Result
-from kerneltrick.labs.walls import Died, Limits, Loaded, Slow, Unreadable, Worker, arrays
+from kerneltrick.labs.grader._shipped import shipped_cases
+from kerneltrick.labs.walls import Died, Limits, Loaded, Slow, Unreadable, Worker, arrays, whole
 
 LARGEST_FILE = 2**20
 MOST_TRIES = 4  # to load a file, each time without the statement that ended the last one
 NOT_THERE = ("the function is missing", "not written yet")
+N_BY_N = "this forms an n×n array: peak memory grows as n²."
+MOST_GROWTH = 5  # times the work for each token, at 16 times the length: n² has 16, and n√n has 4
+_ENDLESS = "never ends, or takes too long"
 Progress = Callable[[str, int, int], None]
 Placed = TypeVar("Placed", Result, Problem)
 
@@ -100,7 +103,7 @@ class _Grading:
 
 def _ending(error: BaseException) -> str:
     if isinstance(error, Slow):
-        return "never ends, or takes too long"
+        return _ENDLESS
     if isinstance(error, Died):
         code = error.code
         if code > 128:
@@ -177,17 +180,20 @@ def grade_file(
 
 def _nothing(lab: Lab, label: str, *problems: Problem) -> Report:
     hint = problems[0].hint if problems else "the file cannot be loaded"
-    found = (Result(e.name, 0, _count(e), hint) for e in lab.exercises)
+    found = (Result(e.name, 0, _count(lab, e), hint) for e in lab.exercises)
     return Report(lab.number, label, tuple(found), problems)
 
 
-def _count(exercise: Exercise) -> int:
-    return len(exercise.cases) + (exercise.memory is not None)
+def _count(lab: Lab, exercise: Exercise) -> int:
+    """The cases of an exercise. The calls of the lab's own tests are one, and so are the costs."""
+    shipped = bool(shipped_cases(lab.number)[exercise.name])
+    return len(exercise.cases) + shipped + (exercise.growth is not None)
 
 
 def _sort_problems(grading: _Grading) -> tuple[dict[str, Result], list[Problem]]:
     """Problems of loading: those of an exercise, by its name, and those of the whole file."""
-    exercises = {exercise.name: exercise for exercise in grading.lab.exercises}
+    lab = grading.lab
+    exercises = {exercise.name: exercise for exercise in lab.exercises}
     broken: dict[str, Result] = {}
     whole: list[Problem] = []
     for problem in grading.loaded.problems:
@@ -196,9 +202,9 @@ def _sort_problems(grading: _Grading) -> tuple[dict[str, Result], list[Problem]]
         name = problem["name"]
         if problem["all"]:
             whole.append(Problem(hint, line))
-            broken = {e: Result(e, 0, _count(x), hint, line) for e, x in exercises.items()}
+            broken = {e: Result(e, 0, _count(lab, x), hint, line) for e, x in exercises.items()}
         elif name in exercises:
-            broken.setdefault(name, Result(name, 0, _count(exercises[name]), hint, line))
+            broken.setdefault(name, Result(name, 0, _count(lab, exercises[name]), hint, line))
         elif problem["type"] == "SystemExit":
             whole.append(Problem(f"calls sys.exit outside the functions{grading.at(line)}", line))
         else:
@@ -211,25 +217,35 @@ def _first_line(text: str) -> str:
 
 
 def _grade_exercise(grading: _Grading, exercise: Exercise) -> Result:
-    cases = _count(exercise)
+    """Its cases; if they are right, the calls of the lab's own tests; then how its costs grow."""
+    cases = _count(grading.lab, exercise)
+    outcomes = _try_all(grading, exercise, exercise.cases)
+    passed = sum(outcome.right for outcome in outcomes)
+    if passed == len(exercise.cases):
+        shipped = _try_all(grading, exercise, shipped_cases(grading.lab.number)[exercise.name])
+        passed += bool(shipped) and all(outcome.right for outcome in shipped)
+        outcomes += shipped
+    wrong = [outcome for outcome in outcomes if not outcome.right]
+    if wrong:
+        found, line = hint(exercise, outcomes, wrong)
+        return Result(exercise.name, passed, cases, _reordered(grading, exercise) or found, line)
+    if exercise.growth is None:
+        return Result(exercise.name, passed, cases)
+    text, line = _grade_growth(grading, exercise, exercise.growth)
+    return Result(exercise.name, passed + (text is None), cases, text, line)
+
+
+def _try_all(grading: _Grading, exercise: Exercise, cases: tuple[Case, ...]) -> list[Outcome]:
+    """The outcomes of cases, up to one after which no other can be right."""
     outcomes: list[Outcome] = []
-    for at, case in enumerate(exercise.cases):
+    for at, case in enumerate(cases):
         if grading.spent() > grading.server.limits.total:
             text = "not graded: the time for the whole file is used up"
-            return Result(exercise.name, sum(o.right for o in outcomes), cases, text)
-        outcome = _try(grading, exercise, case, at)
-        outcomes.append(outcome)
-        if outcome.kind in ("missing", "signature", "ended"):
+            return [*outcomes, Outcome(case, False, "ended", text=text)]
+        outcomes.append(_try(grading, exercise, case, at))
+        if outcomes[-1].kind in ("missing", "signature", "ended"):
             break
-    passed = sum(outcome.right for outcome in outcomes)
-    wrong = [outcome for outcome in outcomes if not outcome.right]
-    if not wrong and exercise.memory is None:
-        return Result(exercise.name, passed, cases)
-    if not wrong:
-        grows, line = _grade_memory(grading, exercise)
-        return Result(exercise.name, passed + (grows is None), cases, grows, line)
-    text, line = hint(exercise, outcomes, wrong)
-    return Result(exercise.name, passed, cases, _reordered(grading, exercise) or text, line)
+    return outcomes
 
 
 def _reordered(grading: _Grading, exercise: Exercise) -> str | None:
@@ -286,7 +302,7 @@ def _judge(
     elif exercise.judge is not None:
         outcome.text = _ask_judge(exercise, case, where, answer) or ""
     else:
-        outcome.expected = expected(grading.lab, exercise, number)
+        outcome.expected = known_answer(getattr(grading.lab.reference, exercise.name), case)
         outcome.answer = answer = _compare.unpacked(answer, outcome.expected)
         how = exercise.tolerance, exercise.entrywise
         if not _compare.equal(answer, outcome.expected, *how):
@@ -376,49 +392,68 @@ def _argument(lab: Lab, exercise: Exercise, case: Case, number: Any) -> str:
     return f"its argument {owners[number]}" if known else "an argument"
 
 
-@functools.cache
-def _expected(lab_number: str, name: str, number: int) -> Any:
-    from kerneltrick.labs.grader import labs
+def _grade_growth(
+    grading: _Grading, exercise: Exercise, growth: Growth
+) -> tuple[str | None, int | None]:
+    """The hint if memory or work grow as n², else None; and its line."""
+    times = growth.work[1] // growth.work[0]
+    more = _grows_in_work(grading, exercise, growth, MOST_GROWTH * times)
+    text, line = _grade_memory(grading, exercise, growth)
+    slow = text is not None and text.startswith(_ENDLESS)
+    if more and (text is None or slow):
+        text = f"the time grows as n²: {times} times the length takes more than "
+        return f"{text}{MOST_GROWTH * times} times the operations. {growth.advice}", None
+    return text, line
 
-    lab = labs()[lab_number]
-    exercise = next(e for e in lab.exercises if e.name == name)
-    return call(getattr(lab.reference, name), exercise.cases[number])
 
-
-def expected(lab: Lab, exercise: Exercise, number: int) -> Any:
-    """The right answer to a case, as it would travel."""
-    return _expected(lab.number, exercise.name, number)
-
-
-def _grade_memory(grading: _Grading, exercise: Exercise) -> tuple[str | None, int | None]:
-    """Measure peak memory at two sizes in a fresh process. None if it is right."""
-    assert exercise.memory is not None
-    growth = exercise.memory
-    small, large = growth.sizes
+def _grows_in_work(grading: _Grading, exercise: Exercise, growth: Growth, times: int) -> bool:
+    """Whether the longest input takes more than so many times the operations of the shortest."""
+    operations = most = 0
     grading.end()
     try:
+        for n in growth.work:
+            case = growth.case(n)
+            most = times * operations
+            fields, _ = grading.start().call(exercise.name, case.arguments, case.options, most=most)
+            operations = max(1, whole(fields.get("operations")) or 0)
+    except (Slow, Died, Unreadable):  # counting is slow: whether the call is, is measured without
+        return False
+    finally:
+        grading.end()
+    return operations > most
+
+
+def _grade_memory(
+    grading: _Grading, exercise: Exercise, growth: Growth
+) -> tuple[str | None, int | None]:
+    """Measure peak memory at two sizes in a fresh process. None if it is right."""
+    small, large = growth.memory
+    peaks = []
+    try:
         worker = grading.start()
-        peaks = []
-        for n in growth.sizes:
+        for n in (
+            growth.work[0],
+            small,
+            large,
+        ):  # at first what is done once, as an import
             before = worker.peak()
             case = growth.case(n)
             fields, _ = worker.call(exercise.name, case.arguments, case.options, trace=True)
             if fields.get("type") == "MemoryError":
-                return growth.hint, None
+                return f"{N_BY_N} {growth.advice}", None
             if fields.get("kind") != "answer":
                 text = _exception(str(fields.get("type")), str(fields.get("text")), "")
                 return f"for n = {n}: {text}", None
-            peak = fields.get("peak")
-            peaks.append((peak if type(peak) is int else 0, worker.peak() - before))
+            peaks.append((whole(fields.get("peak")) or 0, worker.peak() - before))
     except (Slow, Died, Unreadable) as error:
-        grading.end()
         return f"{_ending(error)} for n = {large}", getattr(error, "line", None)
-    grading.end()
+    finally:
+        grading.end()
     # A byte per pair is a mask; float32 takes four. The process's own peak is not the student's
     # to report.
-    traced = peaks[1][0] > large**2 and peaks[1][0] > 2 * peaks[0][0] * large / small
-    resident = peaks[1][1] > 3 * large**2
-    return (growth.hint, None) if traced or resident else (None, None)
+    traced = peaks[2][0] > large**2 and peaks[2][0] > 2 * peaks[1][0] * large / small
+    resident = peaks[2][1] > 3 * large**2
+    return (f"{N_BY_N} {growth.advice}", None) if traced or resident else (None, None)
 
 
 def _blame(result: Result, results: list[Result], uses: dict[str, set[str]]) -> Result:

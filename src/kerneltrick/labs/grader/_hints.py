@@ -45,19 +45,19 @@ def quietly() -> Iterator[None]:
 
 
 def call(function: Callable[..., Any], case: Case) -> Any:
-    arguments, options = (resolve(_copy(x), GIVEN) for x in (case.arguments, case.options))
+    arguments, options = (resolve(copied(x), GIVEN) for x in (case.arguments, case.options))
     with quietly():
         return function(*arguments, **options)
 
 
-def _copy(tree: Any) -> Any:
+def copied(tree: Any) -> Any:
     """A copy of the arguments, which a function may change."""
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_copy(part) for part in tree)
+        return type(tree)(copied(part) for part in tree)
     if isinstance(tree, dict):
-        return {key: _copy(value) for key, value in tree.items()}
+        return {key: copied(value) for key, value in tree.items()}
     return tree
 
 
@@ -129,15 +129,20 @@ def _agrees(mistake: Mistake, outcome: Outcome, exercise: Exercise) -> bool:
     return _compare.equal(outcome.answer, answer, exercise.tolerance, exercise.entrywise)
 
 
-_mistaken: dict[tuple[int, int], tuple[Mistake, Case, Any]] = {}
+_answers: dict[tuple[int, int], tuple[Callable[..., Any], Case, Any]] = {}
 
 
 def of_mistake(mistake: Mistake, case: Case) -> Any:
     """The answer of a mistake, or the exception it raises; computed once for a whole class."""
-    key = (id(mistake), id(case))  # they hold arrays, which have no hash; the values keep them
-    if key not in _mistaken:
-        _mistaken[key] = (mistake, case, answer_of(mistake.answer, case))
-    return _mistaken[key][2]
+    return known_answer(mistake.answer, case)
+
+
+def known_answer(function: Callable[..., Any], case: Case) -> Any:
+    """The answer of a function of ours, or the exception it raises, computed once."""
+    key = (id(function), id(case))  # they hold arrays, which have no hash; the values keep them
+    if key not in _answers:
+        _answers[key] = (function, case, answer_of(function, case))
+    return _answers[key][2]
 
 
 def answer_of(function: Callable[..., Any], case: Case) -> Any:

@@ -33,11 +33,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Growth:
-    """Two sizes n at which peak memory is measured. It must not grow as n²."""
+    """Two sizes n at which operations are counted, and two at which peak memory is measured.
+
+    Neither may grow as n².
+    """
 
     case: Callable[[int], Case]
-    sizes: tuple[int, int] = (1000, 4000)
-    hint: str = "this forms an n×n array: peak memory grows as n²"
+    work: tuple[int, int] = (100, 1600)
+    memory: tuple[int, int] = (1000, 4000)
+    advice: str = ""  # completes the hint: "Take φ(K)ᵀV first"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...] = ()
     tolerance: float = 1e-4  # of the largest entry: float32 arithmetic passes
     entrywise: bool = False  # the tolerance is a share of each entry, not of the largest one
-    memory: Growth | None = None
+    growth: Growth | None = None
     returns: bool = True  # else it is graded only for running
     judge: Callable[[Case, Any], str | None] | None = None
     """Used instead of the comparison with the reference if several answers are right. It returns

@@ -89,7 +89,7 @@ _LINEAR = Exercise(
             edge=True,
         ),
     ),
-    memory=Growth(_large),
+    growth=Growth(_large, advice="Take φ(K)ᵀV first, (m, M)"),
 )
 
 

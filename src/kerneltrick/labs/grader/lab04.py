@@ -164,9 +164,9 @@ BY_FEATURES = Exercise(
         Case(_tokens(5, 4, 2, keys=12), about="for more keys than queries"),
         Case(_tokens(6, 1, 3), about="for d = 1"),
     ),
-    memory=Growth(
+    growth=Growth(
         _growing,
-        hint="this forms an n×n array: peak memory grows as n². Take φ(K)ᵀV first, (m, M)",
+        advice="Take φ(K)ᵀV first, (m, M)",
     ),
 )
 
@@ -179,9 +179,9 @@ CAUSAL = Exercise(
         Case(_tokens(8, 1, 2), about="for d = 1"),
         Case(_tokens(1, 3, 2), about="for one token"),
     ),
-    memory=Growth(
+    growth=Growth(
         _growing,
-        hint="this forms an n×n array: peak memory grows as n². Carry U and Z from token to token",
+        advice="Carry U and Z from token to token",
     ),
 )
 

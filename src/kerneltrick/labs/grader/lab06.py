@@ -167,10 +167,10 @@ PRIMAL = Exercise(
         # One feature more: with nλ in every entry ΦᵀΦ has the rank 7, and is not singular.
         Case((normal(6, 7), normal(6), 0.2), about="for more features than points"),
     ),
-    memory=Growth(
+    growth=Growth(
         _growing,
-        sizes=(500, 2000),
-        hint="this forms an n×n array: peak memory grows as n². ΦᵀΦ is m×m, ΦΦᵀ is n×n",
+        memory=(500, 2000),
+        advice="ΦᵀΦ is m×m, ΦΦᵀ is n×n",
     ),
 )
 

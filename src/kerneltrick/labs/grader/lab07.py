@@ -83,7 +83,7 @@ RECURRENT = Exercise(
         ),
         Case((-PHI[0], PHI[1], normal(7, 3, seed=29)), about="where φ(q)·Z is negative", edge=True),
     ),
-    memory=Growth(_long_case),
+    growth=Growth(_long_case, advice="Carry U and Z from token to token"),
 )
 
 

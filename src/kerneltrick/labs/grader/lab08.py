@@ -32,7 +32,7 @@ def _same_key() -> tuple[Array, Array, Array]:
 
 
 def _long(n: int) -> Case:
-    return Case((*delta_rule.random_tokens(n, d=4, width=3), 50))
+    return Case((*delta_rule.random_tokens(n, d=4, width=3), 10))
 
 
 RECURRENT = Exercise(
@@ -97,9 +97,7 @@ CHUNKED = Exercise(
         Case((*_tokens(6, 3, 3), _beta(6), 1), about="for chunks of one token"),
         Case((*_tokens(7, 3, 3), _beta(7)), about="for one chunk that is longer than the sequence"),
     ),
-    memory=Growth(
-        _long, hint="this forms an n×n array: peak memory grows as n². Carry S from chunk to chunk"
-    ),
+    growth=Growth(_long, advice="Carry S from chunk to chunk"),
 )
 
 ATTENTION = Exercise(

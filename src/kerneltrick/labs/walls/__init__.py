@@ -28,6 +28,7 @@ from kerneltrick.labs.walls._process import (
     Server,
     Slow,
     Worker,
+    whole,
 )
 from kerneltrick.labs.walls._wire import Given, Other, Unreadable
 
@@ -46,4 +47,5 @@ __all__ = [
     "arrays",
     "given_functions",
     "resolve",
+    "whole",
 ]

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _walls, _wire
+from . import _count, _walls, _wire
 
 MOST_CUTS = 100
 
@@ -211,9 +211,9 @@ def arrays(tree: Any) -> list[Array]:
 
 
 def call(
-    student: Student, name: str, arguments: Any, options: Any, trace: bool
+    student: Student, name: str, arguments: Any, options: Any, trace: bool, most: int | None
 ) -> tuple[dict[str, Any], Any]:
-    """Call a function of the student: what came of it, and the answer."""
+    """Call a function of the student: what came of it, and the answer; see `Worker.call`."""
     function = student.module.__dict__.get(name)
     if function is None or not callable(function):
         return {"kind": "missing"}, None
@@ -233,8 +233,13 @@ def call(
     if trace:
         gc.collect()
         tracemalloc.start()
+    counter = _count.Counter(student.filename, most or 0)
     try:
-        value = function(*arguments, **options)
+        value = None
+        if most is None:
+            value = function(*arguments, **options)
+        else:
+            counter.call(function, arguments, options)
         fields: dict[str, Any] = {"kind": "answer"}
     except BaseException as error:
         value = None
@@ -242,6 +247,8 @@ def call(
     if trace:
         fields["peak"] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+    if most is not None:
+        fields["operations"] = counter.operations
     after = [x.tobytes() for x in given]
     fields["changed"] = [at for at in range(len(given)) if after[at] != before[at]]
     return fields, value
@@ -283,9 +290,8 @@ def work(requests: int, answers: int) -> None:
     reply({"kind": "loaded", **found}, ticket)
     while True:
         fields, values = read_message(requests)
-        result, value = call(
-            student, fields["name"], values["arguments"], values["options"], fields["trace"]
-        )
+        how = fields["trace"], fields["most"]
+        result, value = call(student, fields["name"], values["arguments"], values["options"], *how)
         reply(result, fields["ticket"], value)
         del values, value  # the next call has all the memory again
 

@@ -221,8 +221,8 @@ class Server:
 
 
 def whole(x: Any) -> int | None:
-    """A line number of a message, which may hold anything."""
-    return x if type(x) is int and abs(x) < 10**9 else None
+    """A whole number of a message, which may hold anything: a line, or a count."""
+    return x if type(x) is int and abs(x) < 10**15 else None
 
 
 @dataclass(frozen=True)
@@ -301,13 +301,15 @@ class Worker:
         arguments: tuple[Any, ...] = (),
         options: dict[str, Any] | None = None,
         trace: bool = False,
+        most: int | None = None,
     ) -> tuple[dict[str, Any], Any]:
         """Call one function: what came of it, and its answer.
 
         The `kind` of the fields is "answer", "exception", "missing" or "signature". With `trace`
-        they have the peak memory of the call.
+        they have the peak memory of the call. With `most` they have its `operations` instead of an
+        answer; it is stopped where it takes more than that, but for 0, which sets no limit.
         """
-        request = {"name": name, "trace": trace}
+        request = {"name": name, "trace": trace, "most": most}
         for fields, values in self._ask(request, arguments=arguments, options=options or {}):
             return {**fields, "line": whole(fields.get("line"))}, values.get("value")
         raise Died(self.stop())
