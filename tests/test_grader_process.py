@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import functools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from grading import changed
 
 from kerneltrick.labs import grader, walls
-from kerneltrick.labs.walls import Died, Slow, _wire
+from kerneltrick.labs.walls import Died, Slow, _count, _wire
 
 
 class TestProcess:
@@ -89,3 +90,59 @@ class TestProcess:
 
     def test_the_door_is_documented_by_an_example(self):
         assert doctest.testmod(walls) == (0, 2)
+
+
+LINEAR = {
+    "matmul": lambda q, k, v: q @ (k.T @ v),
+    "float32": lambda q, k, v: np.float32(q) @ (k.astype(np.float32).T @ np.array(v, np.float32)),
+    "dot": lambda q, k, v: q.dot(np.dot(k.T, v)),
+    "several at once": lambda q, k, v: np.linalg.multi_dot([q, k.T, v]),
+    "tensordot": lambda q, k, v: np.tensordot(q, np.tensordot(k, v, axes=(0, 0)), axes=1),
+    "einsum": lambda q, k, v: np.einsum("im,jm,jM->iM", q, k, v, optimize=True),
+    "prefix sums": lambda q, k, v: np.cumsum(k[:, :, None] * v[:, None], axis=0) * q[:, :, None],
+    "tokens": lambda q, k, v: (
+        q @ sum(np.outer(key, value) for key, value in zip(k, v, strict=True))
+    ),
+    "rows that grow": lambda q, k, v: functools.reduce(lambda o, x: np.vstack([o, x @ k[:4]]), q),
+    "blocks": lambda q, k, v: [q[i : i + 20] @ k[i : i + 20].T for i in range(0, len(q), 20)],
+    "batches": lambda q, k, v: q.reshape(-1, 20, 4) @ np.swapaxes(k.reshape(-1, 20, 4), 1, 2),
+    "a system": lambda q, k, v: np.linalg.solve(q.T @ q, q.T @ v) / np.linalg.norm(v[:, 0]),
+    "plain numbers": lambda q, k, v: [sum(x * x for x in key) for key in k.tolist()],
+}
+QUADRATIC = {
+    "matmul": lambda q, k, v: q @ k.T @ v,
+    "copies": lambda q, k, v: np.asarray(q) @ np.ascontiguousarray(k).T @ np.array(v),
+    "rows": lambda q, k, v: np.array([(k @ query) @ v for query in q]),
+    "blocks": lambda q, k, v: [q[i : i + 64] @ k.T @ v for i in range(0, len(q), 64)],
+    "prefixes": lambda q, k, v: [q[i] @ (k[: i + 1].T @ v[: i + 1]) for i in range(len(q))],
+    "dot": lambda q, k, v: [k.dot(query).dot(v) for query in q],
+    "einsum": lambda q, k, v: np.einsum("im,jm->i", q, k),
+    "one array": lambda q, k, v: (q[:, None] * k).sum(axis=-1) @ v,
+    "plain numbers": lambda q, k, v: [sum(x * y for x in q[:, 0]) for y in k[:, 0].tolist()],
+}
+
+
+def operations(function, n, most=0):
+    counter = _count.Counter(__file__, most)
+    with contextlib.suppress(_count.TooMany):
+        counter.call(function, tuple(np.random.default_rng(n).standard_normal((3, n, 4))), {})
+    return counter.operations
+
+
+@pytest.mark.parametrize("style", LINEAR)
+def test_work_that_grows_as_n_is_counted_so(style):
+    few = operations(LINEAR[style], 100)
+    assert few >= 100
+    assert operations(LINEAR[style], 1600) <= 17 * few
+
+
+@pytest.mark.parametrize("style", QUADRATIC)
+def test_work_that_grows_as_the_square_is_stopped(style):
+    most = 80 * operations(QUADRATIC[style], 100)
+    assert operations(QUADRATIC[style], 1600, most) > most
+
+
+def test_counting_leaves_numpy_as_it_was():
+    makers = {name: getattr(np, name) for name in _count._MAKERS}
+    operations(QUADRATIC["rows"], 100, 1000)
+    assert all(getattr(np, name) is make for name, make in makers.items())

@@ -137,6 +137,7 @@ def _operations(function: Any, inputs: Any, options: Any, result: Any) -> int:
         _, about = np.einsum_path(*_plain(inputs), optimize=options.get("optimize", False))
         found = re.search(r"Optimized FLOP count:\s*(\S+)", str(about))
         return int(float(found[1])) if found else 0
-    if function.__module__ == "numpy.linalg" and np.ndim(inputs[0]) > 1:
-        return int(np.size(inputs[0]) * min(np.shape(inputs[0])[-2:]))
+    matrix = isinstance(inputs[0], np.ndarray) and inputs[0].ndim > 1
+    if matrix and function.__module__ == "numpy.linalg":
+        return int(inputs[0].size * min(inputs[0].shape[-2:]))
     return 0
