@@ -21,10 +21,16 @@ ONE = "def simple_feature_map(x):\n    return x\n"
 
 def make_zip(path, files, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", **options) as archive:
+    path.write_bytes(zipped(files, **options))
+    return path
+
+
+def zipped(files, **options):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", **options) as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-    return path
+    return content.getvalue()
 
 
 def find(where, tmp_path, lab=None):
@@ -61,6 +67,39 @@ class TestZip:
             "bob": ("bob/work/kernel_trick.py",),
         }
 
+    @pytest.mark.parametrize("folder", ["", "lab 02/"])
+    def test_zip_files_of_students_in_the_zip_file_of_a_class(self, folder, tmp_path):
+        handed_in = {
+            "Ada Lovelace_12_assignsubmission_file_lab.zip": zipped({"src/kernel_trick.py": ONE}),
+            "Bob B_34_assignsubmission_file_/work.zip": zipped({"kernel_trick.py": ONE}),
+            "Bob B_35_assignsubmission_file_/work.zip": zipped({"kernel_trick.py": ONE}),
+            "evilmallory_late_123_4567_lab-1.zip": zipped({"../kernel_trick.py": ONE}),
+            "noether_125_4570_kernel_trick-2.py": ONE,
+            "__MACOSX/._work.zip": "x",
+        }
+        files = {folder + name: content for name, content in handed_in.items()}
+        found = find(make_zip(tmp_path / "class.zip", files), tmp_path)
+        given = {x.removeprefix(folder): len(names) for x, names in found.students.items()}
+        assert given == {
+            "Ada Lovelace": 1,
+            "Bob B_34": 1,
+            "Bob B_35": 1,
+            "evilmallory": 0,
+            "noether": 1,
+        }
+        assert [*found.reasons] == [f"{folder}evilmallory"]
+        assert all(s.path.read_text() == ONE for s in found.submissions)
+
+    def test_numbers_that_are_none_of_a_course_stay(self, tmp_path):
+        names = {"exam_1_2026_ada", "exam_1_2026_bob", "lab_2_eve"}
+        found = find(make_zip(tmp_path / "class.zip", {f"{x}.py": ONE for x in names}), tmp_path)
+        assert found.students.keys() == names
+
+    def test_two_archives_of_one_name_that_are_refused(self, tmp_path):
+        for name in ("ada", "bob"):
+            make_zip(tmp_path / "class" / name / "lab.zip", {"../kernel_trick.py": ONE})
+        assert find(tmp_path / "class", tmp_path).reasons.keys() == {"ada", "bob"}
+
     def test_a_folder_beside_zip_files_has_nothing_to_grade(self, tmp_path):
         make_zip(tmp_path / "class" / "ada.zip", {"kernel_trick.py": ONE})
         (tmp_path / "class" / "erik").mkdir()
@@ -75,7 +114,13 @@ class TestZip:
             ({"a/../../kernel_trick.py": ONE}, "leads out of it"),
             ({"..\\kernel_trick.py": ONE}, "leads out of it"),
             ({"C:\\kernel_trick.py": ONE}, "leads out of it"),
-            ({"inner.zip": "PK"}, "a zip file inside a zip file"),
+            ({"inner.rar": "Rar"}, "a .rar archive; only .zip is unpacked"),
+            ({"inner.zip": "PK"}, "not a zip file that can be read"),
+            ({"inner.zip": zipped({"../kernel_trick.py": ONE})}, "leads out of it"),
+            (
+                {"inner.zip": zipped({"more.zip": zipped({"kernel_trick.py": ONE})})},
+                "unpack the outer",
+            ),
             ({"notes.txt": "x"}, "no Python file and no notebook is in it"),
             ({}, "no Python file and no notebook is in it"),
             ({f"{i}.txt": "" for i in range(_archive.MOST_FILES + 1)}, "more than 2,000 entries"),
@@ -121,9 +166,14 @@ class TestZip:
         found = find(tmp_path / "class", tmp_path)
         assert "not a zip file that can be read" in found.reasons["ada"]
 
-    def test_a_bomb_is_not_unpacked_whatever_it_says_about_its_size(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_a_bomb_is_not_unpacked_whatever_it_says_about_its_size(
+        self, nested, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr(_archive, "LARGEST_UNPACKED", 10**6)
         files = {f"kernel_trick{i}.py": "#" * 600_000 for i in range(3)}
+        if nested:
+            files = {f"{x}.zip": zipped({x: y}, compression=8) for x, y in files.items()}
         path = make_zip(tmp_path / "class" / "ada.zip", files, compression=zipfile.ZIP_DEFLATED)
         assert path.stat().st_size < 5000
         found = find(tmp_path / "class", tmp_path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from kerneltrick._text import nearest
-from kerneltrick.labs.grader._archive import NotUnpacked, is_archive, unpack
+from kerneltrick.labs.grader._archive import Budget, NotUnpacked, is_archive, unpack
 from kerneltrick.labs.grader._grade import LARGEST_FILE
 from kerneltrick.labs.grader._lab import Lab
 from kerneltrick.labs.grader._notebook import LARGEST_NOTEBOOK, read_notebook
@@ -19,6 +20,9 @@ NO_LAB = "it has no function of a lab, or cannot be read"
 _COPY = re.compile(
     r"(?: ?\(\d+\)|(?: - |[ _-])(?:copy|kopie)(?: ?\(?\d+\)?)?)$", re.I
 )  # "kernel_trick (1)", "kernel_trick - Copy", "kernel_trick-Copy1"
+_COURSE = re.compile(
+    r"(?P<name>.+?)_(?:late_)?(?P<id>\d+)_(?:assignsubmission_.*|(?P<upload>\d{3,})_.+)", re.I
+)  # Moodle's "Ada Lovelace_123_assignsubmission_file_", Canvas's "lovelaceada_late_123_456_lab-1"
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,37 @@ def find_submissions(
         if not students.setdefault(owner, ()):
             reasons[owner] = reason
     left_out = dict(sorted({**search.left_out, **search.refused}.items()))
-    return Found(tuple(search.found), dict(sorted(students.items())), reasons, left_out)
+    names = _without_ids([*students])
+    renamed: dict[str, tuple[str, ...]] = {}
+    for owner in sorted(students, key=lambda x: names[x]):
+        renamed[names[owner]] = (*renamed.get(names[owner], ()), *students[owner])
+    reasons = {names[x]: why for x, why in reasons.items() if not renamed[names[x]]}
+    return Found(tuple(search.found), renamed, reasons, left_out)
+
+
+def _without_ids(students: list[str]) -> dict[str, str]:
+    """The students' names without what a course system adds to them.
+
+    A number stays where two students have the same name. Where two files have the same number of
+    an upload, it is none.
+
+    >>> mark = "_assignsubmission_file_"
+    >>> [*_without_ids([f"Ada L_1{mark}", "bob_late_12_345_lab-1", "eve"]).values()]
+    ['Ada L', 'bob', 'eve']
+    >>> [*_without_ids([f"Ada L_1{mark}", f"Ada L_2{mark}"]).values()]
+    ['Ada L_1', 'Ada L_2']
+    """
+    parts = {part for student in students for part in student.split("/")}
+    marked = {part: found for part in parts if (found := _COURSE.fullmatch(part))}
+    uploads = Counter(found["upload"] for found in marked.values() if found["upload"])
+    plain = {
+        part: (found["name"], f"{found['name']}_{found['id']}")
+        for part, found in marked.items()
+        if uploads[found["upload"]] < 2
+    }
+    shared = Counter(name for name, _ in set(plain.values()))
+    short = {part: name if shared[name] == 1 else own for part, (name, own) in plain.items()}
+    return {x: "/".join(short.get(part, part) for part in x.split("/")) for x in students}
 
 
 def _owners(name: str, labs: dict[str, Lab]) -> list[str]:
@@ -220,6 +254,7 @@ class _Search:
     left_out: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # archives: something was handed in
     unpacked: dict[Path, str] = field(default_factory=dict)  # folders in scratch: their archives
+    budgets: dict[Path, Budget] = field(default_factory=dict)  # one for an archive and those in it
     seen: set[Path] = field(default_factory=set)  # folders: links may lead in a circle
 
     def look(self, path: Path, depth: int) -> None:
@@ -243,21 +278,23 @@ class _Search:
         if self.scratch is None:
             self.refused[name] = "an archive: unpack it first"
             return
-        target = self.scratch / str(len(self.unpacked)) / (path.stem or "archive")
+        outer = next((x for x in self.unpacked if path.is_relative_to(x)), None)
+        budget = Budget() if outer is None else self.budgets[outer]
+        target = self.scratch / str(len(self.budgets)) / (path.stem or "archive")
+        self.budgets[target] = budget
         target.mkdir(parents=True)
         try:
-            inner = unpack(path, target)
+            left_out = unpack(path, target, budget, inside=outer is not None)
         except NotUnpacked as error:
             self.refused[name] = str(error)
             return
         if alone:
             self.root = target
         self.unpacked[target] = name
-        before = len(self.found), len(self.left_out)
+        before = len(self.found), len(self.left_out), len(self.refused)
+        self.refused |= {f"{name}/{other}": reason for other, reason in left_out.items()}
         self.look(target, 1)
-        for other in inner:
-            self.refused[f"{name}/{other}"] = "a zip file inside a zip file: unpack the outer one"
-        if before == (len(self.found), len(self.left_out)) and not inner:
+        if before == (len(self.found), len(self.left_out), len(self.refused)):
             self.refused[name] = "no Python file and no notebook is in it"
 
     def _look_inside(self, path: Path, depth: int) -> None:
