@@ -89,11 +89,12 @@ class TestTables:
     def test_no_mistake_answers_with_a_rounding_error(self, number, name):
         """Another CPU rounds otherwise: its answer to such a case, a singular system, is another.
 
-        Truth values may hang on a rounding, and a case whose right answer does is left out.
+        Truth values may hang on a rounding. A case whose right answer does is left out, and so are
+        edge cases, without which a usual mistake is known.
         """
         (exercise,) = only(LABS[number], {name}).exercises
         right = getattr(LABS[number].reference, name)
-        for case in exercise.cases:
+        for case in (case for case in exercise.cases if not case.edge):
             rounded = replace(case, arguments=_rounded(case.arguments))
             if _same_numbers(exercise, answer_of(right, case), answer_of(right, rounded)):
                 for mistake in exercise.mistakes:

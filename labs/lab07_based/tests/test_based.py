@@ -333,6 +333,17 @@ class TestRecallAccuracy:
         found = lab.recall_accuracy(np.exp, 6, pairs=20, value_width=width, seeds=3)
         assert float(found) == pytest.approx(right / 60)
 
+    def test_softmax_against_the_definition(self):
+        right = 0
+        for seed in range(4):
+            keys, values, order = lab.recall_task(40, 3, 6, 5.0, seed)
+            for number in order:
+                weights = np.exp(scores(keys[number], keys))
+                read = weights @ values / np.sum(weights)
+                right += int(np.argmax(values @ read)) == number
+        found = lab.recall_accuracy(None, 3, pairs=40, value_width=6, sharpness=5.0, seeds=4)
+        assert float(found) == pytest.approx(right / 160)
+
     def test_wider_keys_recall_more(self):
         found = [lab.recall_accuracy(lab.taylor_feature_map, d, seeds=4) for d in (4, 8, 16)]
         assert found[0] < found[1] < found[2]

@@ -227,6 +227,28 @@ def swapped(found: Any, right: Any, tolerance: float) -> bool:
     return two and len(found) == 2 and equal(list(found)[::-1], list(right), tolerance)
 
 
+def half(found: Any, right: Any) -> bool:
+    """Whether all numbers of an answer are of float16, though the right ones are not.
+
+    >>> right = np.array([0.1, 2.3])
+    >>> half(right.astype(np.float16).astype(float), right), half(np.zeros(2), np.ones(2))
+    (True, False)
+    """
+    if form(found, right) is not None:
+        return False
+    pairs = [(f, r) for _, f, r in parts(found, right) if _is_half(r) is not None]
+    with np.errstate(all="ignore"):
+        return all(_is_half(f) for f, _ in pairs) and not all(_is_half(r) for _, r in pairs)
+
+
+def _is_half(x: Any) -> bool | None:
+    """Whether float16 holds the numbers; None if they are no floats."""
+    if np.asarray(x).dtype.kind != "f":
+        return None
+    wide = _wide(np.asarray(x))
+    return bool(np.array_equal(wide.astype(np.float16), wide, equal_nan=True))
+
+
 def factor(wrong: list[tuple[Case, Any, Any]], tolerance: float) -> str | None:
     """The common factor of all wrong answers, if there is one, in words."""
     found: list[tuple[str, float, int, Case]] = []

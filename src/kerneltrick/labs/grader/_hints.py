@@ -32,6 +32,8 @@ class Outcome:
     error: str | None = None  # the type of the exception
 
 
+NEAR_FLOAT16 = 2e-2  # of the largest entry: sums in float16 are that near
+FLOAT16 = "your numbers are of float16, which has three digits: compute in float32 or float64"
 GIVEN = given_functions(str(given.__file__))
 _one_at_a_time = threading.Lock()  # all threads share the warning filters
 
@@ -82,6 +84,8 @@ def hint(
     if answered and all(o.kind == "answer" for o in wrong) and len(answered) == len(wrong):
         if all(_compare.swapped(o.answer, o.expected, exercise.tolerance) for o in wrong):
             return "the two returned values are swapped", None
+        if _in_float16(answered):
+            return FLOAT16, None
         same = [(o.case, o.answer, o.expected) for o in answered]
         if text := _compare.factor(same, exercise.tolerance):
             return (text if len(wrong) == len(outcomes) else f"{first.where}: {text}"), None
@@ -89,6 +93,12 @@ def hint(
         if o.kind == "exception":
             return o.text, o.line
     return first.text, first.line
+
+
+def _in_float16(wrong: list[Outcome]) -> bool:
+    """Whether the answers are wrong since float16 computed them: they hold its numbers alone."""
+    near = any(_compare.equal(o.answer, o.expected, NEAR_FLOAT16) for o in wrong)
+    return near and all(_compare.half(o.answer, o.expected) for o in wrong)
 
 
 def _recognise(exercise: Exercise, outcomes: list[Outcome], wrong: list[Outcome]) -> Mistake | None:
