@@ -93,7 +93,7 @@ def test_packed_sequences_do_not_see_each_other(models):
 @pytest.mark.parametrize("kind", ["causal", "full", "additive", "packed"])
 def test_masks_of_four_axes_are_read(models, kind):
     model, name = models("Bert" if kind == "full" else "Llama"), kt.hf.register(DIALS[1])
-    ids = torch.randint(3, 50, (1, 12))
+    ids = torch.randint(3, 50, (2, 12))  # two texts, one mask
     pattern = torch.ones(1, 1, 12, 12, dtype=torch.bool)
     pattern = pattern if kind == "full" else pattern.tril()
     pattern[..., :3] = False  # padding
@@ -260,6 +260,24 @@ def test_gradients_are_those_of_the_dense_engine(models):
         found.append([p.grad.clone() for p in model.parameters()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_compiled_as_one_graph_it_computes_the_same(kind):
+    model, ids = tiny(kind, attn_implementation=kt.hf.register(DIALS[1])), rows("left")[0]
+    pattern = torch.ones(1, 1, 19, 19, dtype=torch.bool).tril()
+    masks = [{}, {"attention_mask": pattern.clone()}] if kind == "Llama" else [{}]
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for mask in masks:
+        with torch.no_grad():
+            out = compiled(ids, use_cache=False, **mask).last_hidden_state
+            expected = model(ids, use_cache=False, **mask).last_hidden_state
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    if kind == "Llama":  # the same graph refuses what it cannot compute
+        prefix(pattern)
+        with pytest.raises(RuntimeError, match="has a mask that is neither causal nor full"):
+            compiled(ids, use_cache=False, attention_mask=pattern)
 
 
 def test_half_precision_comes_back_as_it_went(models):

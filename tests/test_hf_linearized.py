@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -267,6 +268,46 @@ def test_gradients_reach_maps_and_gains(saved):
     for name in ("weight", "gain"):
         assert getattr(model.maps["1"], name).grad.abs().max() > 0
     model.zero_grad()
+
+
+def learn(model, run, ids, mask):
+    """The outputs of a run, and the gradients of the model's weights."""
+    model.zero_grad()
+    out = run(ids, use_cache=False, attention_mask=mask)[0]
+    out.square().mean().backward()
+    return [out.detach(), *(x.grad.clone() for x in model.parameters())]
+
+
+def test_compiled_copied_and_with_checkpoints_it_learns_the_same(saved):
+    _, model, _ = saved("Llama")
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    other = copy.deepcopy(model).train()
+    other.gradient_checkpointing_enable()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    runs = [(model, model), (other, other), (model, compiled)]
+    expected, *found = (learn(*run, ids, mask) for run in runs)
+    model.zero_grad()
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_it_goes_on_with_its_cache(saved):
+    _, model, _ = saved("Llama")
+    ids, cache, parts = tokens(), None, []
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    for at in (slice(0, 26), *(slice(i, i + 1) for i in range(26, 30))):
+        out = compiled(ids[:, at], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}
+    whole = model(ids, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_the_configuration_is_that_of_the_original_and_the_dials(saved):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,33 @@ from kerneltrick.hf._mask import AttentionError, TokenMask
 from kerneltrick.hf._watch import is_watched, show
 from kerneltrick.torch import LinearOperator
 
-LAYER = "_kerneltrick_layer"  # the attribute of keys that holds the cache layer they went through
+
+class _Handover(threading.local):
+    """The layer of a cache that this thread's keys just went through, and those keys."""
+
+    def __init__(self) -> None:
+        self.layer: Any = None
+        self.keys: Any = None
+
+
+_HANDOVER = _Handover()
+
+
+def hand_over(layer: Any, keys: Any) -> None:
+    """Let the attention function that gets these very keys next know the layer of their cache.
+
+    transformers shows the cache to the layers of a model, not to their attention function.
+    """
+    _HANDOVER.layer, _HANDOVER.keys = layer, keys
+
+
+def _layer_of(keys: Any) -> Any:
+    """Return the layer of a cache that these keys went through, if any, and forget it."""
+    if _HANDOVER.keys is not keys:
+        return None
+    layer = _HANDOVER.layer
+    _HANDOVER.layer = _HANDOVER.keys = None
+    return layer
 
 
 class LayerSetting(NamedTuple):
@@ -59,7 +86,7 @@ def replacement_attention(
         causal = {"segment_ids": tokens.segment_ids} if tokens.causal else {}
         given = {"causal": tokens.causal, "mask": tokens.keep, "scale": rule.scale, **causal}
         show(LinearOperator(query, key, value, rule.dial, {**given, "on_zero": "zero"}))
-    layer = key.__dict__.pop(LAYER, None)
+    layer = _layer_of(key)
     if layer is not None:
         out = layer.attend_cached(where, rule, query, key, value, tokens)
     elif tokens.causal:
