@@ -92,6 +92,7 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
                 "the configuration of this linearised model does not describe the original "
                 "(text_config)"
             )
+        register_choice(NAME, _choose)
         if original is None:
             kind = transformers.AutoModelForCausalLM if self._language else transformers.AutoModel
             # `from_pretrained` hands its dtype down as PyTorch's default; without it, `from_config`
@@ -388,7 +389,6 @@ def _choose(where: str, module: Any) -> Dial:
     return setting.dial if isinstance(setting, LearnedMap) else setting
 
 
-register_choice(NAME, _choose)
 transformers.AutoConfig.register(NAME, LinearizedConfig)
 transformers.AutoModel.register(LinearizedConfig, LinearizedModel)
 transformers.AutoModelForCausalLM.register(LinearizedConfig, LinearizedForCausalLM)
