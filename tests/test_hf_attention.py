@@ -64,6 +64,18 @@ def test_a_padded_batch_is_the_dense_engine_on_each_row(models, kind, dial, side
         torch.testing.assert_close(out[row, real], alone[0], rtol=1e-9, atol=1e-9)
 
 
+def test_padding_on_the_left_needs_positions_unless_the_map_is_a_function_of_the_scores(models):
+    model, (ids, mask, places) = models("Llama"), rows("left")
+    with pytest.raises(kt.hf.AttentionError, match="padding on the left, which the positions of"):
+        hidden(model, kt.hf.register("elu"), ids, attention_mask=mask)
+    for dial in DIALS[1:]:
+        name = kt.hf.register(dial)
+        out = hidden(model, name, ids, attention_mask=mask)[mask.bool()]
+        expected = hidden(model, name, ids, attention_mask=mask, position_ids=places)[mask.bool()]
+        # Llama's rotary angles are float32 in every model.
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("theirs", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_softmax_is_what_transformers_computes(models, kind, theirs):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import safetensors.torch  # noqa: E402
-from hf_models import tiny  # noqa: E402
+from hf_models import MODELS, tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
@@ -268,6 +268,36 @@ def test_gradients_reach_maps_and_gains(saved):
     for name in ("weight", "gain"):
         assert getattr(model.maps["1"], name).grad.abs().max() > 0
     model.zero_grad()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", ["left", "right", "holes"])
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_padded_texts_without_positions_are_the_texts_alone(kind, padding):
+    """Maps that notice where a token is, read at once and with a cache."""
+    learned = dial(2 if kind == "Llama" else 4)
+    sizes = {**MODELS[kind], "n_layer" if kind == "GPT2" else "num_hidden_layers": 3}
+    settings = ["elu@window=3,sinks=2", "cosformer:horizon=40@window=2"]
+    original = tiny(kind, "AutoModelForCausalLM", sizes)
+    dials = {0: learned, **{i: kt.Dial.get(x) for i, x in enumerate(settings, 1)}}
+    model = assemble(original, dials, causal=True)
+    ids, mask, n = torch.randint(3, 50, (3, 18)), torch.ones(3, 18, dtype=torch.long), 14
+    for row, length in enumerate((14, 9, 3)):
+        mask[row, : n - length] = padding != "left"
+        mask[row, length:n] = padding != "right"
+        mask[row, 1 : length - 1 : 3] = padding != "holes"
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, parts, start = None, [], 0
+    for stop in (6, n, *range(n + 1, 19)):
+        given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
+        out = model(ids[:, start:stop], use_cache=True, **given)
+        cache, start = out.past_key_values, stop
+        parts.append(out.logits)
+    for row in range(3):
+        real = mask[row].bool()
+        alone = model(ids[row : row + 1, real], use_cache=False).logits[0]
+        for found in (whole, torch.cat(parts, dim=1)):
+            torch.testing.assert_close(found[row, real], alone, rtol=1e-9, atol=1e-9)
 
 
 def learn(model, run, ids, mask):

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from kerneltrick.attention import Dial, State, linear_attention
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
-from kerneltrick.hf._mask import AttentionError, TokenMask
+from kerneltrick.hf._mask import AttentionError, TokenMask, kept_positions
 from kerneltrick.hf._watch import is_watched, show
 from kerneltrick.torch import LinearOperator
 
@@ -82,11 +84,17 @@ def replacement_attention(
     )
     n_q, n_k, d = query.shape[2], key.shape[2], query.shape[3]
     rule, tokens = LayerSetting.of(choose(where, module), call.scale, d), call.tokens
+    layer = _layer_of(key)
+    if n_q == n_k and (layer is None or not layer.seen):
+        _check_places(where, rule, tokens, keywords.get("position_ids"))
+    if rule.dial.feature_map.uses_positions:
+        cached = layer is not None
+        places = _places(where, tokens, keywords.get("position_ids"), key, cached=cached)
+        tokens = tokens._replace(positions=places)
     if is_watched():
         causal = {"segment_ids": tokens.segment_ids} if tokens.causal else {}
         given = {"causal": tokens.causal, "mask": tokens.keep, "scale": rule.scale, **causal}
         show(LinearOperator(query, key, value, rule.dial, {**given, "on_zero": "zero"}))
-    layer = _layer_of(key)
     if layer is not None:
         out = layer.attend_cached(where, rule, query, key, value, tokens)
     elif tokens.causal:
@@ -101,9 +109,53 @@ def replacement_attention(
         # Queries that are padding may see no key at all, so their outputs are not asked for.
         asked = tokens.keep if n_q == n_k else None
         out = linear_attention(
-            query, key, value, rule.dial, scale=rule.scale, mask=tokens.keep, query_mask=asked
+            query,
+            key,
+            value,
+            rule.dial,
+            scale=rule.scale,
+            mask=tokens.keep,
+            query_mask=asked,
+            positions=tokens.positions,
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_places(where: str, rule: LayerSetting, tokens: TokenMask, places: Any) -> None:
+    """Raise AttentionError if the model's positions count padding, and the map notices that."""
+    phi, keep = rule.dial.feature_map, tokens.keep
+    turns = phi.has_features and not phi.kernel_script  # no function of q·k, as rotary is
+    if not (turns and tokens.causal) or keep is None or not _is_plain(places, keep.shape[1]):
+        return
+    first = keep.long().argmax(dim=1)
+    at = places.expand(len(keep), -1).gather(1, first[:, None])[:, 0]
+    if not torch.compiler.is_compiling() and bool(((first > 0) & (at == first)).any()):
+        raise AttentionError(
+            f"{where} has padding on the left, which the positions of its tokens count; the map "
+            f"{phi} needs those of the text alone: pass position_ids=(mask.cumsum(-1) - 1)"
+            ".clamp(min=0), or pad on the right"
+        )
+
+
+def _places(where: str, tokens: TokenMask, places: Any, key: Any, *, cached: bool) -> Any:
+    """Return the positions of keys (batch, n_k) for a map that uses them; None counts tokens.
+
+    A cache sees the mask of new tokens alone, so it needs the positions that the model has.
+    """
+    if not cached:
+        return None if tokens.keep is None else kept_positions(tokens.keep)
+    if _is_plain(places, key.shape[2]):
+        return places.expand(key.shape[0], -1)
+    if tokens.keep is None:
+        return None
+    raise AttentionError(
+        f"{where} does not tell its attention the positions of its tokens, which this map needs "
+        "with padding and a cache; read one text at a time, or without a cache"
+    )
+
+
+def _is_plain(places: Any, n: int) -> bool:
+    return torch.is_tensor(places) and places.ndim == 2 and places.shape[1] == n
 
 
 def attend_causal(
@@ -130,10 +182,9 @@ def _continue(
     state: State | None,
     **more: Any,
 ) -> tuple[Any, State]:
-    how = {"causal": True, "mask": tokens.keep, "segment_ids": tokens.segment_ids, "state": state}
-    return linear_attention(
-        query, key, value, rule.dial, scale=rule.scale, return_state=True, **how, **more
-    )
+    given = {"mask": tokens.keep, "segment_ids": tokens.segment_ids, "positions": tokens.positions}
+    how = {"causal": True, "scale": rule.scale, "state": state, "return_state": True}
+    return linear_attention(query, key, value, rule.dial, **how, **given, **more)
 
 
 def _check_self_attention(where: str, module: Any, dropout: float) -> None:

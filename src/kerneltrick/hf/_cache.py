@@ -178,7 +178,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             and query.dtype in STEPPED
             and not (torch.is_grad_enabled() or self.record_past or self.reach)
             and self._memory is not None
-            and tokens.segment_ids is None
+            and tokens.segment_ids is tokens.positions is None
             and (tokens.keep is None or bool(tokens.keep.all()))
         )
 
@@ -287,7 +287,7 @@ class LayerHistory(History):
                 inputs=(
                     reading.inputs[0],
                     *map(tensor, reading.inputs[1:4]),
-                    _of_streams(reading.inputs[4], tensor),
+                    reading.inputs[4].each(tensor),
                 ),
             )
             for reading in self._readings
@@ -304,10 +304,6 @@ class LayerHistory(History):
 
     def _join(self, outputs: list[Any]) -> Any:
         return torch.cat(outputs, dim=2)
-
-
-def _of_streams(tokens: TokenMask, tensor: Callable[[Any], Any]) -> TokenMask:
-    return TokenMask(True, tensor(tokens.keep), tensor(tokens.segment_ids))
 
 
 def _read(

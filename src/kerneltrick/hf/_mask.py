@@ -8,6 +8,7 @@ for the same pattern. Masks that are neither causal nor full are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,21 @@ class TokenMask(NamedTuple):
     causal: bool
     keep: Any = None  # (batch, n_k) bool; None keeps all tokens
     segment_ids: Any = None  # (batch, n_k); None means one sequence in each row
+    positions: Any = None  # (batch, n_k), for maps that use them; None counts the tokens
 
     def stretch(self, at: slice) -> TokenMask:
         """Return the same for some of the tokens."""
-        keep, ids = (None if x is None else x[:, at] for x in (self.keep, self.segment_ids))
-        return TokenMask(self.causal, keep, ids)
+        return self.each(lambda x: x[:, at])
+
+    def each(self, change: Callable[[Any], Any]) -> TokenMask:
+        """Return the same with a change to each of its tensors."""
+        parts = (None if x is None else change(x) for x in self[1:])
+        return TokenMask(self.causal, *parts)
+
+
+def kept_positions(keep: Any) -> Any:
+    """Return the positions of tokens (batch, n) among those of their row that are kept."""
+    return (keep.long().cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def make_mask(
