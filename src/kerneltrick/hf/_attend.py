@@ -155,7 +155,8 @@ def _places(where: str, tokens: TokenMask, places: Any, key: Any, *, cached: boo
 
 
 def _is_plain(places: Any, n: int) -> bool:
-    return torch.is_tensor(places) and places.ndim == 2 and places.shape[1] == n
+    """Return whether these are positions of n tokens in each text, not those of pictures."""
+    return bool(torch.is_tensor(places)) and places.ndim == 2 and places.shape[1] == n
 
 
 def attend_causal(
@@ -182,9 +183,11 @@ def _continue(
     state: State | None,
     **more: Any,
 ) -> tuple[Any, State]:
-    given = {"mask": tokens.keep, "segment_ids": tokens.segment_ids, "positions": tokens.positions}
-    how = {"causal": True, "scale": rule.scale, "state": state, "return_state": True}
-    return linear_attention(query, key, value, rule.dial, **how, **given, **more)
+    how = {"causal": True, "mask": tokens.keep, "segment_ids": tokens.segment_ids, "state": state}
+    how["positions"] = tokens.positions
+    return linear_attention(
+        query, key, value, rule.dial, scale=rule.scale, return_state=True, **how, **more
+    )
 
 
 def _check_self_attention(where: str, module: Any, dropout: float) -> None:
