@@ -36,7 +36,8 @@ def _short_comparison(monkeypatch):
 def part(data, first, last):
     """Return tokens first … last − 1 as a separate sequence."""
     arrays = {name: getattr(data, name)[:, :, first:last] for name in "qkv"}
-    return dataclasses.replace(data, **arrays, tokens=data.tokens[first:last])
+    tokens = None if data.tokens is None else data.tokens[first:last]
+    return dataclasses.replace(data, **arrays, tokens=tokens)
 
 
 def same_files(a, b):
@@ -303,6 +304,31 @@ def test_a_file_gives_back_what_was_fitted(tmp_path, text, options):
     assert np.array_equal(ours, theirs)
     with pytest.raises(ValueError, match=r"overlaps the text that .* was fitted to"):
         again.check_unseen(data)
+
+
+def of_tokens(rows, seed):
+    """Sequences whose keys are those of a first layer: one for each of three different tokens."""
+    key = np.random.default_rng(0).standard_normal((3, 6))
+    rng = np.random.default_rng(seed)
+    for tokens in rng.integers(3, size=(rows, 64)):
+        q, v = rng.standard_normal((2, 1, 2, 64, 6))
+        yield AttentionData(q, np.tile(key[tokens], (1, 2, 1, 1)), v, (0,))
+
+
+def test_equal_keys_by_chance_are_not_the_same_text(tmp_path):
+    sequences, others = list(of_tokens(24, 0)), list(of_tokens(3, 1))
+    made = fit(sequences, "elu@window=2", steps=2).maps
+    made.save(tmp_path / "maps.safetensors")
+    for each in (made, FittedMaps.load(tmp_path / "maps.safetensors")):
+        assert 8 < each.overlap < 40
+        for data in others:
+            each.check_unseen(data)
+        with pytest.raises(ValueError, match="overlaps the text that"):
+            each.check_unseen(part(sequences[3], 5, 60))
+    copied = [*sequences[:10], part(sequences[23], 5, 60)]
+    with pytest.raises(ValueError, match=r"also held out; .* in a row or more .*--overlap"):
+        fit(copied, "elu@window=2", held_out=sequences[16:], steps=2)
+    fit(copied, "elu@window=2", held_out=sequences[16:], steps=2, overlap=60)
 
 
 def test_the_map_of_a_layer_is_a_map_as_others_are(tmp_path, found):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -115,6 +117,27 @@ def test_chunks_are_the_whole_whatever_their_length(models, dial):
         start = stop
     real = mask.bool()
     close(torch.cat(parts, dim=1)[real], whole[real])
+
+
+def test_threads_with_caches_of_their_own_do_not_mix(models):
+    """Each thread stops between passing its keys to the cache and attending with them."""
+    model, texts = models(), torch.randint(3, 50, (2, 1, 12))
+    meeting = threading.Barrier(2, timeout=60)
+
+    class Cache(kt.hf.Cache):
+        def update(self, *arguments, **keywords):
+            found = super().update(*arguments, **keywords)
+            meeting.wait()
+            return found
+
+    def read(ids):
+        cache = Cache()
+        return torch.cat([logits(model, part, cache) for part in ids.split(4, dim=1)], dim=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(read, texts))
+    for ids, out in zip(texts, found, strict=True):
+        close(out, logits(model, ids))
 
 
 def test_its_size_does_not_grow(models):

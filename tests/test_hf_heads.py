@@ -657,10 +657,10 @@ def test_models_with_whole_heads_are_trained_on_planted_facts(folders, monkeypat
     assert len(planted) >= len(windows)
     assert len(validating) >= len(held_out)
     for facts, texts, others in ((planted, windows, held_out), (validating, held_out, windows)):
-        own, strange = (set().union(*map(stretches, x)) for x in (texts, others))
+        own, strange = ({run for ids in x for run in stretches(ids, 8)} for x in (texts, others))
         for fact in facts:
-            assert stretches(fact.ids) & own
-            assert not stretches(fact.ids) & strange
+            assert stretches(fact.ids, 8) & own
+            assert not stretches(fact.ids, 8) & strange
 
 
 def test_models_are_evaluated_on_phrasings_that_nothing_was_fitted_to(folders, monkeypatch):

@@ -55,7 +55,7 @@ def linearized(folders):
 
 def test_validation_windows_are_spread_over_the_text():
     windows = [[number] for number in range(64)]
-    fitted, validation, dropped = kt.hf._split.split(windows)
+    fitted, validation, dropped, _ = kt.hf._split.split(windows)
     assert validation == [[8], [24], [40], [56]]
     assert (sorted(fitted + validation), dropped) == (windows, 0)
     assert len(kt.hf._split.split(windows[:2]).validation) == 1
@@ -68,15 +68,62 @@ def test_windows_that_repeat_validation_windows_are_not_fitted_to(folders):
     repeated = kt.hf.windows(folder, words, tokens=64, length=32, least=2)
     middle = len(windows) // 2
     whole = [*windows[:middle], *repeated, *windows[middle:]]
-    fitted, validation, dropped = kt.hf._split.split(whole)
+    fitted, validation, dropped, run = kt.hf._split.split(whole)
+    assert run == 8
     assert len([ids for ids in whole if ids not in validation and ids not in fitted]) == dropped > 0
-    found = kt.hf.linearize(folder, whole, SETTING)  # refused before: tokens that are held out too
+    said = []
+    found = kt.hf.linearize(folder, whole, SETTING, say=said.append)
+    assert said == [
+        f"Fitting uses {len(fitted)} of {len(whole)} windows; 1 are for validation. Windows that "
+        f"are skipped: {dropped}, because they repeat text of the validation windows (8 tokens in "
+        "a row or more; --overlap changes this)."
+    ]
+    assert kt.hf._split.split(whole, 21).dropped == 0
     assert found.dropped == dropped
     assert f"Windows that were skipped: {dropped}, because they repeat text" in found.remarks[0]
-    with pytest.raises(ValueError, match="all windows overlap the validation window; provide a"):
-        kt.hf._split.split([[5] * 8] * 4)
-    with pytest.raises(ValueError, match="all windows overlap the two validation windows; provide"):
-        kt.hf._split.split([[5] * 8] * 40)
+    reason = r"all windows share 8 tokens in a row with the {}; provide .* \(--overlap\)"
+    for count, which in ((4, "validation window"), (40, "two validation windows")):
+        with pytest.raises(ValueError, match=reason.format(which)):
+            kt.hf._split.split([[5] * 8] * count)
+
+
+def drawn(kind, rows, seed=0):
+    """Windows of 64 tokens drawn independently, of so many different ones or from a template."""
+    rng = np.random.default_rng(seed)
+    if kind != "template":
+        return rng.integers(3, 3 + kind, (rows, 64)).tolist()
+    forms = np.random.default_rng(0).integers(3, 30, (4, 12))  # sentences with two open places
+    forms = forms[rng.integers(0, 4, 6 * rows)]
+    forms[:, ::6] = rng.integers(30, 40, (len(forms), 2))
+    return forms.reshape(-1)[: 64 * rows].reshape(rows, 64).tolist()
+
+
+@pytest.mark.parametrize("kind", [2, 4, 50, "template"])
+def test_independent_text_is_used_however_it_repeats_itself_and_copies_are_found(kind):
+    from kerneltrick.hf._overlap import overlap, sketch
+
+    windows = drawn(kind, 160)
+    fitted, validation, dropped, run = kt.hf._split.split(windows)
+    assert dropped <= len(windows) // 50
+    assert overlap(drawn(kind, 40, seed=1), sketch(fitted, run), run) < 0.02
+    assert overlap(fitted[:40], sketch(fitted, run), run) == 1
+    places = [place for place in range(0, 160, 20) if windows[place] not in validation]
+    for place, copied in zip(places, validation, strict=False):
+        windows[place] = [*windows[place][:10], *copied[5:59]]  # at another place
+    found = kt.hf._split.split(windows)
+    assert not [place for place in places if windows[place] in found.fitted]
+    assert found.dropped <= dropped + len(places)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+def test_text_of_few_tokens_is_fitted_to(folders, kind):
+    """Its keys repeat too, which the fit itself must not take for held-out text."""
+    said, folder = [], folders(kind)
+    windows = [ids[:40] for ids in drawn(2, 24)]
+    found = kt.hf.linearize(folder, windows, SETTING, held_out="end", say=said.append)
+    assert (found.dropped, found.overlap > 8) == (0, True)
+    assert said == ["Fitting uses 20 of 21 windows; 1 are for validation. No other is skipped."]
+    assert "used for fitting" not in found.judged.verdict
 
 
 def test_the_end_of_a_text_is_held_back_and_other_text_must_not_overlap():
@@ -104,6 +151,7 @@ def test_one_call_does_what_the_command_does(folders, kind, run, tmp_path):
     assert code == 0
     found = kt.hf.linearize(model, cut(model, 260), SETTING, out=ours)
     assert found.judged.verdict in " ".join(printed.split())
+    assert printed.startswith("Fitting uses 5 of 6 windows; 1 are for validation. No other")
     names = sorted(path.name for path in ours.iterdir())
     assert names == sorted(path.name for path in theirs.iterdir())
     for name in names:
@@ -135,11 +183,11 @@ def test_a_sketch_of_a_long_text_estimates_the_share_that_was_fitted_to():
 
     rng = np.random.default_rng(0)
     fitted, other = rng.integers(0, 5000, (2, 300, 128)).tolist()
-    known = sketch(fitted)
+    known = sketch(fitted, 8)
     assert len(known) == SIZE
-    assert overlap(other, known) == 0
-    assert overlap(fitted[:50], known) == 1
-    assert overlap([*fitted[:30], *other[:90]], known) == pytest.approx(0.25, abs=0.06)
+    assert overlap(other, known, 8) == 0
+    assert overlap(fitted[:50], known, 8) == 1
+    assert overlap([*fitted[:30], *other[:90]], known, 8) == pytest.approx(0.25, abs=0.06)
 
 
 def test_figures_are_needed_for_the_card(linearized, tmp_path):
@@ -684,7 +732,8 @@ def test_a_full_disk_at_the_end_is_one_sentence_and_the_work_is_kept(
         patch.setattr(kt.hf._folder, "write", full)
         code, printed, complaint = run(*command)
     said = f"kerneltrick: cannot write {tmp_path / 'out'}: No space left on device"
-    assert (code, printed, complaint.count("\n")) == (1, "", 1)
+    assert (code, printed.count("\n"), complaint.count("\n")) == (1, 1, 1)
+    assert printed.startswith("Fitting uses")
     assert complaint.startswith(said)
     assert "the same command continues" in complaint
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.unfinished", "text.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import safetensors.torch  # noqa: E402
-from hf_models import tiny  # noqa: E402
+from hf_models import MODELS, tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
@@ -267,6 +268,76 @@ def test_gradients_reach_maps_and_gains(saved):
     for name in ("weight", "gain"):
         assert getattr(model.maps["1"], name).grad.abs().max() > 0
     model.zero_grad()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", ["left", "right", "holes"])
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_padded_texts_without_positions_are_the_texts_alone(kind, padding):
+    """Maps that notice where a token is, read at once and with a cache."""
+    learned = dial(2 if kind == "Llama" else 4)
+    sizes = {**MODELS[kind], "n_layer" if kind == "GPT2" else "num_hidden_layers": 3}
+    settings = ["elu@window=3,sinks=2", "cosformer:horizon=40@window=2"]
+    original = tiny(kind, "AutoModelForCausalLM", sizes)
+    dials = {0: learned, **{i: kt.Dial.get(x) for i, x in enumerate(settings, 1)}}
+    model = assemble(original, dials, causal=True)
+    ids, mask, n = torch.randint(3, 50, (3, 18)), torch.ones(3, 18, dtype=torch.long), 14
+    for row, length in enumerate((14, 9, 3)):
+        mask[row, : n - length] = padding != "left"
+        mask[row, length:n] = padding != "right"
+        mask[row, 1 : length - 1 : 3] = padding != "holes"
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, parts, start = None, [], 0
+    for stop in (6, n, *range(n + 1, 19)):
+        given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
+        out = model(ids[:, start:stop], use_cache=True, **given)
+        cache, start = out.past_key_values, stop
+        parts.append(out.logits)
+    for row in range(3):
+        real = mask[row].bool()
+        alone = model(ids[row : row + 1, real], use_cache=False).logits[0]
+        for found in (whole, torch.cat(parts, dim=1)):
+            torch.testing.assert_close(found[row, real], alone, rtol=1e-9, atol=1e-9)
+
+
+def learn(model, run, ids, mask):
+    """The outputs of a run, and the gradients of the model's weights."""
+    model.zero_grad()
+    out = run(ids, use_cache=False, attention_mask=mask)[0]
+    out.square().mean().backward()
+    return [out.detach(), *(x.grad.clone() for x in model.parameters())]
+
+
+def test_compiled_copied_and_with_checkpoints_it_learns_the_same(saved):
+    _, model, _ = saved("Llama")
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    other = copy.deepcopy(model).train()
+    other.gradient_checkpointing_enable()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    runs = [(model, model), (other, other), (model, compiled)]
+    expected, *found = (learn(*run, ids, mask) for run in runs)
+    model.zero_grad()
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_it_goes_on_with_its_cache(saved):
+    _, model, _ = saved("Llama")
+    ids, cache, parts = tokens(), None, []
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    for at in (slice(0, 26), *(slice(i, i + 1) for i in range(26, 30))):
+        out = compiled(ids[:, at], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}
+    whole = model(ids, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_the_configuration_is_that_of_the_original_and_the_dials(saved):

@@ -948,7 +948,7 @@ MUTANTS = [
     ),
     Mutant(
         "fit: one token known without those before it",
-        "analysis/_fitted.py",
+        "analysis/_repeats.py",
         "STRETCH = 8",
         "STRETCH = 1",
         "test_fit.py::test_a_token_is_known_by_the_stretch_before_it",

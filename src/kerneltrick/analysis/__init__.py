@@ -8,7 +8,6 @@ from kerneltrick.analysis._data import AttentionData, sample
 from kerneltrick.analysis._files import AXES as AXES
 from kerneltrick.analysis._files import load_attention
 from kerneltrick.analysis._files import save as save_attention
-from kerneltrick.analysis._fitted import STRETCH as STRETCH
 from kerneltrick.analysis._fitted import FittedMaps
 from kerneltrick.analysis._fitted import Setting as Setting
 from kerneltrick.analysis._fitted import hashes as hashes
@@ -23,6 +22,8 @@ from kerneltrick.analysis._metrics import metric as metric
 from kerneltrick.analysis._metrics import metrics_of as metrics_of
 from kerneltrick.analysis._picture import picture
 from kerneltrick.analysis._quality import MapQuality, analyze_map
+from kerneltrick.analysis._repeats import STRETCH as STRETCH
+from kerneltrick.analysis._repeats import identifying_run as identifying_run
 from kerneltrick.analysis._result import plain as plain
 from kerneltrick.analysis._store import Store as Store
 from kerneltrick.analysis._store import finish as finish

@@ -19,13 +19,13 @@ from kerneltrick._arrays import Array, as_numpy, is_array
 from kerneltrick._files import AnyPath, read_tensors, writing
 from kerneltrick._text import to_json
 from kerneltrick.analysis._data import AttentionData
+from kerneltrick.analysis._repeats import STRETCH
 from kerneltrick.analysis._safetensors import write_safetensors
 from kerneltrick.attention import Dial, Far, check_scale, dial_text, read_tail
 from kerneltrick.maps import from_fields, to_fields
 
 FORMAT = "kerneltrick.FittedMaps/1"
 SUFFIX = ".safetensors"  # marks a text as the name of a file of maps
-STRETCH = 8  # number of consecutive tokens that identify a token
 MOST_SEEN = 4096  # hashes stored per head: all of a short text, the smallest of a long one
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -55,6 +55,7 @@ class FittedMaps:
     seen: Mapping[int, Hashes] = dataclasses.field(default_factory=dict)  # (H_kv, hashes) by layer
     source: str = ""
     name: str = "fitted" + SUFFIX  # path of the file
+    overlap: int = STRETCH  # consecutive tokens of a hash in `seen`
 
     def __post_init__(self) -> None:
         if not self.dials or len(set(self.heads)) != len(self.heads) or not self.heads:
@@ -162,7 +163,8 @@ class FittedMaps:
     def check_unseen(self, data: AttentionData) -> None:
         """Raise ValueError if the maps were fitted to tokens of `data`.
 
-        A token is identified by its key and the keys of the 7 tokens before it, in float16.
+        A token is identified by its key and those of the tokens before it, in float16: by 8 keys,
+        or more where the fitted text repeats itself (see `fit`).
         """
         for row, layer in enumerate(data.layers):
             if layer not in self.seen:
@@ -172,7 +174,8 @@ class FittedMaps:
                 if head not in self.heads:
                     continue
                 keys = data.k[row, place // data.groups]
-                same = int(np.isin(hashes(keys), known[self.heads.index(head) // share]).sum())
+                ours = hashes(keys, self.overlap)
+                same = int(np.isin(ours, known[self.heads.index(head) // share]).sum())
                 if same:
                     raise ValueError(
                         f"{data.source} overlaps the text that {self.name} was fitted to (at least "
@@ -205,6 +208,8 @@ class FittedMaps:
             values[f"layers.{layer}"] = to_json({"map": texts, **window})
             tensors |= {f"layers.{layer}.{name}": x for name, x in weights.items()}
         known = {"heads": self.heads, "scaling": self.scale, "causal": self.causal}
+        if self.overlap != STRETCH:
+            known["overlap"] = self.overlap
         values |= {key: to_json(value) for key, value in known.items()} | {"source": self.source}
         with writing(path) as stream:
             write_safetensors(stream, tensors, {"format": FORMAT, **values})
@@ -254,8 +259,9 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
     if weights:
         raise ValueError(f"it has no description of layer {min(weights)}")
     heads, causal = json.loads(metadata["heads"]), json.loads(metadata["causal"])
-    if not all(type(head) is int for head in heads) or type(causal) is not bool:
-        raise ValueError("its heads are not whole numbers, or causal is not a boolean")
+    overlap = json.loads(metadata.get("overlap", str(STRETCH)))
+    if not all(type(x) is int for x in (*heads, overlap)) or type(causal) is not bool:
+        raise ValueError("its heads or overlap are not whole numbers, or causal is not a boolean")
     return FittedMaps(
         dials=dict(sorted(dials.items())),
         heads=tuple(heads),
@@ -264,6 +270,7 @@ def _read(metadata: dict[str, str], tensors: dict[str, Any], where: str) -> Fitt
         seen=seen,
         source=metadata.get("source", ""),
         name=where,
+        overlap=overlap,
     )
 
 
@@ -289,8 +296,8 @@ def read_setting(setting: maps.MapLike | Dial | FittedMaps) -> Setting:
     return fitted.turned(**read_tail(setting)) if at else fitted
 
 
-def hashes(k: Array) -> Hashes:
-    """Hash each token of the keys (n, d) together with the tokens before it, `STRETCH` in all.
+def hashes(k: Array, run: int = STRETCH) -> Hashes:
+    """Hash each token of the keys (n, d) together with the tokens before it, `run` in all.
 
     A text that is shorter has one hash, of all its tokens.
     """
@@ -298,7 +305,7 @@ def hashes(k: Array) -> Hashes:
         rows = np.ascontiguousarray(as_numpy(k), dtype=np.float16)
     # −0 and 0 are the same number
     rows = rows + np.float16(0)
-    size = min(STRETCH, len(rows))
+    size = min(run, len(rows))
     found = [
         hashlib.blake2b(rows[i : i + size].tobytes(), digest_size=8).digest()
         for i in range(len(rows) - size + 1)

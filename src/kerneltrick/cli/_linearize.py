@@ -16,7 +16,7 @@ from kerneltrick._text import to_json
 from kerneltrick._version import __version__
 from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, read_text
-from kerneltrick.cli._options import Features, KeyWeight, Quiet, Seed
+from kerneltrick.cli._options import Features, KeyWeight, Overlap, Quiet, Seed
 from kerneltrick.cli._output import (
     console,
     outputs_of,
@@ -123,6 +123,7 @@ def linearize_command(
             "fitting.",
         ),
     ] = None,
+    overlap: Overlap = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="COUNT", help=TOKENS)] = "200k",
     length: Annotated[int, typer.Option("--length", min=8, help=LENGTH)] = 512,
     seed: Seed = 0,
@@ -184,10 +185,12 @@ def linearize_command(
                 ranking=ranking,
                 finetune=finetune,
                 held_out=judged,
+                overlap=overlap,
                 out=out,
                 force=force,
                 seed=seed,
                 progress=progress,
+                say=None if quiet else lambda text: console().print(plain(text)),
             )
     except KeyboardInterrupt:
         raise Stopped("stopped; the same command continues where this one stopped") from None

@@ -57,6 +57,16 @@ KeyWeight = Annotated[
     bool,
     typer.Option("--key-weight", help="Learn a separate matrix for the keys (hedgehog only)."),
 ]
+Overlap = Annotated[
+    int | None,
+    typer.Option(
+        "--overlap",
+        min=1,
+        metavar="COUNT",
+        help="So many tokens in a row that the fitting and the validation text share are a copy. "
+        "Default: 8, or more if the text repeats itself by chance.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", callback=_check_seed, help="Seed of all random numbers.")
 ]

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 from kerneltrick.attention import Dial, State, linear_attention
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
-from kerneltrick.hf._mask import AttentionError, TokenMask
+from kerneltrick.hf._mask import AttentionError, TokenMask, kept_positions
 from kerneltrick.hf._watch import is_watched, show
 from kerneltrick.torch import LinearOperator
 
-LAYER = "_kerneltrick_layer"  # the attribute of keys that holds the cache layer they went through
+
+class _Handover(threading.local):
+    """The layer of a cache that this thread's keys just went through, and those keys."""
+
+    def __init__(self) -> None:
+        self.layer: Any = None
+        self.keys: Any = None
+
+
+_HANDOVER = _Handover()
+
+
+def hand_over(layer: Any, keys: Any) -> None:
+    """Let the attention function that gets these very keys next know the layer of their cache.
+
+    transformers shows the cache to the layers of a model, not to their attention function.
+    """
+    _HANDOVER.layer, _HANDOVER.keys = layer, keys
+
+
+def _layer_of(keys: Any) -> Any:
+    """Return the layer of a cache that these keys went through, if any, and forget it."""
+    if _HANDOVER.keys is not keys:
+        return None
+    layer = _HANDOVER.layer
+    _HANDOVER.layer = _HANDOVER.keys = None
+    return layer
 
 
 class LayerSetting(NamedTuple):
@@ -55,11 +84,17 @@ def replacement_attention(
     )
     n_q, n_k, d = query.shape[2], key.shape[2], query.shape[3]
     rule, tokens = LayerSetting.of(choose(where, module), call.scale, d), call.tokens
+    layer = _layer_of(key)
+    if n_q == n_k and (layer is None or not layer.seen):
+        _check_places(where, rule, tokens, keywords.get("position_ids"))
+    if rule.dial.feature_map.uses_positions:
+        cached = layer is not None
+        places = _places(where, tokens, keywords.get("position_ids"), key, cached=cached)
+        tokens = tokens._replace(positions=places)
     if is_watched():
         causal = {"segment_ids": tokens.segment_ids} if tokens.causal else {}
         given = {"causal": tokens.causal, "mask": tokens.keep, "scale": rule.scale, **causal}
         show(LinearOperator(query, key, value, rule.dial, {**given, "on_zero": "zero"}))
-    layer = key.__dict__.pop(LAYER, None)
     if layer is not None:
         out = layer.attend_cached(where, rule, query, key, value, tokens)
     elif tokens.causal:
@@ -74,9 +109,54 @@ def replacement_attention(
         # Queries that are padding may see no key at all, so their outputs are not asked for.
         asked = tokens.keep if n_q == n_k else None
         out = linear_attention(
-            query, key, value, rule.dial, scale=rule.scale, mask=tokens.keep, query_mask=asked
+            query,
+            key,
+            value,
+            rule.dial,
+            scale=rule.scale,
+            mask=tokens.keep,
+            query_mask=asked,
+            positions=tokens.positions,
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_places(where: str, rule: LayerSetting, tokens: TokenMask, places: Any) -> None:
+    """Raise AttentionError if the model's positions count padding, and the map notices that."""
+    phi, keep = rule.dial.feature_map, tokens.keep
+    turns = phi.has_features and not phi.kernel_script  # no function of q·k, as rotary is
+    if not (turns and tokens.causal) or keep is None or not _is_plain(places, keep.shape[1]):
+        return
+    first = keep.long().argmax(dim=1)
+    at = places.expand(len(keep), -1).gather(1, first[:, None])[:, 0]
+    if not torch.compiler.is_compiling() and bool(((first > 0) & (at == first)).any()):
+        raise AttentionError(
+            f"{where} has padding on the left, which the positions of its tokens count; the map "
+            f"{phi} needs those of the text alone: pass position_ids=(mask.cumsum(-1) - 1)"
+            ".clamp(min=0), or pad on the right"
+        )
+
+
+def _places(where: str, tokens: TokenMask, places: Any, key: Any, *, cached: bool) -> Any:
+    """Return the positions of keys (batch, n_k) for a map that uses them; None counts tokens.
+
+    A cache sees the mask of new tokens alone, so it needs the positions that the model has.
+    """
+    if not cached:
+        return None if tokens.keep is None else kept_positions(tokens.keep)
+    if _is_plain(places, key.shape[2]):
+        return places.expand(key.shape[0], -1)
+    if tokens.keep is None:
+        return None
+    raise AttentionError(
+        f"{where} does not tell its attention the positions of its tokens, which this map needs "
+        "with padding and a cache; read one text at a time, or without a cache"
+    )
+
+
+def _is_plain(places: Any, n: int) -> bool:
+    """Return whether these are positions of n tokens in each text, not those of pictures."""
+    return bool(torch.is_tensor(places)) and places.ndim == 2 and places.shape[1] == n
 
 
 def attend_causal(
@@ -104,6 +184,7 @@ def _continue(
     **more: Any,
 ) -> tuple[Any, State]:
     how = {"causal": True, "mask": tokens.keep, "segment_ids": tokens.segment_ids, "state": state}
+    how["positions"] = tokens.positions
     return linear_attention(
         query, key, value, rule.dial, scale=rule.scale, return_state=True, **how, **more
     )

@@ -12,7 +12,7 @@ import torch
 from transformers import cache_utils
 
 from kerneltrick.attention import Decoder, History, State, check_count
-from kerneltrick.hf._attend import LAYER, LayerSetting, attend_causal
+from kerneltrick.hf._attend import LayerSetting, attend_causal, hand_over
 from kerneltrick.hf._mask import AttentionError, TokenMask
 from kerneltrick.torch import exported
 
@@ -85,7 +85,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
     """One layer of a `Cache`.
 
     transformers passes keys to the cache first, and then passes what the cache returned to the
-    attention function, which does not see the cache. So the layer travels with the keys.
+    attention function, which does not see the cache. So the layer is handed over beside the keys.
     """
 
     is_croppable = True
@@ -124,6 +124,8 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
+    # torch.compile leaves a cache alone: it changes in place, with steps of the compiled core.
+    @torch.compiler.disable  # type: ignore[untyped-decorator] # torch is not followed by mypy
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Return the same keys and values: the past is in the state, not among them."""
         if self._owed:
@@ -133,10 +135,11 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        key_states.__dict__[LAYER] = self
+        hand_over(self, key_states)
         self._owed = True
         return key_states, value_states
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator] # as above
     def attend_cached(
         self, where: str, rule: LayerSetting, query: Any, key: Any, value: Any, tokens: TokenMask
     ) -> Any:
@@ -175,7 +178,7 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             and query.dtype in STEPPED
             and not (torch.is_grad_enabled() or self.record_past or self.reach)
             and self._memory is not None
-            and tokens.segment_ids is None
+            and tokens.segment_ids is tokens.positions is None
             and (tokens.keep is None or bool(tokens.keep.all()))
         )
 
@@ -284,7 +287,7 @@ class LayerHistory(History):
                 inputs=(
                     reading.inputs[0],
                     *map(tensor, reading.inputs[1:4]),
-                    _of_streams(reading.inputs[4], tensor),
+                    reading.inputs[4].each(tensor),
                 ),
             )
             for reading in self._readings
@@ -301,10 +304,6 @@ class LayerHistory(History):
 
     def _join(self, outputs: list[Any]) -> Any:
         return torch.cat(outputs, dim=2)
-
-
-def _of_streams(tokens: TokenMask, tensor: Callable[[Any], Any]) -> TokenMask:
-    return TokenMask(True, tensor(tokens.keep), tensor(tokens.segment_ids))
 
 
 def _read(

@@ -17,6 +17,7 @@ import torch
 
 from kerneltrick.hf._mask import AttentionError, TokenMask, read_mask
 
+PLAIN = (bool, int, float, str, type(None))
 TOLERANCE = 1e-3  # how far a layer may be from softmax(s·QKᵀ)V, relative to the largest output
 TERMS = {  # keywords of the attention function that change the scores
     "position_bias": "adds a position bias to its scores, which q, k and v do not contain",
@@ -71,44 +72,65 @@ def read_call(
     scale = float(q.shape[3] ** -0.5 if scaling is None else scaling)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
+    if mask is not None and mask.shape[0] == 1:  # one mask for all texts
+        mask = mask.expand(q.shape[0], *mask.shape[1:])
     tokens = read_mask(where, mask, q.shape[2], k.shape[2], is_causal)
-    if module not in _CHECKED:
-        _check_formula(where, module, arrays, scale, keywords)
-        _CHECKED.add(module)
+    error = _formula_error(
+        module,
+        tuple(x.shape[1] for x in arrays),
+        tuple(x.shape[3] for x in arrays),
+        q.dtype,
+        q.device,
+        {**{name: x for name, x in keywords.items() if isinstance(x, PLAIN)}, "scaling": scale},
+    )
+    if error is not None:
+        raise AttentionError(
+            f"{where} does not compute softmax(s·QKᵀ)V: its own formula differs by {error:.1e} of "
+            "the largest output"
+        )
     return AttentionCall(where, q, k, v, scale, tokens)
 
 
 _CHECKED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _check_formula(
-    where: str, module: Any, arrays: tuple[Any, Any, Any], scale: float, keywords: dict[str, Any]
-) -> None:
-    """Compare the formula in the model's own file with softmax(s·QKᵀ)V, on made-up tokens."""
-    own = _own_formula(module)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch is not followed
+def _formula_error(
+    module: Any,
+    heads: tuple[int, ...],
+    widths: tuple[int, ...],
+    dtype: Any,
+    device: Any,
+    keywords: dict[str, Any],
+) -> float | None:
+    """Compare the formula in the model's own file with softmax(s·QKᵀ)V, on made-up tokens.
+
+    Return how far they differ, unless they agree or were compared before. torch.compile calls this
+    while it compiles, with the values of no tensor.
+    """
+    own = None if module in _CHECKED else _own_formula(module)
     if own is None:
-        return
+        return None
     n = 8
     made = []
-    for number, x in enumerate(arrays):
-        size = x.shape[1] * n * x.shape[3]
-        values = torch.arange(size, dtype=torch.float32, device=x.device) * (number + 1.3)
-        made.append(3 * values.sin().reshape(1, x.shape[1], n, x.shape[3]).to(x.dtype))
+    for number, (head, width) in enumerate(zip(heads, widths, strict=True)):
+        size = head * n * width
+        values = torch.arange(size, dtype=torch.float32, device=device) * (number + 1.3)
+        made.append(3 * values.sin().reshape(1, head, n, width).to(dtype))
     query, key, value = made
     with torch.no_grad():
         open_mask = query.new_zeros((1, 1, n, n))
-        theirs = own(module, *made, open_mask, scaling=scale, **{**keywords, "dropout": 0.0})[0]
+        theirs = own(module, *made, open_mask, **{**keywords, "dropout": 0.0})[0]
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1).float() for x in (key, value))
-        weights = (query.float() @ key.mT * scale).softmax(-1)
+        weights = (query.float() @ key.mT * keywords["scaling"]).softmax(-1)
         ours = (weights @ value).transpose(1, 2)
     rounding = 8 * torch.finfo(theirs.dtype).eps
     error = float((ours - theirs.reshape(ours.shape)).abs().max() / ours.abs().max())
     if not error <= max(TOLERANCE, rounding):
-        raise AttentionError(
-            f"{where} does not compute softmax(s·QKᵀ)V: its own formula differs by {error:.1e} of "
-            "the largest output"
-        )
+        return error
+    _CHECKED.add(module)
+    return None
 
 
 def _own_formula(module: Any) -> Callable[..., Any] | None:

@@ -14,7 +14,7 @@ import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import Progress, ProgressReport
-from kerneltrick.analysis import Store, run_key
+from kerneltrick.analysis import STRETCH, Store, run_key
 from kerneltrick.attention import Dial
 from kerneltrick.hf._cache import Cache
 from kerneltrick.hf._capture import load, place_of, quiet
@@ -25,7 +25,7 @@ from kerneltrick.hf._linearized import Linearized, dial_of
 from kerneltrick.hf._loss import models_key, window_alone
 from kerneltrick.hf._overlap import overlap_remark
 from kerneltrick.hf._passkey import Passkey
-from kerneltrick.hf._record import FITTED, RECORD, read_json
+from kerneltrick.hf._record import FITTED, RECORD, RUN, read_json
 from kerneltrick.hf._speed import Speed, speeds
 from kerneltrick.hf._texts import model_kind
 from kerneltrick.hf._verdict import verdict
@@ -155,7 +155,7 @@ def evaluate(
         for name, held in states.items()
     )
     said = verdict({row.name: row.figures for row in rows}, timed)
-    said += overlap_remark(windows, record.get(FITTED, ()))
+    said += overlap_remark(windows, record.get(FITTED, ()), record.get(RUN, STRETCH))
     return Evaluation(rows, len(windows), len(windows[0]), said, timed, written, curve)
 
 

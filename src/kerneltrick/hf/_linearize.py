@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,8 @@ import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import ProgressReport, paced
-from kerneltrick.analysis import AttentionData
-from kerneltrick.attention import Dial
+from kerneltrick.analysis import STRETCH, AttentionData
+from kerneltrick.attention import Dial, check_count
 from kerneltrick.hf._capture import check_original, load_network, place_of, quiet, record
 from kerneltrick.hf._choose import (
     choose_window,
@@ -36,7 +36,7 @@ from kerneltrick.hf._linearized import Linearized, assemble, attention_modules, 
 from kerneltrick.hf._loss import drop_maps, layer_losses, mapped_heads
 from kerneltrick.hf._overlap import overlap_remark, sketch
 from kerneltrick.hf._passkey import DEPTHS, FITTED_PHRASINGS, Passkey, passkeys
-from kerneltrick.hf._record import FITTED
+from kerneltrick.hf._record import FITTED, RUN
 from kerneltrick.hf._recorder import CaptureError
 from kerneltrick.hf._recorder import register as register_recorder
 from kerneltrick.hf._split import Split, Windows, hold_out, split
@@ -65,6 +65,7 @@ class Linearization:
     tuned: Tuned | None = None  # the training end to end, if there was one
     window: str | None = None  # why the window was chosen, if it was
     dropped: int = 0  # windows that were not fitted to, as they repeat text of validation windows
+    overlap: int = STRETCH  # how many tokens in a row make a repetition
     judged: Evaluation | None = None  # the figures on held-out windows, if there were any
     sketch: tuple[str, ...] = ()  # a sketch of the text, by which `evaluate` knows it again
     ranking: HeadRanking | None = None  # how much heads need the whole text, if it was measured
@@ -92,7 +93,7 @@ class Linearization:
         if self.dropped:
             found.append(
                 f"Windows that were skipped: {self.dropped}, because they repeat text of the "
-                "validation windows."
+                f"validation windows ({self.overlap} tokens in a row or more)."
             )
         if self.window is not None:
             found.append(f"Window: {self.window}.")
@@ -149,6 +150,7 @@ class Linearization:
     def record(self) -> dict[str, Any]:
         """Return the losses, the errors of heads and the choices as plain values, for reports."""
         found: dict[str, Any] = {"kept": self.kept, "window": self.window, "dropped": self.dropped}
+        found[RUN] = self.overlap
         if self.ranking is not None:
             found["heads"] = {**self.ranking.record(), "whole": self.whole}
         if self.bare is not None:
@@ -193,11 +195,13 @@ def linearize(
     ranking: Literal["fast", "slow"] = "fast",
     finetune: Literal["none", "maps", "lora", "all"] = "none",
     held_out: Windows | Literal["end"] | None = None,
+    overlap: int | None = None,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
     seed: int = 0,
     progress: ProgressReport | None = None,
     resume: Path | None = None,
+    say: Callable[[str], object] | None = None,
 ) -> Linearization:
     """Fit a feature map to every layer of a pretrained model, and replace its softmax by the maps.
 
@@ -229,6 +233,9 @@ def linearize(
         predicts tokens, each step also asks for a fact that is planted in a text.
     held_out: the windows to evaluate on. "end" holds back the last eighth of `windows`, which is
         the default if `out` is given. Otherwise nothing is evaluated by default.
+    overlap: skip windows that share so many tokens in a row with a window that validates the
+        training. By default, more than chance gives: at least 8, and more for a text of few
+        different tokens or with a template, judged by how its windows repeat each other.
     out: the folder to write. By default none is written; see `Linearization.save`.
     force: replace `out` if it holds a linearised model; see `Linearization.save`.
     seed: the seed of all random numbers.
@@ -236,6 +243,7 @@ def linearize(
     resume: the file that keeps an unfinished run, so that the same call continues it. The training
         end to end is kept beside it (`.tuning`). If `out` is given, the default is a hidden file
         beside it, which is removed at the end.
+    say: called before the training with a sentence that says how much of the text is used.
     """
     one_of("linearize", "finetune", finetune, FINETUNE)
     one_of("linearize", "unit", unit, ("layer", "head"))
@@ -258,12 +266,18 @@ def linearize(
         held_out = "end" if held_out is None else held_out
         unfinished = resume or target.with_name(f".{target.name}.unfinished")
     used, judged = hold_out(windows, held_out)
+    parts = split(
+        used, None if overlap is None else check_count("linearize", "overlap", overlap, 1)
+    )
+    known = tuple(sketch(used, parts.run))
+    if say is not None:
+        say(f"{parts}{overlap_remark(judged, known, parts.run)}")
     wishes = _Wishes(
         setting, window, features, key_weight, keep, share, budget, finetune, seed, unit, ranking
     )
     with _enough_memory(len(windows[0])):
-        found = _fit_and_train(where, split(used), wishes, progress, unfinished)
-        found = dataclasses.replace(found, sketch=tuple(sketch(used)))
+        found = _fit_and_train(where, parts, wishes, progress, unfinished)
+        found = dataclasses.replace(found, sketch=known, overlap=parts.run)
         if judged:
             found = dataclasses.replace(found, judged=_judge(found, judged, progress))
     if target is not None:
@@ -306,6 +320,7 @@ def _fit_and_train(
             features=wishes.features,
             key_weight=wishes.key_weight,
             held_out=validation,
+            overlap=windows.run,
             steps=len(windows.fitted),
             seed=wishes.seed,
             progress=paced(progress, len(windows.fitted[0])),
@@ -453,7 +468,7 @@ def _judge(found: Linearization, windows: Windows, progress: ProgressReport | No
         shares=SHARES if found.ranking is not None else (),
         progress=progress,
     )
-    remark = overlap_remark(windows, found.sketch)
+    remark = overlap_remark(windows, found.sketch, found.overlap)
     return dataclasses.replace(result, verdict=result.verdict + remark)
 
 

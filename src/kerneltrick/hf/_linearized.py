@@ -7,6 +7,7 @@ mistake. Importing `kerneltrick.hf` registers the type with `AutoModel` and `Aut
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from kerneltrick import maps
 from kerneltrick._arrays import is_array
 from kerneltrick.attention import Dial, Far
 from kerneltrick.hf._cache import Cache
-from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._mask import AttentionError, kept_positions
 from kerneltrick.hf._names import FAMILY, register_choice
 from kerneltrick.torch import LearnedMap
 
@@ -92,6 +93,7 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
                 "the configuration of this linearised model does not describe the original "
                 "(text_config)"
             )
+        register_choice(NAME, _choose)
         if original is None:
             kind = transformers.AutoModelForCausalLM if self._language else transformers.AutoModel
             # `from_pretrained` hands its dtype down as PyTorch's default; without it, `from_config`
@@ -108,6 +110,10 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
             if isinstance(made, LearnedMap):
                 self.maps[str(number)] = made
         self.maps.to(dtype)
+        parameters = inspect.signature(original.forward).parameters
+        # A few models find the padding in `input_ids`, and begin to count after its number.
+        finds = any(hasattr(x, "create_position_ids_from_input_ids") for x in original.modules())
+        self._counts_tokens = "position_ids" in parameters and not finds
         self.post_init()
         self._attach()
 
@@ -205,6 +211,8 @@ class Linearized(transformers.PreTrainedModel):  # type: ignore[misc] # as above
                 wanted = getattr(self.config.text_config, "use_cache", False) and not self.training
             keywords["past_key_values"] = Cache() if given is None and wanted else given
             keywords["use_cache"] = keywords["past_key_values"] is not None
+            if self._counts_tokens and keywords.get("position_ids") is None:
+                keywords["position_ids"] = _positions(**keywords)
         return self.model(**keywords)
 
 
@@ -292,6 +300,27 @@ def assemble(model: Any, dials: Mapping[int, Dial], *, causal: bool) -> Lineariz
         made.generation_config = model.generation_config
     made.to(model.device).train(model.training)
     return made
+
+
+def _positions(
+    input_ids: Any = None,
+    inputs_embeds: Any = None,
+    attention_mask: Any = None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> Any:
+    """Return the positions of tokens among those that their mask keeps; None leaves them alone.
+
+    By itself, a model of transformers counts padding too. Softmax with rotary positions gives the
+    same after that, but maps that are no functions of q·k do not.
+    """
+    given = inputs_embeds if input_ids is None else input_ids
+    if given is None or not torch.is_tensor(attention_mask) or attention_mask.ndim != 2:
+        return None
+    before = 0 if past_key_values is None else past_key_values.get_seq_length()
+    if attention_mask.shape[1] != before + given.shape[1]:
+        return None
+    return kept_positions(attention_mask != 0)[:, before:]
 
 
 def dial_of(setting: Dial | LearnedMap) -> Dial:
@@ -388,7 +417,6 @@ def _choose(where: str, module: Any) -> Dial:
     return setting.dial if isinstance(setting, LearnedMap) else setting
 
 
-register_choice(NAME, _choose)
 transformers.AutoConfig.register(NAME, LinearizedConfig)
 transformers.AutoModel.register(LinearizedConfig, LinearizedModel)
 transformers.AutoModelForCausalLM.register(LinearizedConfig, LinearizedForCausalLM)

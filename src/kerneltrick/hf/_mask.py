@@ -8,10 +8,16 @@ for the same pattern. Masks that are neither causal nor full are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from transformers import masking_utils
+
+UNKNOWN = (
+    "has a mask that is neither causal nor full (a sliding window shorter than the text, or a "
+    "prefix that all tokens see)"
+)
 
 
 class AttentionError(ValueError):
@@ -24,11 +30,21 @@ class TokenMask(NamedTuple):
     causal: bool
     keep: Any = None  # (batch, n_k) bool; None keeps all tokens
     segment_ids: Any = None  # (batch, n_k); None means one sequence in each row
+    positions: Any = None  # (batch, n_k), for maps that use them; None counts the tokens
 
     def stretch(self, at: slice) -> TokenMask:
         """Return the same for some of the tokens."""
-        keep, ids = (None if x is None else x[:, at] for x in (self.keep, self.segment_ids))
-        return TokenMask(self.causal, keep, ids)
+        return self.each(lambda x: x[:, at])
+
+    def each(self, change: Callable[[Any], Any]) -> TokenMask:
+        """Return the same with a change to each of its tensors."""
+        parts = (None if x is None else change(x) for x in self[1:])
+        return TokenMask(self.causal, *parts)
+
+
+def kept_positions(keep: Any) -> Any:
+    """Return the positions of tokens (batch, n) among those of their row that are kept."""
+    return (keep.long().cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def make_mask(
@@ -98,6 +114,8 @@ def _other_mask(
         attention_mask,
         **keywords,
     )
+    if not kv_offset:
+        return whole
     past, mask = whole[..., :kv_offset], whole[..., kv_offset:]
     seen = True if attention_mask is None else attention_mask[:, None, None, :kv_offset]
     if bool((past != seen).any()):
@@ -116,13 +134,18 @@ def read_mask(where: str, mask: Any, n_q: int, n_k: int, causal: bool) -> TokenM
         return TokenMask(causal)
     if mask.ndim == 2 and mask.shape[1] == n_k and mask.dtype in (torch.int8, torch.bool):
         keep = mask.to(torch.bool)
-        return TokenMask(mask.dtype == torch.int8, None if bool(keep.all()) else keep)
+        return TokenMask(mask.dtype == torch.int8, None if _keeps_all(keep) else keep)
     if mask.ndim != 4 or mask.shape[2] not in (1, n_q) or mask.shape[3] != n_k:
         raise AttentionError(
             f"{where} has a mask {tuple(mask.shape)} for {n_q} queries and {n_k} keys; expected "
             f"(batch, 1, {n_q}, {n_k})"
         )
     return _read_pattern(where, _allowed(where, mask).expand(-1, n_q, -1), causal)
+
+
+def _keeps_all(keep: Any) -> bool:
+    """Return whether a mask is known to keep all tokens; while code is compiled, nothing is."""
+    return not torch.compiler.is_compiling() and bool(keep.all())
 
 
 def _allowed(where: str, mask: Any) -> Any:
@@ -134,7 +157,7 @@ def _allowed(where: str, mask: Any) -> Any:
             raise AttentionError(
                 f"{where} adds a bias to its scores (in its mask), which q, k and v do not contain"
             )
-    if bool((allowed != allowed[:, :1]).any()):
+    if allowed.shape[1] > 1 and bool((allowed != allowed[:, :1]).any()):
         raise AttentionError(f"{where} has different masks for its heads")
     return allowed[:, 0]
 
@@ -144,24 +167,30 @@ def _read_pattern(where: str, allowed: Any, causal: bool) -> TokenMask:
     n_q, n_k = allowed.shape[1:]
     keep = allowed.any(dim=1)
     real = torch.ones_like(keep[:, :n_q]) if n_q > n_k else keep[:, n_k - n_q :]
-    kept = None if bool(keep.all()) else keep
+    kept = None if _keeps_all(keep) else keep
 
-    def fits(pattern: Any) -> bool:
-        return not bool(((allowed != (pattern & keep[:, None])) & real[..., None]).any())
+    def misfits(pattern: Any) -> Any:
+        return ((allowed != (pattern & keep[:, None])) & real[..., None]).any()
+
+    def segments() -> Any:
+        first = torch.where(keep, allowed.to(torch.int8).argmax(dim=-1), 0)
+        return first.cummax(dim=-1).values  # padding belongs to the sequence before it
 
     index = torch.arange(n_k, device=allowed.device)
     past = index <= index[n_k - n_q :, None] if n_q <= n_k else None
+    if torch.compiler.is_compiling() and causal and n_q == n_k:
+        # Compiled code cannot choose by values. A causal text is a packed text of one sequence.
+        segment = segments()
+        together = past & (segment[..., None] == segment[:, None])
+        torch._assert_async(~misfits(together), f"{where} {UNKNOWN}")
+        return TokenMask(True, keep, segment)
     # A single token fits both patterns, so the model's own word comes first.
     patterns = {True: past, False: torch.ones_like(allowed)}
     for kind in (causal, not causal):
-        if patterns[kind] is not None and fits(patterns[kind]):
+        if patterns[kind] is not None and not bool(misfits(patterns[kind])):
             return TokenMask(kind, kept)
     if n_q == n_k:
-        first = torch.where(keep, allowed.to(torch.int8).argmax(dim=-1), 0)
-        segment = first.cummax(dim=-1).values  # padding belongs to the sequence before it
-        if fits(past & (segment[..., None] == segment[:, None])):
+        segment = segments()
+        if not bool(misfits(past & (segment[..., None] == segment[:, None]))):
             return TokenMask(True, kept, segment)
-    raise AttentionError(
-        f"{where} has a mask that is neither causal nor full (a sliding window shorter than the "
-        "text, or a prefix that all tokens see)"
-    )
+    raise AttentionError(f"{where} {UNKNOWN}")

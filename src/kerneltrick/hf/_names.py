@@ -4,8 +4,9 @@ transformers looks attention functions up by name, in two tables that anybody ca
 the functions, one for their masks. A name must be in both before a model is built. Models do not
 ask us when they are built, and a few pick their attention from a table of their own, so the one
 method that checks the name for every model, `PreTrainedModel.get_correct_attn_implementation`,
-is wrapped: it compares the name with a list of registered ones, and has no hook for a prefix. The
-wrapper acts on our names only, and `unregister` removes it.
+is wrapped: it compares the name with a list of registered ones, and has no hook for a prefix. It is
+wrapped when the first name is added, not before. The wrapper acts on our names only, and
+`unregister` removes it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ PREFIX = f"{FAMILY}:"  # the text of a dial follows
 def register(setting: str | maps.FeatureMap | Dial) -> str:
     """Register a feature map as an attention function of transformers, and return its name.
 
-    Pass the name as `attn_implementation`. After `import kerneltrick.hf`, the name can also be
-    typed without calling this function: it is "kerneltrick:" followed by the text of the setting.
+    Pass the name as `attn_implementation`. After the first call, names of other settings can also
+    be typed without calling this function: "kerneltrick:" followed by the text of the setting.
 
     Any model that uses transformers' attention interface accepts the name: encoders and decoders,
     with padding on either side, packed sequences and grouped queries. Nothing is trained. Models
@@ -68,8 +69,17 @@ def register(setting: str | maps.FeatureMap | Dial) -> str:
 
 def register_choice(name: str, choose: Callable[[str, Any], Dial]) -> None:
     """Register a name whose dial depends on the layer: `choose(name of the layer, module)`."""
-    AttentionInterface.register(name, functools.partial(replacement_attention, choose))
-    AttentionMaskInterface.register(name, make_mask)
+    add_function(name, functools.partial(replacement_attention, choose), make_mask)
+
+
+def add_function(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Add a name with its two functions to transformers, which asks us about our names from now on.
+
+    A name without a mask function of its own would get no mask at all, not even a causal one.
+    """
+    _watch_names()
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
 
 
 def _check_routed(kind: type[Any]) -> None:
@@ -87,8 +97,9 @@ def _check_routed(kind: type[Any]) -> None:
 def unregister() -> None:
     """Forget all names of ours, and give transformers back its own check of names.
 
-    This undoes what `import kerneltrick.hf` and `register` do to transformers. Models that were
-    built with one of our names, linearised ones too, no longer run in this process.
+    This undoes what `register`, `capture`, `linearize` and loading a linearised model do to
+    transformers, until one of them is called again. Models that were built with one of our names,
+    linearised ones too, no longer run in this process.
 
     >>> import transformers, kerneltrick.hf
     >>> name = kerneltrick.hf.register("elu")
@@ -104,9 +115,11 @@ def unregister() -> None:
         transformers.PreTrainedModel.get_correct_attn_implementation = check.__wrapped__
 
 
-def _install() -> None:
+def _watch_names() -> None:
     """Let transformers know our names when it checks a model's `attn_implementation`."""
     check = transformers.PreTrainedModel.get_correct_attn_implementation
+    if getattr(check, "kerneltrick", None) is _check_routed:
+        return
     if hasattr(check, "kerneltrick"):  # this module was loaded again
         check = check.__wrapped__
 
@@ -119,8 +132,5 @@ def _install() -> None:
                 register_choice(requested, lambda where, module: dial)
         return check(model, requested, *more, **keywords)
 
-    checked.kerneltrick = True  # type: ignore[attr-defined]
+    checked.kerneltrick = _check_routed  # type: ignore[attr-defined]
     transformers.PreTrainedModel.get_correct_attn_implementation = checked
-
-
-_install()

@@ -1,8 +1,9 @@
 """Noticing that a text to evaluate on was fitted to, from a small sketch of the fitted text.
 
-The sketch holds the smallest hashes of all runs of eight tokens (a bottom-k sketch). Runs of
-another text whose hashes are below the largest of them are a fair sample of that text, and each is
-in the sketch exactly if it was fitted to.
+The sketch holds the smallest hashes of all runs of tokens (a bottom-k sketch), which are so long
+that chance does not repeat them (see `identifying_run`). Runs of another text whose hashes are
+below the largest of them are a fair sample of that text, and each is in the sketch exactly if it
+was fitted to.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ BYTES = 6  # bytes of a hash
 NOTICED = 0.1  # the share of fitted text from which on it is reported
 
 
-def sketch(windows: Windows) -> list[str]:
-    """Return the sketch of a text."""
-    return sorted(set().union(*map(_hashes, windows)))[:SIZE]
+def sketch(windows: Windows, run: int) -> list[str]:
+    """Return the sketch of a text, of its runs of so many tokens."""
+    return sorted(_hashes(windows, run))[:SIZE]
 
 
-def overlap(windows: Windows, known: Sequence[Any]) -> float:
+def overlap(windows: Windows, known: Sequence[Any], run: int) -> float:
     """Return the share of a text that was fitted to, as far as a sketch of the fitted text tells.
 
     windows: the text.
-    known: the sketch.
+    known, run: the sketch, and the length of its runs.
     """
     if not known:
         return 0.0
-    found = set().union(*map(_hashes, windows))
+    found = _hashes(windows, run)
     if len(known) >= SIZE:
         found = {x for x in found if x <= known[-1]}
     return len(found & set(known)) / len(found) if found else 0.0
 
 
-def overlap_remark(windows: Windows, known: Sequence[Any]) -> str:
+def overlap_remark(windows: Windows, known: Sequence[Any], run: int) -> str:
     """Return a sentence if a text was partly fitted to, else nothing."""
-    share = overlap(windows, known)
+    share = overlap(windows, known, run)
     if share < NOTICED:
         return ""
     return (
@@ -50,8 +51,9 @@ def overlap_remark(windows: Windows, known: Sequence[Any]) -> str:
     )
 
 
-def _hashes(ids: Sequence[int]) -> set[str]:
+def _hashes(windows: Windows, run: int) -> set[str]:
     return {
-        hashlib.blake2b(np.array(run, dtype="<i8").tobytes(), digest_size=BYTES).hexdigest()
-        for run in stretches(ids)
+        hashlib.blake2b(np.array(stretch, dtype="<i8").tobytes(), digest_size=BYTES).hexdigest()
+        for ids in windows
+        for stretch in stretches(ids, run)
     }

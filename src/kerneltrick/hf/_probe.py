@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from kerneltrick import maps
 from kerneltrick.attention import Dial, linear_attention
@@ -23,6 +21,7 @@ from kerneltrick.hf._attend import LayerSetting, absorb, attend_causal
 from kerneltrick.hf._call import TERMS, check_terms, layer_name, read_call
 from kerneltrick.hf._linearized import attention_modules, head_sizes, with_whole
 from kerneltrick.hf._mask import TokenMask, make_mask
+from kerneltrick.hf._names import add_function
 from kerneltrick.hf._prefix import layers_of, recorded, reused
 from kerneltrick.torch import as_tensors
 
@@ -66,8 +65,7 @@ class Probe:
         self.last: Run | None = None  # the last run, which is being recorded or varied
 
     def __enter__(self) -> Probe:
-        AttentionInterface.register(NAME, _attention)
-        AttentionMaskInterface.register(NAME, make_mask)
+        add_function(NAME, _attention, make_mask)
         self._before = self.network.config._attn_implementation
         self._trained = [x for x in self.network.parameters() if x.requires_grad]
         self.network.requires_grad_(False)  # gradients are those of gates

@@ -9,6 +9,7 @@ from typing import Any
 
 RECORD = "linearization.json"
 FILES, FITTED = "files", "fitted"  # keys of the list of files, and of the sketch of the text
+RUN = "overlap"  # key of the length of runs in that sketch
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, Any] | None:

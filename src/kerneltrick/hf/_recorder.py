@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import sdpa_mask
 
 from kerneltrick.hf._call import check_terms, layer_name, read_call
 from kerneltrick.hf._mask import AttentionError
+from kerneltrick.hf._names import add_function
 
 NAME = "kerneltrick_capture"  # names that begin with "kerneltrick" are checked by `_names`
 NOT_IN_SDPA = ("softcap", "s_aux")  # terms that softmax attention here would leave out
@@ -55,9 +55,7 @@ _current: contextvars.ContextVar[Recording] = contextvars.ContextVar("recording"
 
 def register() -> None:
     """Make `attn_implementation=NAME` known to transformers."""
-    AttentionInterface.register(NAME, _recording_attention)
-    # Without a mask function of its own, a name gets no mask at all, not even a causal one.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    add_function(NAME, _recording_attention, sdpa_mask)
 
 
 @contextmanager

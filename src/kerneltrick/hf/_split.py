@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from kerneltrick.analysis import STRETCH
+from kerneltrick.analysis import identifying_run
 
 Windows: TypeAlias = Sequence[Sequence[int]]
 
@@ -23,6 +23,21 @@ class Split(NamedTuple):
     fitted: list[Sequence[int]]
     validation: list[Sequence[int]]
     dropped: int  # windows that repeat text of the validation windows
+    run: int  # how many tokens in a row make a repetition
+
+    def __str__(self) -> str:
+        """Return a sentence about what is used."""
+        used, skipped = len(self.fitted), "No other is skipped."
+        if self.dropped:
+            skipped = (
+                f"Windows that are skipped: {self.dropped}, because they repeat text of the "
+                f"validation windows ({self.run} tokens in a row or more; --overlap "
+                "changes this)."
+            )
+        return (
+            f"Fitting uses {used} of {used + len(self.validation) + self.dropped} windows; "
+            f"{len(self.validation)} are for validation. {skipped}"
+        )
 
 
 def hold_out(
@@ -50,22 +65,29 @@ def hold_out(
     return windows, held_out
 
 
-def split(windows: Windows) -> Split:
+def split(windows: Windows, run: int | None = None) -> Split:
     """Set some windows apart to validate the fit, spread over the text: a chapter is not a book.
 
-    Texts repeat themselves (licences, headings). A window that shares eight tokens in a row with a
-    validation window is not fitted to.
+    Texts repeat themselves (licences, headings). A window that shares `run` tokens in a row with a
+    validation window is not fitted to. By default these are more than chance gives, judged by how
+    the windows to fit to repeat each other.
     """
     count = max(1, min(MOST_VALIDATION, len(windows) // 16))
-    validation = [windows[(2 * at + 1) * len(windows) // (2 * count)] for at in range(count)]
-    known = set().union(*map(stretches, validation))
-    fitted = [ids for ids in windows if known.isdisjoint(stretches(ids))]
+    places = {(2 * at + 1) * len(windows) // (2 * count) for at in range(count)}
+    validation = [windows[place] for place in sorted(places)]
+    others = [ids for place, ids in enumerate(windows) if place not in places]
+    run = identifying_run(others) if run is None else run
+    known = set().union(*(stretches(ids, run) for ids in validation))
+    fitted = [ids for ids in others if known.isdisjoint(stretches(ids, run))]
     if not fitted:
         which = (
             "the validation window" if count == 1 else f"the {_number(count)} validation windows"
         )
-        raise ValueError(f"all windows overlap {which}; provide a longer text")
-    return Split(fitted, validation, len(windows) - len(fitted) - count)
+        raise ValueError(
+            f"all windows share {run} tokens in a row with {which}; provide a text that repeats "
+            "itself less, or let longer repetitions pass (--overlap)"
+        )
+    return Split(fitted, validation, len(others) - len(fitted), run)
 
 
 def _number(count: int) -> str:
@@ -73,7 +95,7 @@ def _number(count: int) -> str:
     return ("two", "three", "four", "five", "six", "seven", "eight")[count - 2]
 
 
-def stretches(ids: Sequence[int]) -> set[tuple[int, ...]]:
-    """Return all runs of eight tokens in a window."""
-    size = min(STRETCH, len(ids))
+def stretches(ids: Sequence[int], size: int) -> set[tuple[int, ...]]:
+    """Return all runs of so many tokens in a window; a shorter window is one run."""
+    size = min(size, len(ids))
     return {tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -29,16 +29,23 @@ class _Watcher:
     seen: list[Seen] = dataclasses.field(default_factory=list)
 
 
-_current: contextvars.ContextVar[_Watcher | None] = contextvars.ContextVar("watcher", default=None)
+class _Current(threading.local):
+    """The watcher of this thread. torch.compile reads attributes, but no context variables."""
+
+    def __init__(self) -> None:
+        self.watcher: _Watcher | None = None
+
+
+_CURRENT = _Current()
 
 
 def is_watched() -> bool:
-    return _current.get() is not None
+    return _CURRENT.watcher is not None
 
 
 def show(operator: HeadOperator) -> None:
     """Tell the watcher what the running layer computes."""
-    watcher = _current.get()
+    watcher = _CURRENT.watcher
     assert watcher is not None
     watcher.seen.append(Seen(*(watcher.running or [("model", "model")])[-1], operator))
 
@@ -56,11 +63,11 @@ def watching(model: Any) -> Iterator[list[Seen]]:
 
     hooks = [x.register_forward_pre_hook(entering(name)) for name, x in model.named_modules()]
     hooks += [x.register_forward_hook(leaving, always_call=True) for x in model.modules()]
-    before = _current.set(watcher)
+    before, _CURRENT.watcher = _CURRENT.watcher, watcher
     try:
         with torch.no_grad():
             yield watcher.seen
     finally:
-        _current.reset(before)
+        _CURRENT.watcher = before
         for hook in hooks:
             hook.remove()

@@ -14,7 +14,7 @@ from kerneltrick._arrays import Array, is_array
 from kerneltrick._executor import Piece, Team
 from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
-from kerneltrick.analysis import AttentionData, FittedMaps, run_key
+from kerneltrick.analysis import AttentionData, FittedMaps, hashes, identifying_run, run_key
 from kerneltrick.attention import Dial, check_count, check_scale, combined
 from kerneltrick.maps import one_of, seeded
 from kerneltrick.torch._learned_map import LearnedMap
@@ -56,6 +56,7 @@ def fit(
     causal: bool | None = None,
     scale: float | None = None,
     held_out: Data | None = None,
+    overlap: int | None = None,
     steps: int = 600,
     learning_rate: float = 0.04,
     seed: int = 0,
@@ -86,6 +87,11 @@ def fit(
         Sequences with the same heads that decide when to stop. The default is every eighth sequence
         of a list (at least one), the first item of an iterator, or the last quarter of a single
         sequence, which then attends only to itself.
+    overlap
+        So many equal keys in a row are the same text, which must not be fitted to and held out or
+        judged. By default, more than chance gives: at least 8, and more for a text of few different
+        tokens or with a template, judged by how the sequences to fit to repeat each other (8 for an
+        iterator).
     seed
         The seed of the order of sequences and of the choice of rows. The same seed and number of
         threads give the same maps.
@@ -111,9 +117,12 @@ def fit(
         raise ValueError("fit with an executor needs a list, not a stream, which cannot be sent")
     dial = Dial(*combined("fit", feature_map, window, sinks, far))
     dial.alike("fit")
+    if overlap is None:  # as the first layer repeats itself most, it decides
+        overlap = identifying_run([hashes(x.k[0, 0], 1) for x in sequences])
     job = _Job(
         sequences=sequences,
         apart=apart,
+        overlap=check_count("fit", "overlap", overlap, 1),
         dial=dial,
         features=features,
         key_weight=key_weight,
@@ -143,6 +152,7 @@ class _Job:
 
     sequences: list[AttentionData]
     apart: list[AttentionData]  # held out
+    overlap: int
     dial: Dial
     features: int | None
     key_weight: bool
@@ -183,7 +193,16 @@ def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport |
         key_weight=job.key_weight,
         seed=job.seed,
     )
-    run = Transfer(learned, shape, job.loss, job.steps, job.learning_rate, job.seed, job.apart)
+    run = Transfer(
+        learned,
+        shape,
+        job.loss,
+        job.steps,
+        job.learning_rate,
+        job.seed,
+        job.apart,
+        job.overlap,
+    )
     run.see(*job.sequences)
     key = ""
     if job.resume is not None:
@@ -194,6 +213,7 @@ def _fitted(job: _Job, stream: Iterator[Item] | None, progress: ProgressReport |
             job.steps,
             job.learning_rate,
             job.seed,
+            job.overlap,
             stream is None,
         )
         arrays = (x for s in (*job.sequences, *job.apart) for x in (s.q, s.k, s.v))

@@ -84,13 +84,15 @@ class Transfer:
         learning_rate: float,
         seed: int,
         apart: list[AttentionData],
+        overlap: int,
     ) -> None:
         self.learned, self.shape, self.loss = learned, shape, loss
         self.steps, self.learning_rate, self.seed = steps, learning_rate, seed
         self.parameters: dict[str, Tensor] = dict(learned.named_parameters())
         self.optimizer = torch.optim.Adam(self.parameters.values(), betas=(0.9, 0.99))
         self.apart = [_tensors(sequence) for sequence in apart]
-        self.held_out = _hashes(apart, shape)
+        self.overlap = overlap
+        self.held_out = _hashes(apart, shape, overlap)
         self.seen = self.held_out
         self.step = self.stale = 0
         self.history: list[tuple[int, float]] = []
@@ -101,13 +103,14 @@ class Transfer:
         """Record tokens as used for fitting; raise ValueError if they are held out."""
         for sequence in sequences:
             self.shape.check(sequence)
-        found = _hashes(sequences, self.shape)
+        found = _hashes(sequences, self.shape, self.overlap)
         for ours, theirs in zip(found, self.held_out, strict=True):
             same = int(np.isin(ours, theirs).sum())
             if same:
                 raise ValueError(
                     f"{sequences[0].source}: at least {same} tokens are used for fitting and also "
-                    f"held out; held-out tokens must be different"
+                    f"held out; held-out tokens must be different ({self.overlap} in a row or more "
+                    "count as the same text; --overlap changes this)"
                 )
         self.seen = [smallest_hashes(pair) for pair in zip(self.seen, found, strict=True)]
 
@@ -234,7 +237,13 @@ class Transfer:
             most = min(map(len, each))  # heads with equal tokens may have fewer hashes
             seen[layer] = np.stack([x[:most] for x in each])
         return FittedMaps(
-            dials, self.shape.heads, self.shape.scale, self.shape.causal, seen, self.shape.source
+            dials,
+            heads=self.shape.heads,
+            scale=self.shape.scale,
+            causal=self.shape.causal,
+            seen=seen,
+            source=self.shape.source,
+            overlap=self.overlap,
         )
 
     def _keep(self, path: Path, key: str) -> None:
@@ -270,11 +279,11 @@ def _tensors(data: AttentionData) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _hashes(sequences: Any, shape: Shape) -> list[Any]:
+def _hashes(sequences: Any, shape: Shape, overlap: int) -> list[Any]:
     """The hashes of all tokens for each key head of each layer."""
     empty = np.zeros(0, np.uint64)
     return [
-        smallest_hashes([empty, *(hashes(data.k[row, head]) for data in sequences)])
+        smallest_hashes([empty, *(hashes(data.k[row, head], overlap) for data in sequences)])
         for row in range(len(shape.layers))
         for head in range(shape.kv_heads)
     ]
