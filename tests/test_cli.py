@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from kerneltrick import analysis
 from kerneltrick.analysis import _curves, _timing
 from kerneltrick.analysis._store import Store
 from kerneltrick.cli import _app as app_module
-from kerneltrick.cli._arguments import default_maps, split_maps
+from kerneltrick.cli._arguments import ERROR, default_maps, split_maps
 from kerneltrick.cli._command import first_sentence
 
 SMALL = ("--synthetic", "gaussian:n=48,d=8,heads=2")
@@ -314,6 +315,39 @@ def test_a_seed_out_of_range_is_one_line_and_code_2(run, command):
 def test_a_file_and_synthetic_data_exclude_each_other(run, tmp_path, arrays):
     np.savez(tmp_path / "qkv.npz", **arrays)
     failed(run("compare", tmp_path / "qkv.npz", *SMALL), 2, "not both")
+
+
+def commands(command=None, path=()):
+    """All commands, with the words that call them."""
+    command = command or typer.main.get_command(app_module.app)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+    if not hasattr(command, "commands"):
+        yield path, command
+
+
+@pytest.mark.parametrize(("path", "command"), [(" ".join(p), c) for p, c in commands()])
+def test_every_command_has_h_and_says_which_numbers_no_library_takes(run, path, command):
+    words = path.split()
+    assert run(*words, "-h") == run(*words, "--help")
+    for each in (each for each in command.params if each.required):
+        words += ["x"] if each.param_type_name == "argument" else [each.opts[0], "x"]
+    for each in command.params:
+        kind = getattr(getattr(each, "type_descriptor", None), "annotation", None)
+        if each.name == "help" or kind not in (int, float):
+            continue
+        for number in (10**20, -(10**20)) if kind is int else ("nan", "inf", "-inf"):
+            code, printed, said = run(*words, each.opts[0], number)
+            assert (code, printed) == (ERROR if words[0] in ("prove", "lab") else 2, "")
+            assert said.count("\n") == 1
+            assert each.opts[0] in said
+
+
+def test_numbers_are_shown_as_people_write_them():
+    """One function shows them: the format g turns to powers of ten from 1,000 on."""
+    rooms = [Path(kt.__file__).parent / room for room in ("cli", "hf")]
+    found = [path for room in rooms for path in room.glob("*.py")]
+    assert [p for p in found if re.search(r"\{[^{}]*:#?\.\d+g\}", p.read_text("utf-8"))] == []
 
 
 def test_an_unknown_command_is_code_2(run):

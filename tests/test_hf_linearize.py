@@ -296,6 +296,7 @@ def test_embeddings_are_compared_with_the_teachers(linearized, folders):
         (10, 12, 12, (7, 8), "The map adds nothing to the window: perplexity 10 → 12; 12 with the "
          "window alone; after 4,096 tokens, it decodes 7"),
         (10, 11, None, (), "Worth a look: perplexity 10 → 11."),
+        (1342, 2e5, None, (), "Keep softmax: perplexity 1,340 → 200,000."),
     ],
 )  # fmt: skip
 def test_the_verdict_reads_its_own_table(teacher, hybrid, alone, speeds, said):

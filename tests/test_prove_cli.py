@@ -160,7 +160,7 @@ def test_costs_print_the_table_the_ratio_and_both_crossovers(run, quick):
     assert max(map(len, out.splitlines())) <= 100
     text = re.sub(r"\s+", " ", out)
     assert "n²·d = 1.07 G against n·d² = 16.8 M: ×64" in text
-    assert "elu: ×64.0 cheaper than softmax, ×63.0 with Z and φ; wins from n = 66 on paper" in text
+    assert "elu: ×64 cheaper than softmax, ×63 with Z and φ; wins from n = 66 on paper" in text
     assert text.count("measured on this machine") == 2
     assert "softmax, weights formed: n²·D + n²·M" in text
     row = next(line for line in out.splitlines() if "linear, elu" in line).split()

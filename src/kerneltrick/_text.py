@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -57,6 +58,20 @@ def printable(text: str) -> str:
     'a �[31mred�token'
     """
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def shown(x: float, digits: int = 3) -> str:
+    """Write a number as people do, with this many significant digits.
+
+    >>> shown(1342.5), shown(0.01234), shown(2.5), shown(120000.4), shown(3e-7)
+    ('1,340', '0.0123', '2.5', '120,000', '3e-07')
+    """
+    if not math.isfinite(x):
+        return "–" if math.isnan(x) else "∞" if x > 0 else "−∞"
+    found = float(f"{x:.{digits}g}")
+    if found and not 1e-4 <= abs(found) < 1e9:
+        return f"{found:.{digits}g}"
+    return f"{found:,.0f}" if abs(found) >= 10 ** (digits - 1) else f"{found:.{digits}g}"
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import write
-from kerneltrick._text import to_json
+from kerneltrick._text import shown, to_json
 from kerneltrick._version import __version__
 from kerneltrick.cli._arguments import DataError, UsageError
 from kerneltrick.cli._linearize import load_hf, read_count
@@ -134,4 +134,4 @@ def _table(*names: str) -> Table:
 def _figure(value: float | None, row: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:,.0f} {row.unit}" if value >= 100 else f"{value:.3g} {row.unit}"
+    return f"{shown(value)} {row.unit}"

@@ -85,6 +85,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -313,7 +314,9 @@ app.command("conform", cls=Command, rich_help_panel=CHOOSE)(conform_command)
 app.command("explore", cls=Command, rich_help_panel=UNDERSTAND)(explore_command)
 app.command(
     "prove",
-    context_settings={"ignore_unknown_options": True},  # a claim may begin with a minus sign
+    cls=Command,
+    # A claim may begin with a minus sign and have an h in it.
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     rich_help_panel=UNDERSTAND,
 )(prove_command)
 app.add_typer(simulate_app, name="simulate", cls=Group, rich_help_panel=UNDERSTAND)

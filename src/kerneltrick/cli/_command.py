@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +12,32 @@ from typer.core import TyperCommand, TyperGroup
 
 from kerneltrick._files import protecting
 from kerneltrick.analysis import names_file
-from kerneltrick.cli._arguments import split_maps
+from kerneltrick.cli._arguments import UsageError, split_maps
 
 # Every other path is an input.
 OUTPUTS = {"--out", "--html", "--json", "--plot", "--feedback", "--onnx"}
 MODELS = {"model", "teacher"}  # parameters that name a folder, or a model on the hub
+LARGEST = 2**63 - 1  # no library below takes a larger whole number
 
 
 class Command(TyperCommand):
-    """A command whose outputs cannot overwrite its inputs.
+    """A command whose outputs cannot overwrite its inputs, and whose numbers are usable.
 
     Every path among its parameters is an input, unless it is one of `OUTPUTS`; so are models, and
     files of fitted maps in lists of maps. A new command is protected without further code.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "-h" not in ctx.help_option_names:  # it stands for help only as a word of its own
+            args = ["--help" if word == "-h" else word for word in args]
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise UsageError(f"{parameter.opts[0]} is {value:,}; the limit is {LARGEST:,}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{parameter.opts[0]} must be a finite number, not {value}")
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         options = {parameter.name: set(parameter.opts) for parameter in self.params}

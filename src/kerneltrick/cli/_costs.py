@@ -14,7 +14,7 @@ from rich.table import Table
 from kerneltrick import costs, maps
 from kerneltrick._files import is_standard_output
 from kerneltrick._pictures import picture_format
-from kerneltrick._text import to_json
+from kerneltrick._text import shown, to_json
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
@@ -261,7 +261,7 @@ def _table(sizes: costs.Sizes, rows: list[costs.Row], decode: bool) -> Table:
         table.add_row(
             row.cost.name,
             _short(numbers.multiply_adds),
-            "–" if row.cost.name == "projections" else f"×{row.ratio:.3g}",
+            "–" if row.cost.name == "projections" else f"×{shown(row.ratio)}",
             _short(numbers.elementwise),
             _short(numbers.moved),
             _short(numbers.memory),
@@ -278,7 +278,7 @@ def _comparison(
     n, d = sizes.n, sizes.d
     lines = [
         f"One of the two products, as in lab 02: n²·d = {_short(n * n * d)} against n·d² = "
-        f"{_short(n * d * d)}: ×{costs.lab_ratio(n, d):.4g}"
+        f"{_short(n * d * d)}: ×{shown(costs.lab_ratio(n, d), 4)}"
     ]
     for dial in chosen:
         near = dial.near
@@ -290,11 +290,11 @@ def _comparison(
             crossing = found["crossover"]
             here = "no crossover" if crossing is None else f"n ≈ {crossing:.0f}"
             here += f" measured on this machine against {found['baseline']}"
-        ratios = f"×{row.ratio:#.3g} cheaper than softmax"
+        ratios = f"×{shown(row.ratio)} cheaper than softmax"
         if not near:
             parts = row.numbers.parts
             bare = rows[1].numbers.multiply_adds / (parts["U"] + parts["φ(Q)U"])
-            ratios = f"×{float(bare):#.3g} cheaper than softmax, ×{row.ratio:#.3g} with Z and φ"
+            ratios = f"×{shown(float(bare))} cheaper than softmax, ×{shown(row.ratio)} with Z and φ"
         wins = "never wins" if paper is None else f"wins from n = {paper:,}"
         lines.append(f"{dial}: {ratios}; {wins} on paper, {here}")
     return lines
@@ -311,5 +311,5 @@ def _short(x: Any) -> str:
     value = float(x)
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+            return f"{shown(value / size)} {unit}"
+    return shown(value)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kerneltrick import report
 from kerneltrick._files import write
+from kerneltrick._text import shown
 from kerneltrick.cli._arguments import DataError, UsageError
 from kerneltrick.cli._options import HtmlPath, JsonPath, Quiet
 from kerneltrick.cli._output import (
@@ -138,4 +139,4 @@ def _cell(each: Any, values: list[float]) -> str:
     x = mean(values)
     if not math.isfinite(x):
         return "–" if math.isnan(x) else "∞"
-    return f"{x:.0%}" if each.style == "percent" else f"{x:.3g}"
+    return f"{x:.0%}" if each.style == "percent" else shown(x)

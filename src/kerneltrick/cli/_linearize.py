@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import write
-from kerneltrick._text import to_json
+from kerneltrick._text import shown, to_json
 from kerneltrick._version import __version__
 from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, read_text
@@ -356,8 +356,8 @@ def _show(result: Any, outputs: dict[str, Path]) -> None:
 
 
 def _figure(row: Any, name: str) -> str:
-    error = f" ± {row.errors[name]:.2g}" if row.errors.get(name) else ""
-    return f"{row.figures[name]:.4g}{error}"
+    error = f" ± {shown(row.errors[name], 2)}" if row.errors.get(name) else ""
+    return f"{shown(row.figures[name], 4)}{error}"
 
 
 def _curve_table(result: Any) -> Table:
@@ -367,7 +367,7 @@ def _curve_table(result: Any) -> Table:
         table.add_column(name, justify="right")
     table.add_column("")
     for x in result.curve:
-        row = (str(x.heads), f"{x.share:.0%}", f"{x.quality:.4g}", "knee" if x.knee else "")
+        row = (str(x.heads), f"{x.share:.0%}", shown(x.quality, 4), "knee" if x.knee else "")
         table.add_row(*row)
     return table
 
@@ -380,10 +380,6 @@ def _speed_table(speeds: Any) -> Table:
     for name in ("context", *names):
         table.add_column(name, justify="right")
     for x in speeds:
-        decoding = (_rate(x.decoding), f"{x.state_bytes:,}") if decodes else ()
-        table.add_row(x.name, f"{x.context:,}", _rate(x.prefill), *decoding)
+        decoding = (shown(x.decoding), f"{x.state_bytes:,}") if decodes else ()
+        table.add_row(x.name, f"{x.context:,}", shown(x.prefill), *decoding)
     return table
-
-
-def _rate(found: float) -> str:
-    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"

@@ -76,6 +76,7 @@ Jobs = Annotated[
     typer.Option(
         "--jobs",
         min=1,
+        max=1024,
         show_default=False,
         help="Number of worker processes, one thread each. Default: work in this process.",
     ),

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kerneltrick import costs
 from kerneltrick._files import is_standard_output
-from kerneltrick._text import to_json
+from kerneltrick._text import shown, to_json
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import DataError
 from kerneltrick.cli._output import console, plain, words_stream
@@ -95,5 +95,5 @@ def _time(seconds: float) -> str:
         return f"{seconds:,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return "0" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+            return f"{shown(seconds / size)} {unit}"
+    return "0" if seconds == 0 else f"{shown(seconds * 1e9)} ns"

@@ -14,7 +14,9 @@ from rich.table import Table
 from kerneltrick import simulate
 from kerneltrick._files import is_standard_output
 from kerneltrick._pictures import picture_format, require_matplotlib
+from kerneltrick._text import shown
 from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._command import Command
 from kerneltrick.cli._options import Seed
 from kerneltrick.cli._output import check_writable, console, plain, words_stream
 
@@ -44,7 +46,7 @@ Out = Annotated[
 ]
 
 
-@simulate_app.command("moments")
+@simulate_app.command("moments", cls=Command)
 def _moments(
     out: Out = None,
     seed: Seed = 0,
@@ -65,12 +67,12 @@ def _moments(
         (
             str(row.d),
             f"{row.mean:.2f}",
-            f"{row.theory_mean:.4g}",
-            f"{row.variance:.4g}",
-            f"{row.theory_variance:.4g}",
+            shown(row.theory_mean, 4),
+            shown(row.variance, 4),
+            shown(row.theory_variance, 4),
             f"{row.z_score:+.1f}",
             f"{row.scaled_variance:.3f}",
-            f"{row.theory_scaled_variance:.4g}",
+            shown(row.theory_scaled_variance, 4),
         )
         for row in found.rows
     ]
@@ -85,7 +87,7 @@ def _moments(
     _draw(simulate.moments_figure, found, out)
 
 
-@simulate_app.command("scaling")
+@simulate_app.command("scaling", cls=Command)
 def _scaling(
     out: Out = None,
     seed: Seed = 0,
@@ -133,7 +135,7 @@ def _scaling(
     _draw(simulate.scaling_figure, found, out)
 
 
-@simulate_app.command("features")
+@simulate_app.command("features", cls=Command)
 def _features(
     out: Out = None,
     seed: Seed = 0,
@@ -166,9 +168,9 @@ def _features(
         rows = []
         for at, row in enumerate(positive):
             others = [errors.rows[at + len(positive) * kind] for kind in (1, 2)]
-            cells = [_digits(x) for r in (row, *others) for x in (r.kernel, r.theory)]
-            limit = _digits(row.theory_weights or 0.0)
-            rows.append((str(row.m), *cells, _digits(row.weights), limit))
+            cells = [shown(x) for r in (row, *others) for x in (r.kernel, r.theory)]
+            limit = shown(row.theory_weights or 0.0)
+            rows.append((str(row.m), *cells, shown(row.weights), limit))
         _show(
             out,
             f"FAVOR+, d = {errors.d}, n = {errors.n}, coordinates of size {errors.size:g}: mean "
@@ -193,7 +195,7 @@ def _features(
     _draw(simulate.features_figure, found, out)
 
 
-@simulate_app.command("representer")
+@simulate_app.command("representer", cls=Command)
 def _representer(
     out: Out = None,
     seed: Seed = 0,
@@ -224,8 +226,8 @@ def _representer(
             f"{row.loss:.4f}",
             f"{row.norm:.3f}",
             f"{row.objective:.5f}",
-            _digits(row.distance),
-            _digits(row.bound),
+            shown(row.distance),
+            shown(row.bound),
         )
         for row in found.rows
     ]
@@ -245,7 +247,7 @@ def _representer(
     _draw(simulate.representer_figure, found, out)
 
 
-@simulate_app.command("svm")
+@simulate_app.command("svm", cls=Command)
 def _svm(
     out: Out = None,
     seed: Seed = 0,
@@ -343,11 +345,7 @@ def _tiny(x: float) -> str:
     """
     if math.isnan(x):
         return "–"
-    return "< 1e-12" if x < 1e-12 else "< 1e-4" if x < 1e-4 else f"{x:.2g}"
-
-
-def _digits(x: float) -> str:
-    return f"{x:.3g}" if x < 1e4 else f"{x:.0e}"
+    return "< 1e-12" if x < 1e-12 else "< 1e-4" if x < 1e-4 else shown(x, 2)
 
 
 def _show(

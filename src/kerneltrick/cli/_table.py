@@ -9,6 +9,7 @@ from rich import box
 from rich.padding import Padding
 from rich.table import Table
 
+from kerneltrick._text import shown
 from kerneltrick.analysis import Comparison, MapReport
 from kerneltrick.cli._output import console, plain
 
@@ -128,13 +129,13 @@ def _short(x: float) -> str:
     """Format a number with two or three significant digits."""
     if not math.isfinite(x):
         return "–" if math.isnan(x) else "∞"
-    if x >= 10_000 or 0 < x < 0.001:
+    if x >= 10**6 or 0 < x < 0.001:
         return f"{x:.0e}"
-    return f"{x:.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else "0"
+    return f"{x:,.{max(0, 2 - math.floor(math.log10(x)))}f}" if x > 0 else "0"
 
 
 def _bytes(count: int) -> str:
     for unit, size in (("MB", 10**6), ("kB", 10**3)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{shown(count / size)} {unit}"
     return f"{count} B"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kerneltrick._text import shown
 from kerneltrick._version import __version__
 from kerneltrick.hf._evaluate import Evaluation, EvaluationRow
 from kerneltrick.hf._linearized import Linearized
@@ -55,8 +56,9 @@ def model_card(
         what = "perplexity" if "perplexity" in names else "cosine"
         lines += [f"| heads that see the whole text | share | {what} |", "|---|---|---|"]
         lines += [
-            f"| {x.heads} | {x.share:.0%} | {x.quality:.4g}{' (the knee)' if x.knee else ''} |"
+            f"| {x.heads} | {x.share:.0%} | {shown(x.quality, 4)}{mark} |"
             for x in judged.curve
+            for mark in (" (the knee)" if x.knee else "",)
         ]
         lines.append("")
     lines += ["| layer | attention | error |", "|---|---|---|"]
@@ -85,8 +87,8 @@ def model_card(
 
 def shown_figure(row: EvaluationRow, name: str) -> str:
     """Return a figure of a row as text, with its standard error if it has one."""
-    error = f" ± {row.errors[name]:.2g}" if row.errors.get(name) else ""
-    return f"{row.figures[name]:.4g}{error}"
+    error = f" ± {shown(row.errors[name], 2)}" if row.errors.get(name) else ""
+    return f"{shown(row.figures[name], 4)}{error}"
 
 
 def _weights(model: Linearized) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kerneltrick import maps
+from kerneltrick._text import shown
 from kerneltrick.analysis import AttentionData
 from kerneltrick.attention import Dial, linear_attention, softmax_attention
 
@@ -104,7 +105,8 @@ def keep_layers(losses: Mapping[int, float], most: int) -> dict[int, str]:
     mean = sum(losses.values()) / len(losses)
     worst = sorted(losses, key=lambda layer: -losses[layer])[:most]
     return {
-        layer: f"alone, it changes the model by {losses[layer]:.2g}; the mean is {mean:.2g}"
+        layer: f"alone, it changes the model by {shown(losses[layer], 2)}; the mean is "
+        f"{shown(mean, 2)}"
         for layer in sorted(worst)
         if losses[layer] > mean
     }

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kerneltrick._progress import Progress, ProgressReport, paced
+from kerneltrick._text import shown
 from kerneltrick._version import __version__
 from kerneltrick.analysis import run_key
 from kerneltrick.hf._linearized import Linearized, attention_blocks
@@ -221,7 +222,7 @@ class _TuningRun:
 
     def _told(self) -> str:
         losses = [loss for _, loss in self.history]
-        return f"distilling, held-out loss {losses[0]:.3g} → {min(losses):.3g}"
+        return f"distilling, held-out loss {shown(losses[0])} → {shown(min(losses))}"
 
     def _take_step(self, batch: Sequence[Sequence[int]]) -> None:
         self.optimizer.zero_grad()

@@ -14,6 +14,7 @@ import torch
 
 from kerneltrick import maps
 from kerneltrick._progress import ProgressReport, paced
+from kerneltrick._text import shown
 from kerneltrick.analysis import STRETCH, AttentionData
 from kerneltrick.attention import Dial, check_count
 from kerneltrick.hf._capture import check_original, load_network, place_of, quiet, record
@@ -110,7 +111,7 @@ class Linearization:
         if self.tuned is not None:
             found.append(
                 f"Trained end to end (`{self.tuned.trained}`, {self.tuned.tokens:,} tokens): "
-                f"held-out loss {self.tuned.before:.3g} → {self.tuned.after:.3g}."
+                f"held-out loss {shown(self.tuned.before)} → {shown(self.tuned.after)}."
             )
         return found
 

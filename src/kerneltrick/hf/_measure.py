@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kerneltrick._progress import ProgressReport
+from kerneltrick._text import shown
 from kerneltrick.hf._accelerate import AccelerationError, Replacement, accelerate, is_accelerated
 from kerneltrick.hf._capture import quiet
 
@@ -180,7 +181,9 @@ def _advice(rows: list[Gain]) -> str:
     speeds = {row.what: row.ratio for row in rows if row.unit != "MB" and row.ratio is not None}
     won = {what: ratio for what, ratio in speeds.items() if ratio >= WORTH}
     enabled = [row.what for row in rows if row.before is None and row.error]
-    said = ", ".join(f"{what} {ratio:.2g} × as fast" for what, ratio in (won or speeds).items())
+    said = ", ".join(
+        f"{what} {shown(ratio, 2)} × as fast" for what, ratio in (won or speeds).items()
+    )
     if won or enabled:
         more = "".join(f"; the {what} runs at all" for what in enabled)
         return f"Worth it: {said or 'no figure before'}{more}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from kerneltrick._text import shown
 from kerneltrick.hf._speed import Speed
 
 WORSE = 1.5  # a model is not useful if its perplexity is more than this times the teacher's
@@ -21,9 +22,9 @@ def verdict(figures: Mapping[str, Mapping[str, float]], speeds: Sequence[Speed] 
     alone = figures.get("window alone")
     if "perplexity" in figures["hybrid"]:
         before, after = (figures[name]["perplexity"] for name in ("teacher", "hybrid"))
-        useful, found = after <= WORSE * before, f"perplexity {before:.3g} → {after:.3g}"
+        useful, found = after <= WORSE * before, f"perplexity {shown(before)} → {shown(after)}"
         losses = [math.log(x["perplexity"] / before) for x in (figures["hybrid"], alone) if x]
-        beside = "" if alone is None else f"; {alone['perplexity']:.3g} with the window alone"
+        beside = "" if alone is None else f"; {shown(alone['perplexity'])} with the window alone"
     else:
         cosine = figures["hybrid"]["cosine"]
         useful = cosine >= ALIKE
@@ -32,7 +33,7 @@ def verdict(figures: Mapping[str, Mapping[str, float]], speeds: Sequence[Speed] 
         beside = "" if alone is None else f"; {alone['cosine']:.3f} with the window alone"
     every = figures.get("window for all heads")
     if every is not None:
-        beside += f"; {next(iter(every.values())):.3g} with a window for all heads"
+        beside += f"; {shown(next(iter(every.values())))} with a window for all heads"
     slow = _slower(speeds)
     if not useful:
         return f"Keep softmax: {found}."
@@ -56,5 +57,5 @@ def _slower(speeds: Sequence[Speed]) -> str:
     if not rates or rates["hybrid"][0] >= rates["teacher"][0]:
         return ""
     verb = "reads" if rates["hybrid"][1] is None else "decodes"
-    ours, theirs = (f"{rates[name][0]:.3g}" for name in ("hybrid", "teacher"))
+    ours, theirs = (shown(rates[name][0]) for name in ("hybrid", "teacher"))
     return f"; after {longest:,} tokens, it {verb} {ours} tokens/s and the teacher {theirs}"

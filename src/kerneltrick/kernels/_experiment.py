@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kerneltrick._text import shown
 from kerneltrick.kernels._check import Floats, Solver, positive, whole
 from kerneltrick.kernels._gaussian_process import GaussianProcess
 from kerneltrick.kernels._registry import KernelLike, get
@@ -52,7 +53,7 @@ class SolverComparison:
             times = sorted((row.dual_ms, row.primal_ms))
             name = "features" if row.winner == "primal" else "n×n"
             lines.append(
-                f"| {row.n} | {row.m} | {row.dual_ms:.3g} | {row.primal_ms:.3g} | "
+                f"| {row.n} | {row.m} | {shown(row.dual_ms)} | {shown(row.primal_ms)} | "
                 f"{name} ×{times[1] / times[0]:.1f} | {row.difference:.0e} |"
             )
         return "\n".join(lines)
