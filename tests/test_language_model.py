@@ -1,7 +1,9 @@
 """The language model streams and learns, and a killed training continues correctly."""
 
 import dataclasses
+import errno
 import math
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from kerneltrick.torch import (  # noqa: E402
     TrainedModel,
     TrainingSettings,
     Vocabulary,
+    _train,
     train,
 )
 
@@ -198,7 +201,7 @@ def test_a_folder_of_another_training_is_refused(trained, tmp_path):
     run.save(tmp_path)
     with pytest.raises(ValueError, match="not the state of its training"):
         train(TEXT, tmp_path, SMALL)
-    run.settings = dataclasses.replace(SMALL, hidden_size=10**6)
+    run.settings = dataclasses.replace(SMALL, hidden_size=20_000)
     run.save(tmp_path)
     with pytest.raises(ValueError, match="not a model of this package"):
         TrainedModel.load(tmp_path)
@@ -226,6 +229,16 @@ def test_the_commands_train_and_write(run, tmp_path):
     assert code == 0
     assert printed.startswith("in l")
     assert printed == run("generate", out, "--prompt", "in l", "--length", "5", "--seed", "1")[1]
+    plain = tmp_path / "plain.txt"
+    plain.write_text(TEXT)
+    code, printed, _ = run("evaluate", out, "--text", plain, "--length", "16", "--tokens", "64")
+    assert (code, printed.split(":")[0]) == (0, "4 windows of 16 bytes")
+    found = TrainedModel.load(out)
+    ids = found.vocabulary.encode(TEXT[:64]).view(4, 16)
+    losses = torch.nn.functional.cross_entropy(
+        found.model(ids[:, :-1])[0].flatten(0, 1), ids[:, 1:].flatten()
+    )
+    assert f"perplexity {losses.exp().item():.4g} per byte" in printed
     for words, problem in (
         (("train", source, "--out", out, *sizes), "is not UTF-8"),
         (("train", source, "--out", source, *sizes, "--bytes"), "must name a folder"),
@@ -237,16 +250,55 @@ def test_the_commands_train_and_write(run, tmp_path):
         ),
         (("train", source, "--out", out, "--heads", "0", "--bytes"), "train needs --heads to be"),
         (("train", source, "--out", out, "--rate", "0", "--bytes"), "train needs --rate > 0"),
+        (("train", source, "--out", out, "--rate", "1e300", "--bytes"), "train needs --rate ≤ 1,0"),
+        (("train", source, "--out", out, "--layers", 2**60, "--bytes"), "smaller --layers or --w"),
+        (("train", source, "--out", out, "--batch", 2**60, "--bytes"), "smaller batch or length"),
+        (("evaluate", out, "--text", plain, "--teacher", "x"), "--teacher need"),
+        (("evaluate", out, "--text", plain, "--length", 9999), "a window needs 9999"),
         (
             ("train", source, "--out", out, "--bytes", "--mixer", "elu+ell", "--layers", "1"),
             "names 2 mixers, one for each layer in turn, but --layers is 1",
         ),
-        (("generate", tmp_path), "there is no trained model"),
+        (("generate", tmp_path), f"{tmp_path} holds no model"),
         (("generate", out, "--temperature", "-1"), "temperature"),
     ):
         code, _, said = run(*words)
         assert code == 2
         assert problem in said
+
+
+@pytest.mark.parametrize("first", ["nothing", "a checkpoint"])
+@pytest.mark.parametrize("failure", ["a full disk", "a loss that is not finite"])
+def test_a_training_that_fails_keeps_the_last_good_step_or_leaves_nothing(
+    tmp_path, monkeypatch, first, failure
+):
+    out, good = tmp_path / "new" / "model", 4 if first == "a checkpoint" else 0
+    settings = dataclasses.replace(SMALL, steps=10)  # every step is judged and kept
+    step, save = _train._step, _train.write
+
+    def broken(spread, optimizer, tokens, settings, number):
+        loss = step(spread, optimizer, tokens, settings, number)
+        if number == good and failure != "a full disk":
+            next(spread.model.parameters()).data.fill_(torch.nan)  # shown by the next loss
+        return loss
+
+    def full(path, content):
+        if kept() == good:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        save(path, content)
+
+    def kept():
+        file = out / "model.safetensors"
+        return len(TrainedModel.load(out).losses) if file.exists() else 0
+
+    monkeypatch.setattr(_train, "_step", broken)
+    if failure == "a full disk":
+        monkeypatch.setattr(_train, "write", full)
+    words = "No space left" if failure == "a full disk" else "diverged at step .* learning_rate"
+    with pytest.raises((OSError, FloatingPointError), match=words):
+        train(TEXT, out, settings)
+    assert kept() == good
+    assert [path.name for path in tmp_path.iterdir()] == (["new"] if good else [])
 
 
 def test_ctrl_c_says_how_to_go_on(run, tmp_path, monkeypatch):

@@ -134,6 +134,21 @@ def check_folder_writable(folder: AnyPath) -> None:
         raise _told(folder, error) from error
 
 
+@contextlib.contextmanager
+def new_folder(folder: AnyPath) -> Iterator[None]:
+    """Make a folder and those above it; after an error inside, remove those that are empty."""
+    path = Path(folder).absolute()
+    made = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # it is not empty
+            for each in made:
+                each.rmdir()
+        raise
+
+
 def _refuse_input(path: AnyPath) -> None:
     if not _inputs:
         return

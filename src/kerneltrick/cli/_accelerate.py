@@ -14,6 +14,7 @@ from kerneltrick._text import shown, to_json
 from kerneltrick._version import __version__
 from kerneltrick.cli._arguments import DataError, UsageError
 from kerneltrick.cli._linearize import load_hf, read_count
+from kerneltrick.cli._models import check_model
 from kerneltrick.cli._options import Quiet
 from kerneltrick.cli._output import (
     console,
@@ -67,6 +68,8 @@ def accelerate_command(
     count = read_count("--tokens", tokens)
     if dtype not in DTYPES:
         raise UsageError(f"--dtype must be float32, bfloat16 or float16, not {dtype!r}")
+    if ":" not in model:
+        check_model("accelerate", model)
     hf = load_hf()
     if ":" in model and model not in hf.SHAPES:
         raise UsageError(f"{model!r} is not a published shape; these are: {', '.join(hf.SHAPES)}")

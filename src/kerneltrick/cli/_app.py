@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, cast
@@ -36,9 +37,11 @@ from kerneltrick.cli._costs import costs_command
 from kerneltrick.cli._explore import explore_command
 from kerneltrick.cli._export import export_command
 from kerneltrick.cli._fit import fit_command
+from kerneltrick.cli._generate import generate_command
 from kerneltrick.cli._inspect import inspect_command
 from kerneltrick.cli._lab import lab_app
 from kerneltrick.cli._linearize import evaluate_command, linearize_command
+from kerneltrick.cli._models import check_model
 from kerneltrick.cli._options import (
     OUT_HELP,
     Axes,
@@ -67,7 +70,7 @@ from kerneltrick.cli._prove import prove_command
 from kerneltrick.cli._recall import recall_command
 from kerneltrick.cli._simulate import simulate_app
 from kerneltrick.cli._table import show
-from kerneltrick.cli._train import generate_command, train_command
+from kerneltrick.cli._train import train_command
 from kerneltrick.cli._workers import workers
 
 # click's UsageError, wherever this version of typer has its copy of click.
@@ -123,6 +126,10 @@ def run(arguments: list[str]) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _fail(where + (error.strerror or str(error)), failed)
     except MemoryError:
+        return _fail("not enough memory for data of this size", failed)
+    except RuntimeError as error:  # PyTorch has no exception of its own for this
+        if not re.search("allocate memory|Storage size calculation overflowed", str(error)):
+            raise
         return _fail("not enough memory for data of this size", failed)
     except Stopped as error:
         return _fail(str(error), 130)
@@ -239,6 +246,8 @@ def _compare(
         raise UsageError(f"--scale must be > 0 and finite, not {scale}")
     outputs = outputs_of(html_path, json_path)
     chosen_layers, chosen_heads = read_numbers("--layers", layers), read_numbers("--heads", heads)
+    if file is not None:
+        check_model("compare", file)
     data = read_data(file, synthetic, seed, chosen_layers, chosen_heads, axes)
     chosen = read_maps(maps, data)
     resume = unfinished(outputs)
@@ -283,6 +292,7 @@ def _capture(
     if out.suffix != ".safetensors" and regular_file(out) is not None:
         raise UsageError(f"--out must name a .safetensors file, not {out}")
     check_writable(out)
+    check_model("capture", model)
     chosen = read_numbers("--layers", layers)
     words = read_text(text)
     try:

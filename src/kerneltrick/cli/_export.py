@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._models import check_model
+from kerneltrick.cli._output import check_writable
+
+OPERATORS = ("plain", "microsoft", "opset27")
 
 
 def export_command(
@@ -31,6 +35,11 @@ def export_command(
     Batch and length are free, and the state is among the inputs and outputs, so one file serves
     prefill and decoding. See the documentation, "Run a model in ONNX Runtime".
     """
+    check_model("export", folder)
+    if operators not in OPERATORS:
+        raise UsageError(f"--operators must be one of {', '.join(OPERATORS)}, not {operators!r}")
+    check_writable(onnx)
+    typer.echo(f"writing {onnx}: the exporter of PyTorch takes half a minute or more", err=True)
     try:
         import kerneltrick.onnx as room
         from kerneltrick.torch import TrainedModel

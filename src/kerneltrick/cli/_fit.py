@@ -12,6 +12,7 @@ from rich.table import Table
 from kerneltrick._files import is_standard_output, regular_file
 from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_data, read_numbers
+from kerneltrick.cli._models import check_model
 from kerneltrick.cli._options import (
     OUT_HELP,
     Axes,
@@ -107,6 +108,8 @@ def fit_command(
     places = [file.resolve() for file in files]
     if len(set(places)) < len(places):
         raise UsageError("the same input file is given twice")
+    for file in files:
+        check_model("fit", file)
     data = [read_data(file, None, seed, chosen_layers, chosen_heads, axes) for file in files]
     try:
         from kerneltrick.torch import (

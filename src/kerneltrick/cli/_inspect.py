@@ -13,6 +13,7 @@ from kerneltrick import report
 from kerneltrick._files import write
 from kerneltrick._text import shown
 from kerneltrick.cli._arguments import DataError, UsageError
+from kerneltrick.cli._models import check_model
 from kerneltrick.cli._options import HtmlPath, JsonPath, Quiet
 from kerneltrick.cli._output import (
     console,
@@ -61,6 +62,8 @@ def inspect_command(
     replace, and says what kind of memory each layer is. --html writes a page with pictures.
     """
     outputs = outputs_of(html_path, json_path)
+    if model is not None:
+        check_model("inspect", model)
     words = _read(text)
     try:
         from kerneltrick import inspection

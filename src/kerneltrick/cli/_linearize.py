@@ -12,19 +12,25 @@ from rich import box
 from rich.table import Table
 
 from kerneltrick._files import write
+from kerneltrick._folders import Kind
 from kerneltrick._text import shown, to_json
 from kerneltrick._version import __version__
 from kerneltrick.attention import Dial, combined
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError, read_numbers, read_text
+from kerneltrick.cli._models import check_model
 from kerneltrick.cli._options import Features, KeyWeight, Overlap, Quiet, Seed
 from kerneltrick.cli._output import (
     console,
+    drop_finished,
     outputs_of,
     plain,
+    resumable,
     say_written,
     show_progress,
+    unfinished,
     words_stream,
 )
+from kerneltrick.cli._train import torch_room
 from kerneltrick.report import render_evaluation
 
 PROMPTS = 2  # windows that are continued
@@ -160,6 +166,7 @@ def linearize_command(
         raise UsageError(f"--finetune must be none, maps, lora or all, not {finetune!r}")
     most = None if budget is None else read_count("--budget", budget)
     words, count = read_text(text), read_count("--tokens", tokens)
+    check_model("linearize", model)
     hf = load_hf()
     try:
         hf.check_folder(out, force)
@@ -212,7 +219,10 @@ def linearize_command(
 
 def evaluate_command(
     model: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that `kerneltrick linearize` wrote.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder that `kerneltrick linearize` or `kerneltrick train` wrote."
+        ),
     ],
     text: Annotated[
         Path,
@@ -258,14 +268,28 @@ def evaluate_command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare a linearised model with its teacher, its window and its map alone (extra: hf)."""
+    """Compare a linearised model with its teacher, its window and its map alone (extra: hf).
+
+    Of a model that `kerneltrick train` wrote, it measures the perplexity (extra: torch). With
+    --html or --json, finished work is saved next to that file until the end, so an interrupted run
+    continues where it stopped.
+    """
     outputs = outputs_of(html, json)
     words, count = read_text(text), read_count("--tokens", tokens)
+    if check_model("evaluate", model) is Kind.TRAINED:
+        given = {"--teacher": teacher, "--shares": shares, "--contexts": contexts, "--html": html}
+        for option in (option for option, value in given.items() if value is not None):
+            raise UsageError(f"{option} needs a linearised model, and {model} holds a trained one")
+        _evaluate_trained(model, words, count, length, json, quiet)
+        return
+    if teacher is not None:
+        check_model("evaluate --teacher", teacher)
     timed = [read_count("--contexts", piece) for piece in contexts.split(",")] if contexts else []
     wanted = [_read_share(piece) for piece in shares.split(",")] if shares else []
     hf = load_hf()
     ids = hf.windows(model, words, tokens=count, length=length, least=2)
-    with show_progress(quiet) as progress:
+    resume = unfinished(outputs)
+    with resumable(resume), show_progress(quiet) as progress:
         result = hf.evaluate(
             model,
             ids,
@@ -275,6 +299,7 @@ def evaluate_command(
             contexts=timed,
             prompts=[x[: length // 4] for x in ids[:PROMPTS]] if html else (),
             progress=progress,
+            resume=resume,
         )
     values = _values(result)
     if json is not None:
@@ -290,9 +315,32 @@ def evaluate_command(
         record = hf.read_record(model)
         more = {"source": str(model), "record": record, "continuations": said}
         write(html, render_evaluation({**values, **more}))
+    drop_finished(resume, quiet)
     if not quiet:
         _show(result, outputs)
         say_written(outputs, words_stream(outputs))
+
+
+def _evaluate_trained(
+    folder: Path, text: str, tokens: int, length: int, json: Path | None, quiet: bool
+) -> None:
+    """Measure the perplexity of a model that `kerneltrick train` wrote."""
+    try:
+        found = torch_room().TrainedModel.load(folder)
+        perplexity, windows = found.perplexity(text, tokens=tokens, length=length)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    kind = found.settings.tokens
+    if json is not None:
+        row = {"name": "model", "figures": {"perplexity": perplexity}}
+        values = {"format": "kerneltrick.evaluate/1", "version": __version__, "rows": [row]}
+        write(json, to_json({**values, "windows": windows, "length": length}, indent=2) + "\n")
+    if not quiet:
+        outputs = {} if json is None else {"--json": json}
+        words = words_stream(outputs)
+        told = f"{windows:,} windows of {length} {kind}: perplexity {shown(perplexity, 4)} per "
+        console(words).print(plain(told + f"{kind[:-1]}. {FIGURES['perplexity']}"))
+        say_written(outputs, words)
 
 
 def load_hf() -> Any:

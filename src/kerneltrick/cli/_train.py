@@ -1,11 +1,10 @@
-"""`kerneltrick train` and `kerneltrick generate`: small language models with any mixer."""
+"""`kerneltrick train`: small language models with any mixer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kerneltrick._folders import Kind, kind_of
 from kerneltrick._text import printable
 from kerneltrick.cli._arguments import DataError, Stopped, UsageError
 from kerneltrick.cli._options import Quiet, Seed
@@ -37,7 +37,7 @@ def in_options(message: str, options: dict[str, str]) -> str:
     return pattern.sub(lambda found: options[found[0]], message)
 
 
-def _torch_room() -> ModuleType:
+def torch_room() -> ModuleType:
     """Import `kerneltrick.torch`, and with it PyTorch, only when a command needs it."""
     try:
         import kerneltrick.torch
@@ -46,7 +46,7 @@ def _torch_room() -> ModuleType:
     return kerneltrick.torch
 
 
-def _shown(text: str) -> str:
+def printed(text: str) -> str:
     """Replace control characters that a terminal must not see; keep line breaks and tabs."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
@@ -131,7 +131,9 @@ def train_command(
         raise UsageError(f"cannot read {text}: {error.strerror}") from None
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out must name a folder, not the file {out}")
-    room = _torch_room()
+    if kind_of(out) in (Kind.LINEARIZED, Kind.TRANSFORMERS):
+        raise UsageError(f"{out} holds {kind_of(out).value}; choose another folder for --out")
+    room = torch_room()
     try:
         settings = room.TrainingSettings(
             mixer=mixer,
@@ -148,7 +150,7 @@ def train_command(
         settings.model(1)
     except ValueError as error:
         raise UsageError(in_options(str(error), OPTIONS)) from None
-    tell = None if quiet else lambda line: typer.echo(_shown(line))
+    tell = None if quiet else lambda line: typer.echo(printed(line))
     try:
         with (
             _processes(context_parallel) as (group, leads),
@@ -160,46 +162,7 @@ def train_command(
         raise Stopped(
             "stopped; run the same command to continue from the last checkpoint"
         ) from None
-    except ValueError as error:
+    except (ValueError, FloatingPointError) as error:
         raise DataError(in_options(str(error), OPTIONS)) from None
     if not quiet:
         typer.echo(f"wrote {out}; to generate text: kerneltrick generate {out}")
-
-
-def generate_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder written by `kerneltrick train`.")
-    ],
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Text to continue. Default: a new line.")
-    ] = None,
-    length: Annotated[
-        int, typer.Option("--length", min=0, help="Number of tokens to generate.")
-    ] = 500,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")
-    ] = 0.8,
-    top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", min=1, help="Sample from the k likeliest tokens. Default: all."),
-    ] = None,
-    seed: Seed = 0,
-) -> None:
-    """Generate text with a model trained by `kerneltrick train` (extra: torch)."""
-    room = _torch_room()
-    try:
-        found = room.TrainedModel.load(folder)
-        tokens = found.vocabulary.encode(prompt or found.vocabulary.start)
-    except (OSError, ValueError) as error:
-        raise UsageError(str(error)) from None
-    read = found.vocabulary.reader()
-
-    def show(token: Any) -> None:
-        sys.stdout.write(_shown(read(token[0])))
-        sys.stdout.flush()
-
-    sys.stdout.write(_shown(prompt or ""))
-    found.model.generate(
-        tokens[None], length, temperature=temperature, top_k=top_k, seed=seed, each=show
-    )
-    sys.stdout.write("\n")

@@ -21,6 +21,7 @@ from kerneltrick.hf._evaluate import Evaluation, EvaluationRow, evaluate
 from kerneltrick.hf._finetune import Tuned
 from kerneltrick.hf._folder import check_folder
 from kerneltrick.hf._generate import Continuation
+from kerneltrick.hf._generate import write_text as write_text
 from kerneltrick.hf._heads import HeadRanking, rank_heads
 from kerneltrick.hf._layers import load_with_tokenizer as load_with_tokenizer
 from kerneltrick.hf._layers import watch_layers as watch_layers

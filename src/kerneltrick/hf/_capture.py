@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers.utils import logging
 
+from kerneltrick._folders import Kind, kind_of
 from kerneltrick.analysis import AttentionData
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._recorder import NAME, CaptureError, Recording, recording, register
@@ -112,6 +113,10 @@ def place_of(model: str | os.PathLike[str]) -> str:
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
+            if kind_of(path) is Kind.TRAINED:
+                raise CaptureError(
+                    f"{path} holds {Kind.TRAINED.value}, and this needs {Kind.TRANSFORMERS.value}"
+                )
             raise CaptureError(f"{path} has no config.json, so it is not the folder of a model")
         return str(path)
     if not isinstance(model, str) or path.exists() or model.count("/") > 1 or path.is_absolute():
@@ -166,7 +171,8 @@ def load_tokenizer(where: str) -> Any:
     if Path(where).is_dir() and not any(_TOKENIZER.search(x.name) for x in Path(where).iterdir()):
         # Some versions of transformers would make one up.
         raise CaptureError(
-            f"{where} has no tokenizer; save one beside it, or give token_ids instead of a text"
+            f"{where} has no tokenizer; save one beside it, or in Python give token_ids instead of "
+            "a text"
         )
     try:
         return load(where, transformers.AutoTokenizer.from_pretrained)

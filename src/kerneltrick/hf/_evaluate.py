@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +27,14 @@ from kerneltrick.hf._loss import models_key, window_alone
 from kerneltrick.hf._overlap import overlap_remark
 from kerneltrick.hf._passkey import Passkey
 from kerneltrick.hf._record import FITTED, RECORD, RUN, read_json
-from kerneltrick.hf._speed import Speed, speeds
+from kerneltrick.hf._speed import Speed, check_contexts, speeds
 from kerneltrick.hf._texts import model_kind
 from kerneltrick.hf._verdict import verdict
 
+ARCHITECTURE = (  # what the original of a linearised model and a teacher must have in common
+    "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "intermediate_size",
+)  # fmt: skip
 EDGES = (0, 64, 256, 1024, 4096)  # perplexity is reported between these positions
 
 
@@ -106,6 +111,14 @@ def evaluate(
             "the weights of this model were trained, so it cannot be its own teacher: give the "
             "original as teacher (--teacher MODEL)"
         )
+    record = {} if folder is None else read_json(Path(folder) / RECORD) or {}
+    if ranking is None and "heads" in record:
+        ranking = HeadRanking.from_record(record["heads"])
+    if shares and ranking is None:
+        raise ValueError(
+            "shares of heads need a ranking: use a model that linearize made with --keep auto"
+        )
+    check_contexts(model, contexts)
     ways = _ways(model, teacher)
     run = (_LanguageHead if model.config.language else _Encoder)(len(windows[0]))
     tasks = [_Pass(ids, run.how, run.outcome, run.see) for ids in windows]
@@ -134,21 +147,20 @@ def evaluate(
         states = {
             name: _states(model, own or exact, windows[0], run.ends) for name, own in ways.items()
         }
-    record = {} if folder is None else read_json(Path(folder) / RECORD) or {}
-    if ranking is None and "heads" in record:
-        ranking = HeadRanking.from_record(record["heads"])
-    if shares and ranking is None:
-        raise ValueError(
-            "shares of heads need a ranking: use a model that linearize made with --keep auto"
-        )
     curve = (
         ()
         if ranking is None
         else head_curve(model, ranking, windows, shares, teacher, progress, store)
     )
-    timed = speeds(model, contexts, progress=progress) if contexts else ()
-    asked = prompts if model.config.language else ()
-    written = continuations(model, ways, teacher, asked, progress) if asked else ()
+    failed: list[str] = []
+    timed: tuple[Speed, ...] = ()
+    written: tuple[Continuation, ...] = ()
+    if contexts:
+        with _kept_figures("The speed could not be measured", failed):
+            timed = speeds(model, contexts, progress=progress)
+    if prompts and model.config.language:
+        with _kept_figures("The prompts could not be continued", failed):
+            written = continuations(model, ways, teacher, prompts, progress)
     model.train(training)
     rows = tuple(
         EvaluationRow(name, *run.figures(name), next(reversed(held.values()), None), held)
@@ -156,7 +168,17 @@ def evaluate(
     )
     said = verdict({row.name: row.figures for row in rows}, timed)
     said += overlap_remark(windows, record.get(FITTED, ()), record.get(RUN, STRETCH))
+    said = " ".join([said, *failed])
     return Evaluation(rows, len(windows), len(windows[0]), said, timed, written, curve)
+
+
+@contextlib.contextmanager
+def _kept_figures(what: str, failed: list[str]) -> Iterator[None]:
+    """Say in the verdict that a later part failed: the figures from before it are not lost."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        failed.append(f"{what}: {' '.join(str(error).split()) or type(error).__name__}.")
 
 
 class _Pass(NamedTuple):
@@ -186,14 +208,24 @@ def _loaded(model: str | os.PathLike[str]) -> Any:
 
 
 def _check_teacher(model: Linearized, teacher: Any) -> None:
-    """Raise ValueError if the outputs of teacher and model cannot be compared token by token."""
-    head = getattr(teacher.config, "language", teacher.get_output_embeddings() is not None)
+    """Raise ValueError if the teacher is not the model that was linearised.
+
+    The configuration of a linearised model holds that of its original.
+    """
+    if isinstance(teacher, Linearized):
+        raise ValueError("a linearised model cannot be the teacher: give the original")
+    head = teacher.get_output_embeddings() is not None
     kinds = {True: "predicts tokens", False: "gives embeddings"}
-    sizes = [x.config.get_text_config().vocab_size for x in (teacher, model)]
+    theirs, own = teacher.config.get_text_config(), model.config.text_config.get_text_config()
+    differ = [name for name in ARCHITECTURE if getattr(theirs, name, 0) != getattr(own, name, 0)]
     if head != model.config.language:
         reason = f"it {kinds[head]}, and this model {kinds[model.config.language]}"
-    elif sizes[0] != sizes[1]:
-        reason = f"its vocabulary has {sizes[0]:,} tokens, and that of this model {sizes[1]:,}"
+    elif differ:
+        name = differ[0]
+        reason = (
+            f"its {name} is {getattr(theirs, name, None)}, and that of the original of this model "
+            f"is {getattr(own, name, None)}; give the original"
+        )
     else:
         return
     raise ValueError(f"{teacher.config.model_type} cannot be the teacher: {reason}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from kerneltrick.hf._accelerate import _find, accelerate
 from kerneltrick.hf._capture import load, load_tokenizer, place_of, quiet
+from kerneltrick.hf._linearized import Linearized
 from kerneltrick.hf._mask import AttentionError
 from kerneltrick.hf._names import FAMILY, register
 from kerneltrick.hf._texts import model_kind
@@ -48,7 +49,7 @@ def load_with_tokenizer(where: str) -> tuple[Any, Any]:
 def _exact_attention(model: Any) -> Iterator[None]:
     """Let the softmax layers of a model run by our function, unless they already run by ours."""
     before = getattr(model.config, "_attn_implementation", None)
-    routed = type(model)._can_set_attn_implementation()
+    routed = type(model)._can_set_attn_implementation() and not isinstance(model, Linearized)
     if not routed or (isinstance(before, str) and before.startswith(FAMILY)):
         yield
         return

@@ -40,9 +40,7 @@ def speeds(
     Both read a prompt of noise in chunks and then decode tokens one by one, taking turns, so that
     other work on the machine slows down both. The median step counts.
     """
-    limit, more = model.config.text_config, MORE if model.config.causal else 0
-    for context in contexts:
-        check_length("the model", limit, context + more, "use shorter contexts (--contexts)")
+    check_contexts(model, contexts)
     meter = Progress("timing", len(contexts), progress)
     found: list[Speed] = []
     for place, context in enumerate(contexts):
@@ -51,6 +49,18 @@ def speeds(
             found += _decoded(model, context) if model.config.causal else _encoded(model, context)
     meter.close(len(contexts))
     return tuple(found)
+
+
+def check_contexts(model: Linearized, contexts: Sequence[int]) -> None:
+    """Raise CaptureError if the model has too few positions for a context and what follows it."""
+    limit, more = model.config.text_config, MORE if model.config.causal else 0
+    for context in contexts:
+        check_length(
+            f"the model, with {more} tokens decoded after the context," if more else "the model",
+            limit,
+            context + more,
+            "use shorter contexts (--contexts)",
+        )
 
 
 class _Way(NamedTuple):

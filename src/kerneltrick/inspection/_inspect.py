@@ -112,7 +112,8 @@ def trace(model: Any, tokens: Any) -> tuple[list[TracedLayer], list[str]]:
     try:
         seen, notes = watch_layers(model, tokens)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        most, n = getattr(model.config, "max_position_embeddings", None), tokens.shape[1]
+        config, n = model.config.get_text_config(), tokens.shape[1]
+        most = getattr(config, "max_position_embeddings", None)
         if most is not None and n > most:
             raise InspectionError(
                 f"the text has {n} tokens, but {type(model).__name__} has positions for {most}: "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from kerneltrick._folders import Kind, kind_of
 from kerneltrick.inspection._inspect import InspectionError
 from kerneltrick.torch import TrainedModel, Vocabulary
 
@@ -45,7 +45,7 @@ def load(where: str | os.PathLike[str] | None = None) -> Source:
             found = TrainedModel.load(folder)
         return Source(EMBEDDED, found.model.eval(), _by_vocabulary(found.vocabulary))
     place = os.fspath(where)
-    if _is_ours(Path(place)):
+    if kind_of(place) is Kind.TRAINED:
         found = TrainedModel.load(place)
         return Source(place, found.model.eval(), _by_vocabulary(found.vocabulary))
     try:
@@ -63,11 +63,6 @@ def load(where: str | os.PathLike[str] | None = None) -> Source:
         return torch.tensor(ids), words
 
     return Source(place, model, read)
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether `kerneltrick train` wrote the folder: one of transformers has a configuration."""
-    return (folder / "model.safetensors").is_file() and not (folder / "config.json").exists()
 
 
 def _by_vocabulary(vocabulary: Vocabulary) -> Callable[[str, int], tuple[Any, list[str]]]:

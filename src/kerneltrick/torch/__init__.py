@@ -21,6 +21,7 @@ from kerneltrick.torch._implied import LinearOperator as LinearOperator
 from kerneltrick.torch._implied import ScanOperator as ScanOperator
 from kerneltrick.torch._implied import shared as shared
 from kerneltrick.torch._language_model import LanguageModel
+from kerneltrick.torch._language_model import token_drawer as token_drawer
 from kerneltrick.torch._learned_map import LearnedMap
 from kerneltrick.torch._learned_map import as_tensors as as_tensors
 from kerneltrick.torch._learned_map import exported as exported

@@ -152,30 +152,41 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         """
         if tokens.shape[-1] == 0:
             raise ValueError("generate needs at least one token to continue from")
-        if not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-            raise ValueError(
-                f"generate needs a finite temperature ≥ 0 and top_k ≥ 1, not {temperature}, {top_k}"
-            )
-        generator = torch.Generator(tokens.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
+        draw = token_drawer(temperature, top_k, seed, tokens.device)
         made: list[Tensor] = []
         logits, state = self(tokens)
         state = self.live(state)
         for _ in range(length):
-            last = logits[:, -1].float()
-            if top_k is not None and top_k < last.shape[-1]:
-                least = last.topk(top_k).values[:, -1:]
-                last = last.masked_fill(last < least, -torch.inf)
-            if temperature == 0:
-                token = last.argmax(-1, keepdim=True)
-            else:
-                token = torch.multinomial(_chances(last, temperature), 1, generator=generator)
+            token = draw(logits[:, -1])
             made.append(token)
             if each is not None:
                 each(token)
             if len(made) < length:
                 logits, state = self(token, state)
         return torch.cat([tokens[:, :0], *made], dim=1)
+
+
+def token_drawer(
+    temperature: float, top_k: int | None, seed: int | None, device: Any
+) -> Callable[[Tensor], Tensor]:
+    """A function that draws tokens (batch, 1) from scores (batch, vocabulary)."""
+    if not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"generate needs a finite temperature ≥ 0 and top_k ≥ 1, not {temperature}, {top_k}"
+        )
+    generator = torch.Generator(device)
+    generator.seed() if seed is None else generator.manual_seed(seed)
+
+    def draw(scores: Tensor) -> Tensor:
+        scores = scores.float()
+        if top_k is not None and top_k < scores.shape[-1]:
+            least = scores.topk(top_k).values[:, -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        if temperature == 0:
+            return scores.argmax(-1, keepdim=True)
+        return torch.multinomial(_chances(scores, temperature), 1, generator=generator)
+
+    return draw
 
 
 def pattern(text: str) -> list[str]:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from kerneltrick._files import read_tensors, write
+from kerneltrick._files import check_writable, new_folder, read_tensors, write
+from kerneltrick._folders import Kind, kind_of
 from kerneltrick._progress import Progress, ProgressReport
 from kerneltrick.attention import check_count, check_scale
 from kerneltrick.torch._language_model import LanguageModel
@@ -30,6 +31,8 @@ FORMAT = "kerneltrick.LanguageModel/1"
 FILE = "model.safetensors"
 EVALUATIONS = 10  # validations during a training
 WINDOWS = 32  # held-out sequences in each validation
+MOST = 10**10  # weights, and tokens in a step: many times what a CPU can train
+LARGEST_RATE = 1000
 PATIENCE = 10.0  # seconds between two checkpoints
 
 
@@ -56,6 +59,19 @@ class TrainingSettings:
             check_count(who, name, getattr(self, name), least=1)
         check_count(who, "seed", self.seed)
         check_scale(who, self.learning_rate, "learning_rate")
+        if self.learning_rate > LARGEST_RATE:  # a step changes each weight by about as much
+            raise ValueError(
+                f"{who} needs learning_rate ≤ {LARGEST_RATE:,}, not {self.learning_rate:g}"
+            )
+        weights = 12 * self.num_layers * self.hidden_size**2
+        for what, count, names in (
+            ("weights", weights, "num_layers or hidden_size"),
+            ("tokens in a step", self.batch * self.length, "batch or length"),
+        ):
+            if count > MOST:
+                raise ValueError(
+                    f"{who} takes at most {MOST:,} {what}, not {count:,}: use a smaller {names}"
+                )
 
     def model(self, vocabulary: int) -> LanguageModel:
         """The model before it is trained."""
@@ -119,13 +135,31 @@ class TrainedModel:
         made = self.model.generate(self.vocabulary.encode(prompt)[None], length, **options)
         return self.vocabulary.decode(made[0])
 
+    def perplexity(self, text: str, *, tokens: int, length: int) -> tuple[float, int]:
+        """The perplexity on a text that the model was not trained on, and how many windows it has.
+
+        Up to `tokens` tokens are read, in windows of `length` that do not see each other.
+        """
+        ids = self.vocabulary.encode(text)[: max(tokens, length)] if text else torch.empty(0)
+        count = len(ids) // length
+        if length < 2 or not count:
+            raise ValueError(
+                f"the text has {len(ids)} {self.settings.tokens}, and a window needs {length}: use "
+                "a longer text, or a shorter length (at least 2)"
+            )
+        windows = ids[: count * length].unflatten(0, (count, length))
+        return math.exp(_loss(_Spread(self.model, None), windows)), count
+
 
 def _load(path: Path) -> tuple[TrainedModel, dict[str, Tensor]]:
     """The model in a file, and all tensors of the file."""
     metadata, arrays = read_tensors(path, "trained model")
     try:
         if metadata.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, found {metadata.get('format')!r}")
+            kind = kind_of(path.parent)
+            found_kind = "" if kind is Kind.OTHER else f"; the folder holds {kind.value}"
+            told = f"expected format {FORMAT!r}, found {metadata.get('format')!r}"
+            raise ValueError(told + found_kind)
         settings = TrainingSettings(**json.loads(metadata["settings"]))
         vocabulary = Vocabulary(json.loads(metadata["characters"]))
         tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
@@ -172,11 +206,28 @@ def train(
     optimizer = torch.optim.AdamW(
         run.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / FILE).exists():
-        run = _resume(folder / FILE, run, optimizer)
-    windows = _windows(held_out, settings.length)
-    spread = _Spread(run.model, group)
+    with new_folder(folder):
+        check_writable(folder / FILE)
+        if (folder / FILE).exists():
+            run = _resume(folder / FILE, run, optimizer)
+        windows = _windows(held_out, settings.length)
+        spread = _Spread(run.model, group)
+        _continue(run, folder, optimizer, tokens, windows, spread, progress, tell)
+    return run
+
+
+def _continue(
+    run: TrainedModel,
+    folder: Path,
+    optimizer: Any,
+    tokens: Tensor,
+    windows: Tensor,
+    spread: _Spread,
+    progress: ProgressReport | None,
+    tell: Callable[[str], None] | None,
+) -> None:
+    """Take the steps that are left, with checkpoints."""
+    settings, group = run.settings, spread.group
     every = max(1, settings.steps // EVALUATIONS)
     meter, first = Progress("training", settings.steps, progress), len(run.losses)
     begun = saved = time.monotonic()
@@ -189,7 +240,17 @@ def train(
         judged = done % every == 0 or done == settings.steps
         if judged:
             run.validation[done] = _loss(spread, windows)
-        if spread.leads and (judged or time.monotonic() - saved > PATIENCE):
+        due = judged or time.monotonic() - saved > PATIENCE
+        finite = not due or all(bool(x.isfinite().all()) for x in run.model.parameters())
+        losses = [run.losses[-1], run.validation.get(done, 0.0)]
+        if not all(map(math.isfinite, losses)) or (judged and not finite):
+            kept = f"; {folder} keeps the last good step" if (folder / FILE).exists() else ""
+            raise FloatingPointError(
+                f"the training diverged at step {done} of {settings.steps}: its loss is not finite"
+                f"{kept}; train again into another folder with learning_rate below "
+                f"{settings.learning_rate:g}"
+            )
+        if spread.leads and due and finite:
             run.save(folder, optimizer)
             saved = time.monotonic()
         if spread.leads and judged and tell is not None:
@@ -198,7 +259,6 @@ def train(
             spread.model.spread(group)
     spread.model.spread(None)
     meter.close(len(run.losses))
-    return run
 
 
 class _Spread:
