@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kerneltrick as kt
+from kerneltrick._install import install_command
 from kerneltrick.analysis._data import sample
 from kerneltrick.analysis._files import load_attention, save
 
@@ -322,4 +323,4 @@ def test_the_room_says_which_extra_it_needs():
     code = "import sys; sys.modules['transformers'] = None; import kerneltrick.hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'kerneltrick[hf]'" in done.stderr
+    assert install_command("hf") in done.stderr

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ import safetensors.numpy
 import typer.main
 
 import kerneltrick as kt
-from kerneltrick import analysis
+from kerneltrick import _install, analysis
+from kerneltrick._install import install_command
 from kerneltrick.analysis import _curves, _timing
 from kerneltrick.analysis._store import Store
 from kerneltrick.cli import _app as app_module
@@ -341,6 +343,56 @@ def test_every_command_has_h_and_says_which_numbers_no_library_takes(run, path, 
             assert (code, printed) == (ERROR if words[0] in ("prove", "lab") else 2, "")
             assert said.count("\n") == 1
             assert each.opts[0] in said
+
+
+OPTIONAL = [
+    *[(line, "torch") for line in ("recall", "inspect", "fit A.npz --out B", "train T --out NEW")],
+    *[(f"{line} NONE", "hf") for line in ("generate", "capture --text T --out B", "accelerate",
+                                          "linearize --text T --out NEW")],
+    ("compare --dask tcp://x:1", "dask"), ("simulate moments --out X.png", "plot"),
+]  # fmt: skip
+
+
+def test_without_a_package_every_command_says_how_to_install_it_here(tmp_path, monkeypatch, arrays):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "T").write_text("some text " * 200)
+    np.savez(tmp_path / "A.npz", **arrays)
+    script = f"""
+import sys
+class Without:
+    def find_spec(self, name, *_):
+        if name in ("torch", "transformers", "matplotlib", "distributed"):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Without())
+from kerneltrick.cli._app import run
+for line in {[line.replace("B", "B.safetensors") for line, _ in OPTIONAL]}:
+    assert run(line.split()) == 1, line
+"""
+    start = [sys.executable, "-c", script]
+    done = subprocess.run(start, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [line.rpartition(": ")[2] for line in done.stderr.splitlines()]
+    assert said == [install_command(extra) for _, extra in OPTIONAL]
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "kerneltrick[hf]"),
+        ({"url": "file:///a%20b/c", "dir_info": {}}, "'/a b/c[hf]'"),
+        ({"url": "https://x/y.whl", "archive_info": {}}, "'kerneltrick[hf] @ https://x/y.whl'"),
+        ({"url": "https://x/y", "vcs_info": {"vcs": "git"}}, "'kerneltrick[hf] @ git+https://x/y'"),
+        ("checkout", "-e '.[hf]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(tmp_path, monkeypatch, origin, command):
+    if origin == "checkout":
+        monkeypatch.chdir(Path(_install.__file__).parents[2])
+    else:
+        monkeypatch.setattr(_install, "__file__", str(tmp_path / "site" / "kerneltrick" / "x.py"))
+        found = type("Found", (), {"read_text": lambda *_: json.dumps(origin)})
+        monkeypatch.setattr("importlib.metadata.distribution", lambda _: found())
+    assert shlex.split(install_command("hf")) == shlex.split(f"pip install {command}")
 
 
 def test_numbers_are_shown_as_people_write_them():

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from kerneltrick import _progress as progress_module  # noqa: E402
 from kerneltrick import kernels, maps  # noqa: E402
+from kerneltrick._install import install_command  # noqa: E402
 from kerneltrick.torch import DeepKernel  # noqa: E402
 
 
@@ -228,4 +229,4 @@ def test_the_room_says_which_extra_it_needs():
     code = "import sys; sys.modules['torch'] = None; import kerneltrick.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'kerneltrick[torch]'" in done.stderr
+    assert install_command("torch") in done.stderr

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,11 +19,13 @@ from hf_models import save_tiny  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 import kerneltrick.hf  # noqa: E402
+from kerneltrick import analysis  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # transformers and torch emit warnings of their own
     pytest.mark.xdist_group("hf"),  # transformers is loaded once
 ]
+TEXT = " ".join(f"w{(7 * at + at * at) % 47 + 1}" for at in range(700))
 WINDOWS = [[3 + (7 * at + 5 * row) % 40 for at in range(16)] for row in range(6)]
 
 
@@ -31,6 +35,97 @@ def made(tmp_path_factory):
     folder = save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "AutoModel")
     found = kt.hf.linearize(folder, WINDOWS[:4], "softmax@window=4,sinks=1")
     return found, kt.hf.evaluate(found.model, WINDOWS[4:])
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A folder with one of each kind of thing that commands write, tiny."""
+    base = tmp_path_factory.mktemp("places")
+    (base / "text").write_text(TEXT)
+    for kind, auto in (("Llama", "AutoModelForCausalLM"), ("Bert", "AutoModel")):
+        folder = save_tiny(base / kind.lower(), kind, auto)
+        found = kt.hf.linearize(folder, WINDOWS[:4], "hedgehog@window=4,sinks=1")
+        found.save(base / f"linear_{kind.lower()}", kt.hf.evaluate(found.model, WINDOWS[4:]))
+    settings = kt.torch.TrainingSettings(
+        hidden_size=8, num_layers=1, num_heads=1, length=8, batch=1, steps=1
+    )
+    kt.torch.train(TEXT, base / "trained", settings)
+    data = kt.hf.capture(base / "llama", token_ids=WINDOWS[0])
+    analysis.save_attention(data, base / "qkv.safetensors")
+    dials = {0: kt.Dial(kt.maps.Hedgehog(np.eye(8)), window=4)}
+    analysis.FittedMaps(dials, heads=(0, 1, 2, 3)).save(base / "maps.safetensors")
+    (base / "report.json").write_text('{"format": "kerneltrick.recall/1"}')
+    (base / "empty").mkdir()
+    return base
+
+
+# What each command does with what the others write: 0, or the remedy that it names.
+COMMANDS = {
+    "generate {} --prompt w1 --length 3": {
+        "trained": 0, "linear_llama": 0, "llama": 0, "linear_bert": "use inspect",
+        "bert": "use inspect", "qkv.safetensors": "use it with kerneltrick compare or fit",
+        "maps.safetensors": "compare --map", "report.json": "generate takes a model",
+    },
+    "inspect {} --text text --tokens 16": {
+        "trained": 0, "linear_llama": 0, "linear_bert": 0, "llama": 0, "bert": 0,
+        "trained/model.safetensors": "give its folder", "empty": "inspect takes a model",
+    },
+    "evaluate {} --text text --length 16 --tokens 200 --trials 0": {
+        "trained": 0, "linear_llama": 0, "linear_bert": 0, "llama": "kerneltrick linearize",
+        "bert": "kerneltrick linearize", "none": "evaluate takes a model",
+    },
+    "evaluate linear_llama --teacher {} --text text --length 16 --tokens 200 --trials 0": {
+        "trained": "takes a model of transformers", "linear_llama": "give the original", "llama": 0,
+        "linear_bert": "give the original", "bert": "predicts tokens", "none": "no folder",
+    },
+    "export {} --onnx x.onnx": {
+        "trained": 0, "linear_llama": "kerneltrick generate", "linear_bert": "kerneltrick generate",
+        "llama": "kerneltrick generate", "bert": "kerneltrick generate",
+    },
+    "accelerate {} --tokens 8 --new 1": {
+        "trained": "on the compiled core already", "linear_llama": "evaluate --contexts",
+        "linear_bert": "evaluate --contexts", "llama": "it needs a model",
+        "bert": "it needs a model", "qkv.safetensors": "accelerate takes a model",
+    },
+    "capture {} --text text --max-tokens 16 --out x.safetensors": {
+        "trained": "kerneltrick generate, inspect", "linear_llama": "give the original", "llama": 0,
+        "linear_bert": "give the original", "bert": 0, "none": "no folder",
+    },
+    "linearize {} --text text --out x --length 16 --tokens 200 --map softmax --window 2 --force": {
+        "trained": "kerneltrick generate, inspect", "linear_llama": "give the original", "llama": 0,
+        "linear_bert": "give the original", "bert": 0, "empty": "linearize takes a model",
+    },
+    "compare {} --map elu": {
+        "trained": "kerneltrick generate, inspect", "linear_llama": "give the original",
+        "llama": "kerneltrick capture", "qkv.safetensors": 0, "maps.safetensors": "with --map",
+        "report.json": "expected a file", "empty": "expected the three files",
+    },
+    "fit {} --out x.safetensors --steps 1": {
+        "trained": "kerneltrick generate, inspect", "linear_llama": "give the original",
+        "llama": "kerneltrick capture", "qkv.safetensors": 0, "maps.safetensors": "compare --map",
+    },
+    "train text --out {} --steps 1 --width 8 --layers 1 --heads 1 --length 8 --batch 1": {
+        "trained": 0, "linear_llama": "another folder", "llama": "another folder",
+        "report.json": "must name a folder",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.partition(" {")[0])
+def test_every_command_takes_what_the_others_write_or_says_what_to_do(
+    run, places, monkeypatch, command
+):
+    monkeypatch.chdir(places)
+    monkeypatch.setattr("kerneltrick.onnx.export", lambda _, path, **__: Path(path).touch())
+    monkeypatch.setattr("kerneltrick.onnx.state_inputs", lambda _: ())
+    monkeypatch.setattr("kerneltrick.analysis._timing.SECONDS", 0.0)
+    for place, expected in COMMANDS[command].items():
+        code, printed, said = run(*command.format(place).split())
+        if expected == 0:
+            assert code == 0, (place, said)
+            continue
+        assert (code in (1, 2), printed, said.count("\n")) == (True, "", 1), (place, said)
+        assert re.search(rf"kerneltrick: .*{re.escape(expected)}", said), (place, said)
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ import numpy as np  # noqa: E402
 from accelerated_models import CONFIGS, KINDS, build  # noqa: E402
 from hf_models import tiny  # noqa: E402
 
+import kerneltrick as kt  # noqa: E402
 from kerneltrick import hf, inspection  # noqa: E402
+from kerneltrick.hf._linearized import assemble, attention_blocks  # noqa: E402
 from kerneltrick.hf._selective_scan import scan  # noqa: E402
 from kerneltrick.hf._state_space import chunk_scan  # noqa: E402
 from kerneltrick.hf._watch import watching  # noqa: E402
@@ -100,6 +102,26 @@ def test_a_softmax_model_has_the_weights_that_eager_attention_returns():
     for layer, exact in zip(found.layers, expected, strict=True):
         np.testing.assert_allclose(layer.weights, exact[0].numpy(), atol=2e-6)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
+@pytest.mark.parametrize("own", ["elu", "elu@window=5,sinks=1", "softmax", "elu@window=5,whole=1"])
+def test_a_linearised_model_has_the_weights_of_its_own_attention(kind, own):
+    """The weights times the values are what the layers hand on, however their heads attend."""
+    auto = "AutoModelForCausalLM" if kind == "Llama" else "AutoModel"
+    dials = {0: kt.Dial.get(own)}
+    model = assemble(tiny(kind, auto), dials, causal=kind == "Llama").eval()
+    made = []
+    for layer in attention_blocks(model):
+        last = getattr(layer, "o_proj", None) or layer.output.dense
+        last.register_forward_pre_hook(lambda _, given: made.append(given[0]))
+    seen, notes = hf.watch_layers(model, tokens())
+    assert (len(seen), notes) == (2, [])
+    for each, expected in zip(seen, made, strict=True):
+        weights, values = each.operator.implied(np.arange(23))
+        torch.testing.assert_close((weights @ values).transpose(1, 2).flatten(2), expected)
+    found = inspection.inspect(model, tokens())
+    assert [len(layer.heads) for layer in found.layers] == [4, 4]
 
 
 def test_a_model_without_such_layers_is_refused():

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("sympy")
 
 from kerneltrick import costs, proofs
+from kerneltrick._install import install_command
 from kerneltrick.analysis import _timing
 from kerneltrick.proofs import _prove
 
@@ -148,7 +149,7 @@ def test_without_sympy_it_says_what_to_install(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("kerneltrick.proofs", raising=False)
     monkeypatch.setitem(sys.modules, "sympy", None)
-    failed(run("prove", "psd", "q·k"), "pip install 'kerneltrick[proofs]'")
+    failed(run("prove", "psd", "q·k"), install_command("proofs"))
 
 
 # costs

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from kerneltrick._install import missing
+
 Work: TypeAlias = Callable[..., Any]  # work(shared, *arguments): a module-level function
 
 TRIES = 3  # attempts at a piece whose worker dies, before the piece is blamed
@@ -199,7 +201,7 @@ def dask_executor(address: str) -> Iterator[concurrent.futures.Executor]:
     try:
         import distributed
     except ImportError:
-        raise ImportError("Dask is not installed: pip install 'kerneltrick[dask]'") from None
+        raise missing("Dask is not installed", "dask") from None
     try:
         client = distributed.Client(address, timeout=10)
     except (OSError, ValueError, TimeoutError) as error:

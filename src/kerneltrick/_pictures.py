@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerneltrick._files import AnyPath, regular_file, write
+from kerneltrick._install import missing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("a picture needs matplotlib: pip install 'kerneltrick[plot]'") from error
+        raise missing("a picture needs matplotlib", "plot") from error
     return matplotlib
 
 

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from kerneltrick._install import install_command
 from kerneltrick._text import nearest
 from kerneltrick._version import __version__
 from kerneltrick.conformance._kinds import KINDS
@@ -42,7 +43,7 @@ class KnownOperator:
     def install(self) -> str:
         """How to install it."""
         extra = {"torch": "torch", "transformers": "hf"}.get(self.package, "peers")
-        return f"pip install 'kerneltrick[{extra}]'"
+        return install_command(extra)
 
     def operator(self) -> Operator:
         if not self.installed:

@@ -1,11 +1,12 @@
 """Hugging Face models: capture their attention, and replace their softmax (extra `hf`)."""
 
+from kerneltrick._install import missing as _missing
+
 try:
+    import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        f"kerneltrick.hf needs transformers and torch ({error}): pip install 'kerneltrick[hf]'"
-    ) from None
+    raise _missing("kerneltrick.hf needs transformers and torch", "hf", error) from None
 
 from kerneltrick.hf._accelerate import (
     Acceleration,

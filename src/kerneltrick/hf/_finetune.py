@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from kerneltrick._install import missing
 from kerneltrick._progress import Progress, ProgressReport, paced
 from kerneltrick._text import shown
 from kerneltrick._version import __version__
@@ -153,9 +154,7 @@ def peft_package() -> Any:
     try:
         import peft
     except ImportError:
-        raise ImportError(
-            "training with LoRA needs peft: pip install 'kerneltrick[linearize]'"
-        ) from None
+        raise missing("training with LoRA needs peft", "linearize") from None
     return peft
 
 

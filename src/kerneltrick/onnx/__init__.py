@@ -4,13 +4,14 @@ The model is written for any batch and any number of tokens. Prefill and decodin
 give the tokens and the state so far, and get the outputs and the state after them.
 """
 
+from kerneltrick._install import missing as _missing
+
 try:
     import onnx as _onnx  # noqa: F401
     import onnxscript as _onnxscript  # noqa: F401
+    import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        f"kerneltrick.onnx needs ONNX and PyTorch ({error}): pip install 'kerneltrick[onnx]'"
-    ) from None
+    raise _missing("kerneltrick.onnx needs ONNX and PyTorch", "onnx", error) from None
 
 from kerneltrick.onnx._export import export
 from kerneltrick.onnx._state import StateInput, empty_state, state_inputs

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from kerneltrick._install import missing
+
 try:
     import sympy
     from mpmath import iv
 except ImportError as error:  # pragma: no cover - the test extra installs it
-    raise ImportError(
-        "kerneltrick.proofs needs sympy: pip install 'kerneltrick[proofs]'"
-    ) from error
+    raise missing("kerneltrick.proofs needs sympy", "proofs") from error
 
 from fractions import Fraction
 from typing import Any

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneltrick._executor import Piece, Team
+from kerneltrick._install import missing
 from kerneltrick._progress import ProgressReport
 from kerneltrick._version import __version__
 from kerneltrick.analysis import Store, run_key
@@ -71,8 +72,10 @@ def pieces_of(settings: RecallSettings) -> list[Piece]:
 
 def check(settings: RecallSettings, resume: Path | None = None) -> None:
     """Raise ValueError if a mixer cannot have a width, or if `resume` has other settings."""
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise missing("kerneltrick.recall needs PyTorch", "torch", error) from None
     from kerneltrick.torch.mixers import make
 
     with torch.device("meta"), torch.random.fork_rng(devices=[]):

@@ -1,11 +1,11 @@
 """PyTorch layers, fitted maps, language models and deep kernels (extra `torch`)."""
 
+from kerneltrick._install import missing as _missing
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        f"kerneltrick.torch needs PyTorch ({error}): pip install 'kerneltrick[torch]'"
-    ) from None
+    raise _missing("kerneltrick.torch needs PyTorch", "torch", error) from None
 
 from kerneltrick.torch._attention import Attention
 from kerneltrick.torch._deep_kernel import DeepKernel, TrainingRecord
