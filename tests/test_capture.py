@@ -259,7 +259,7 @@ def test_a_folder_that_is_no_model_is_named(tiny, tmp_path):
         capture("nobody/nothing", "x")
     folder = tiny("Llama")
     with pytest.raises(
-        CaptureError, match="has no tokenizer; save one beside it, or give token_ids"
+        CaptureError, match="has no tokenizer; save one beside it, or in Python give token_ids"
     ):
         capture(folder, "x")
     (folder / "tokenizer.json").write_text("{}")

@@ -683,7 +683,7 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
         (("evaluate", linear, "--text", long, "--length", 32, "--teacher", folders("Bert")),
          "bert cannot be the teacher: it gives embeddings, and this model predicts tokens"),
         (("linearize", tmp_path / "none", "--text", long, *out), "there is no folder"),
-        (("evaluate", llama, "--text", long, "--length", 32), "holds no linearised model, but a"),
+        (("evaluate", llama, "--text", long, "--length", 32), "linearise it first with kernel"),
         (("linearize", llama, "--text", tmp_path / "none", *out), "cannot read"),
         (("linearize", llama, "--text", long, *out, "--finetune", "some"), "must be none, maps,"),
         (("linearize", llama, "--text", long, *out, "--window", "long"), "--window must be"),
@@ -696,6 +696,50 @@ def test_bad_input_is_refused_by_name(folders, linearized, run, tmp_path):
     assert sorted(x.name for x in tmp_path.iterdir()) == ["full", "linear", "short.txt", "text.txt"]
     assert (tmp_path / "full" / "precious").exists()
     assert "llama" in (llama / "config.json").read_text()
+
+
+def test_an_evaluation_checks_first_and_keeps_what_it_measured(
+    folders, linearized, run, tmp_path, tmp_path_factory, monkeypatch
+):
+    (tmp_path / "text").write_text(text(700))
+    found, linear = linearized["Llama"], tmp_path / "linear"
+    found.save(linear, kt.hf.evaluate(found.model, cut(folders("Llama"), seed=1)[:2]))
+    judge = ("evaluate", linear, "--text", tmp_path / "text", "--length", 32, "--trials", 0)
+    judge += ("--tokens", 64)
+    other = save_tiny(tmp_path_factory.mktemp("other"), "Qwen2", "AutoModelForCausalLM")
+
+    def fail(error):
+        def failing(*_, **__):
+            raise error
+
+        return failing
+
+    no_work = fail(AssertionError("work was started"))
+    with monkeypatch.context() as patch:
+        patch.setattr(kt.hf._evaluate._LanguageHead, "outcome", no_work)
+        for more, message in (
+            (("--contexts", "64,1k"), "has 400 positions"),
+            (("--shares", "0.5"), "need a ranking"),
+            (("--teacher", other), "its model_type is qwen2, and that of the original"),
+        ):
+            code, _, said = run(*judge, *more)
+            assert (code, message in said) == (1, True), said
+    judge += ("--contexts", 64, "--json", tmp_path / "o.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(kt.hf._evaluate, "speeds", fail(RuntimeError("can't allocate memory")))
+        code, printed, _ = run(*judge)
+        assert (code, "hybrid" in printed) == (0, True)
+        assert "The speed could not be measured: can't allocate memory." in " ".join(
+            printed.split()
+        )
+        patch.setattr(kt.hf._evaluate, "speeds", fail(KeyboardInterrupt()))
+        code, _, said = run(*judge)
+        assert (code, "run the same command again" in said) == (130, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(kt.hf._evaluate._LanguageHead, "outcome", no_work)
+        patch.setattr(kt.hf._speed, "MORE", 5)
+        assert run(*judge)[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["linear", "o.json", "text"]
 
 
 def test_what_stops_the_work_is_said_and_leaves_nothing_behind(folders, run, tmp_path, monkeypatch):
