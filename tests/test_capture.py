@@ -229,7 +229,7 @@ def test_layers_are_chosen_by_number(tiny):
     whole, part = capture(folder, token_ids=IDS), capture(folder, token_ids=IDS, layers=[2, 0])
     assert part.layers == (2, 0)
     np.testing.assert_array_equal(part.k, whole.k[[2, 0]])
-    with pytest.raises(CaptureError, match="no attention in layer 9; there are 0, 1, 2"):
+    with pytest.raises(CaptureError, match="no layer 9; its 3 layers begin at 0"):
         capture(folder, token_ids=IDS, layers=[0, 9])
 
 

@@ -286,6 +286,8 @@ def test_files_are_read(run, tmp_path, arrays, suffix):
         (("--colour",), ("--colour",)),
         (("--layers", "7"), ("no layer 7", "there are 0")),
         (("--heads", "a-b"), ("--heads", "'a-b'")),
+        (("--heads", "1-0"), ("--heads takes ranges that rise, such as 0-1",)),
+        (("--layers", ","), ("--layers names no number",)),
         (("--scale", "0"), ("--scale", "0")),
         (("--maps", "elu,elu"), ("twice",)),
         (("--maps", "poly:degree=99"), ("features", "50,000")),

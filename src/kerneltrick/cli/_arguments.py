@@ -128,7 +128,14 @@ def read_numbers(option: str, text: str | None) -> list[int] | None:
         if match is None:
             raise UsageError(f"{option} takes numbers such as 0,2,5 or 0-3, not {piece!r}")
         first = int(match[1])
-        found += range(first, int(match[2] or first) + 1)
+        last = int(match[2] or first)
+        if last < first:
+            raise UsageError(
+                f"{option} takes ranges that rise, such as {last}-{first}, not {piece}"
+            )
+        found += range(first, last + 1)
+    if not found:
+        raise UsageError(f"{option} names no number; give numbers such as 0,2,5 or 0-3")
     return found
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kerneltrick import costs, maps
 from kerneltrick._files import is_standard_output
-from kerneltrick._pictures import picture_format
+from kerneltrick._pictures import picture_format, require_matplotlib
 from kerneltrick._text import shown, to_json
 from kerneltrick.attention import Dial
 from kerneltrick.cli._arguments import MOST_FEATURES, DataError, UsageError, split_maps
@@ -136,8 +136,11 @@ def costs_command(
     if plot is not None:
         try:
             picture_format(plot)
+            require_matplotlib()
         except ValueError as error:
             raise UsageError(f"--plot: {error}") from None
+        except ImportError as error:
+            raise DataError(str(error)) from None
         check_writable(plot)
         if as_json and is_standard_output(plot):
             raise UsageError(f"--plot and --json both write {plot}")

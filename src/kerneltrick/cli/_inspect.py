@@ -80,11 +80,11 @@ def inspect_command(
             )
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from None
+    if json_path is not None:  # first, because drawing the page may fail
+        write(json_path, found.to_json())
     if html_path is not None:
         values = {**found.to_dict(), "pictures": found.pictures()}
         write(html_path, report.render_inspection(values))
-    if json_path is not None:
-        write(json_path, found.to_json())
     if not quiet:
         stream = words_stream(outputs)
         _show(found, stream)

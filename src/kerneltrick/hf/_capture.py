@@ -56,6 +56,10 @@ def capture(
         check_original(where, config)
         ids, tokens, mask = _read(where, text, token_ids, max_tokens)
         check_length(where, config, len(ids))
+        count = getattr(config.get_text_config(), "num_hidden_layers", None)
+        if isinstance(count, int) and not getattr(config, "is_encoder_decoder", False):
+            for number in (x for x in layers or () if x >= count):
+                raise CaptureError(f"{where} has no layer {number}; its {count} layers begin at 0")
         network = load_network(where, config)
         return record(where, network, ids, mask, layers, tokens)
 

@@ -68,6 +68,8 @@ def moments(
     who = "moments"
     widths = wholes(who, "widths", widths)
     mu, sigma = finite(who, "mu", mu), positive(who, "sigma", sigma)
+    if abs(mu) > 1e6 * sigma:
+        raise ValueError(f"{who} needs |mu| ≤ 10⁶·sigma, or rounding hides the deviations from mu")
     draws, seed = whole(who, "draws", draws, 2), whole(who, "seed", seed, 0)
     fits(who, draws)
     fits(who, max(widths))
