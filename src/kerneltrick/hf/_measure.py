@@ -15,7 +15,7 @@ import torch
 from kerneltrick._progress import ProgressReport
 from kerneltrick._text import shown
 from kerneltrick.hf._accelerate import AccelerationError, Replacement, accelerate, is_accelerated
-from kerneltrick.hf._capture import check_length, quiet
+from kerneltrick.hf._capture import quiet
 
 WORTH = 1.1  # a ratio below this is not worth the trouble
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -74,7 +74,6 @@ def measure_gains(
     """
     if is_accelerated(model):
         raise AccelerationError("the model is accelerated already; call kerneltrick.hf.restore()")
-    check_length("the model", model.config, tokens + new, "read or write fewer tokens")
     with accelerate(model) as made:
         replaced = made.replaced
     vocabulary = model.config.get_text_config().vocab_size
