@@ -233,7 +233,7 @@ def call(
     if trace:
         gc.collect()
         tracemalloc.start()
-    counter = _count.Counter(student.filename, most or 0)
+    counter = _count.OperationCounter(student.filename, most or 0)
     try:
         value = None
         if most is None:

@@ -29,7 +29,7 @@ class TooMany(BaseException):
     """The call takes more operations than the counter allows; no `except Exception` stops it."""
 
 
-class Counter:
+class OperationCounter:
     """Counts operations, up to `most` of them; 0 sets no limit."""
 
     def __init__(self, filename: str, most: int) -> None:
@@ -62,7 +62,7 @@ class Counter:
 
 
 @contextlib.contextmanager
-def _counting_arrays(counter: Counter) -> Iterator[None]:
+def _counting_arrays(counter: OperationCounter) -> Iterator[None]:
     """Let the functions of NumPy that make arrays make such as count."""
 
     def counting(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ def _plain(tree: Any) -> Any:
 
 
 class _Counted(np.ndarray[Any, Any]):
-    counter: ClassVar[Counter]
+    counter: ClassVar[OperationCounter]
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: Any, *inputs: Any, out: Any = (), **options: Any
