@@ -129,7 +129,9 @@ template <class T> class Scaling {
     // What a tile of sums that the state gives to queries i … counts.
     template <int R, int N> KT_INLINE void by_state(Tile<T, R, N>& tile, int64_t i) const {
         if (s.by_pair)
-            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) { return y * since[i + a]; });
+            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) {
+                return since[i + a] == T(0) ? Vec<T>{} : y * since[i + a];  // forgotten, inf too
+            });
         else
             tile.scale(T(state_share));
     }
