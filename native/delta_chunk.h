@@ -25,7 +25,7 @@ template <class T> class DeltaChunk {
 
     DeltaChunk(const DeltaSizes<T>& s, Arena& arena)
         : s(s), tokens(s, arena), enter(arena.take<T>(s.rows)), leave(arena.take<T>(s.Cp)),
-          between(s.by_token ? arena.take<T>(s.rows * s.Cp) : nullptr), b(arena.take<double>(s.Cp)),
+          between(s.by_token ? arena.take<T>(s.rows * s.Cp) : nullptr), since(arena.take<double>(s.Cp)),
           read_k(arena.take<T>(s.rows * s.Cp)), look_k(arena.take<T>(s.rows * s.Cp)),
           read_x(s.erases ? arena.take<T>(s.rows * s.Cp) : read_k),
           look_x(s.erases ? arena.take<T>(s.rows * s.Cp) : look_k), lanes_k(arena.take<T>(s.dr * s.Cp + s.W)),
@@ -53,7 +53,7 @@ template <class T> class DeltaChunk {
     T* leave;       // e^{b − b_s}
     T keep = 1;     // e^b
     T* between;     // e^{b_t − b_s}
-    double* b;
+    double* since;  // log-decays, while they are summed
     T *read_k, *look_k, *read_x, *look_x;  // e·k, q·k, e·(−x) and q·(−x) with their decays, below the diagonal
     T *lanes_k, *lanes_x;  // tokens in lanes; after `form`, k_s e^{b − b_s} but for add_feature
     T *far_q, *far_e;      // q_t and e_t, where decays are those of features times e^{b_t}
@@ -128,27 +128,30 @@ template <class T> class DeltaChunk {
                 store(lanes + f * s.Cp + j, KT_ISA::load(lanes + f * s.Cp + j) * KT_ISA::load(leave + j));
     }
 
+    // Log-decays are summed from each token on, never subtracted: beside a strong one a sum of all loses the rest.
     void by_token() {
         const int64_t n = count();
         keep = 1;
         if (!s.by_token) return;
+        auto exp_to = [](const double* from, int64_t count, T* to) {
+            T x[LANES<T>];
+            for (int64_t j = 0; j < count; j += LANES<T>) {
+                for (int l = 0; l < LANES<T>; ++l) x[l] = T(from[j + l]);
+                store(to + j, exp(KT_ISA::load(x)));
+            }
+        };
+        std::fill(since, since + s.Cp, 0.0);
         double total = 0;
-        for (int64_t i = 0; i < n; ++i) b[i] = total += tokens.decay[i];
-        for (int64_t i = n; i < s.Cp; ++i) b[i] = total;
-        T x[CHUNK + 64];
-        for (int64_t i = 0; i < s.Cp; ++i) x[i] = T(b[i]);
-        for (int64_t i = 0; i < s.Cp; i += LANES<T>) store(leave + i, exp(KT_ISA::load(x + i)));
-        std::copy(leave, leave + n, enter);
+        for (int64_t i = 0; i < n; ++i) since[i] = total += tokens.decay[i];
+        exp_to(since, n, enter);
+        keep = enter[n - 1];
         std::fill(enter + n, enter + s.rows, T(1));
-        keep = leave[n - 1];
-        for (int64_t i = 0; i < s.Cp; ++i) x[i] = T(total - b[i]);
-        for (int64_t i = 0; i < s.Cp; i += LANES<T>) store(leave + i, exp(KT_ISA::load(x + i)));
+        std::fill(since, since + s.Cp, 0.0);
         for (int64_t i = 0; i < std::min(rows(), s.Cp); ++i) {
-            const int64_t columns = std::min(s.Cp, round_up(i + TILE_ROWS, s.W));
-            for (int64_t j = 0; j < columns; ++j) x[j] = T(b[i] - b[j]);
-            for (int64_t j = 0; j < columns; j += LANES<T>)
-                store(between + i * s.Cp + j, exp(KT_ISA::load(x + j)));
+            for (int64_t j = 0; j < i; ++j) since[j] += tokens.decay[i];
+            exp_to(since, std::min(s.Cp, round_up(i + TILE_ROWS, s.W)), between + i * s.Cp);
         }
+        exp_to(since, s.Cp, leave);
     }
 
     // Rows from … to of the triangles, by tokens e and q as they are factored there.

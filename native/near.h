@@ -382,7 +382,9 @@ template <class T> class Near {
                 constexpr int C = decltype(cols)::value;
                 Tile<T, R, C> tile;
                 tile.load(mixed + i * Mp + c, Mp);
-                tile.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) { return x * keep[a]; });
+                tile.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) {
+                    return keep[a] == T(0) ? Vec<T>{} : x * keep[a];  // forgotten, inf too
+                });
                 if (sunk) tile.add(strip, Kp, 1, panel.v.x + c, panel.v.stride, sunk);
                 if (r.to > r.seen)
                     tile.add(strip + r.seen, Kp, 1, panel.v.x + r.seen * panel.v.stride + c,

@@ -44,7 +44,7 @@ template <class T, class Kernel> class Output {
 
     // Outputs of query row `row` for the n tokens from t; `inside`: they also see the block's keys.
     void write_block(Sums<T>& sums, int64_t row, int64_t t, int64_t n, bool inside, bool stream) {
-        const bool use_state = scaling.state_share != 0 && s.m > 0 && !sums.empty;
+        const bool use_state = T(scaling.state_share) != 0 && s.m > 0 && !sums.empty;
         if (use_state)
             kernel.look(sums, n, den);
         else
@@ -85,10 +85,11 @@ template <class T, class Kernel> class Output {
                 tile.each([&](int a, int e) __attribute__((always_inline)) {
                     // Adding 0 makes −0, which the zeros above the diagonal could, +0.
                     Vec<T> y = tile.acc[a][e] * share[a] + T(0);
-                    if (some_near)
-                        y += load(near.mixed + (i + a) * near.stride + c + e * LANES<T>) * near_share[a];
-                    else if (special && divided(share[a], i + a))
-                        y = tile.acc[a][e] / den[i + a] + T(0);
+                    if (some_near) {  // of which one may count 0, though it has overflowed
+                        const Vec<T> close = load(near.mixed + (i + a) * near.stride + c + e * LANES<T>);
+                        if (share[a] == T(0)) y = Vec<T>{};
+                        if (near_share[a] != T(0)) y += close * near_share[a];
+                    }
                     if (stream && straight)
                         stream_store(out[a] + e * LANES<T>, y);
                     else
@@ -120,6 +121,9 @@ template <class T, class Kernel> class Output {
     }
 
   private:
+    // A normaliser below this counts as 0: sums of subnormal weights have lost their digits.
+    static constexpr T LEAST = std::numeric_limits<T>::min();
+
     void put(int64_t row, int64_t t, int64_t c, T value) {
         write<T>(p.output.at(row, t) + c * p.output.element, p.output_type, value);
     }
@@ -139,6 +143,7 @@ template <class T, class Kernel> class Output {
         for (int a = 0; a < RP; a += LANES<T>) {
             Vec<T> all = load(den + i + a);
             if (row_sum) all += sums_of<T>(row_sum + a);
+            all = masked<T>(all, ~(most(all, -all) < splat(LEAST)));
             store(den + i + a, all);
             store(share + a, T(1) / all);
         }
@@ -165,27 +170,23 @@ template <class T, class Kernel> class Output {
                 near_share[a] = T(both.near);
                 continue;
             }
-            // A sum of 0 is told by den, which `replace` looks at.
-            den[i + a] = T(total);
-            const double unit = p.normalize ? total == 0 ? 0 : 1 / total : std::exp(both.level);
+            const bool none = std::fabs(total) < double(LEAST);
+            den[i + a] = none ? T(0) : T(total);  // which `replace` looks at
+            const double unit = p.normalize ? none ? 0 : 1 / total : std::exp(both.level);
             // Finite: sums over no keys are 0, whatever their scale would be.
             const double high = double(std::numeric_limits<T>::max());
             share[a] = T(std::min(both.far * unit, high));
             near_share[a] = T(std::min(both.near * unit, high));
-            special |= p.normalize && total == 0;
-            if (p.normalize && total != 0 && den[i + a] == 0) den[i + a] = std::numeric_limits<T>::min();
+            special |= p.normalize && none;
             if (p.near_normalizer) {
                 const int64_t at = p.slot(row, t + i + a);
                 p.near_reference[at] = p.normalize ? both.level : 0;
-                p.near_normalizer[at] = p.normalize ? total : 1;
+                p.near_normalizer[at] = !p.normalize ? 1 : none ? 0 : total;
                 p.near_top[at] = near.top[i + a];
             }
         }
         return special;
     }
-
-    // A normaliser so small that it has no reciprocal.
-    bool divided(T share, int64_t i) const { return p.normalize && std::isinf(share) && den[i] != 0; }
 
     // Rows that need more than a product: hidden ones, and those with a normaliser of 0.
     void replace(int64_t row, int64_t t, int64_t i, T share) {

@@ -145,7 +145,7 @@ template <class T, class Kernel> class Row {
                 [&](int64_t r, T added) {
                     const int64_t f = s.by_feature ? r0 + r : 0;
                     Wide<T>& Z = sums.Z[r0 + r];
-                    Z = scaled ? (keep[f] == 0 ? 0 : Z * keep[f]) + double(added) * add[f] : Z + double(added);
+                    Z = scaled ? faded<T>(Z, keep[f]) + double(added) * add[f] : Z + double(added);
                     sums.z[r0 + r] = T(Z);
                 });
         });

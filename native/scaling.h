@@ -58,7 +58,7 @@ template <class T> class Scaling {
             if (restarts(row, t + j)) return j;
             for (int64_t f = 0; f < s.w && s.decays; ++f) {
                 const double next = b[f * s.Cp + j - 1] + decay(row, t + j, f);
-                if (-next > (s.by_pair ? PAIR_RANGE : RANGE<T>)) return j;
+                if (!s.by_pair && -next > RANGE<T>) return j;
                 b[f * s.Cp + j] = next;
             }
         }
@@ -129,7 +129,9 @@ template <class T> class Scaling {
     // What a tile of sums that the state gives to queries i … counts.
     template <int R, int N> KT_INLINE void by_state(Tile<T, R, N>& tile, int64_t i) const {
         if (s.by_pair)
-            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) { return y * since[i + a]; });
+            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) {
+                return since[i + a] == T(0) ? Vec<T>{} : y * since[i + a];  // forgotten, inf too
+            });
         else
             tile.scale(T(state_share));
     }
@@ -167,14 +169,20 @@ template <class T> class Scaling {
 
     // e^{bᵢ − bⱼ} of every pair of the block, and what the state and the keys count before and after it.
     void form_pairs(int64_t row, int64_t t) {
-        auto take = [&](T* to, auto&& of) {
-            for (int64_t j = 0; j < columns; ++j) exponent[j] = j < count ? std::min(of(j), 0.0) : 0;
+        auto take = [&](T* to) {
             for (int64_t j = 0; j < columns; j += LANES<T>) store(to + j, exp_down<T>(exponent + j));
         };
-        for (int64_t i = 0; i < count; ++i) take(pair + i * s.Cp, [&](int64_t j) { return b[i] - b[j]; });
-        take(factor, [&](int64_t j) { return b[count - 1] - b[j]; });
         const double before = state_share == 0 ? -INF : decay(row, t, 0);
-        take(since, [&](int64_t j) { return before + b[j]; });
+        for (int64_t j = 0; j < columns; ++j) exponent[j] = j < count ? before + b[j] : 0;
+        take(since);
+        // Summed from each key on, never subtracted: beside a strong decay a sum of all loses the rest.
+        std::fill(exponent, exponent + columns, 0.0);
+        for (int64_t i = 0; i < count; ++i) {
+            const double one = i > 0 ? decay(row, t + i, 0) : 0;
+            for (int64_t j = 0; j < i; ++j) exponent[j] += one;
+            take(pair + i * s.Cp);
+        }
+        take(factor);
     }
 
     // Cuts the block short where a log-scale would leave the range.

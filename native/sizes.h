@@ -10,7 +10,6 @@ namespace KT_ISA {
 
 constexpr double INF = std::numeric_limits<double>::infinity();
 template <class T> constexpr double RANGE = sizeof(T) == 4 ? 30 : 200;  // of exponents in a block
-constexpr double PAIR_RANGE = 1e6;     // the same where no exponent is positive (Sizes::by_pair)
 template <class T> constexpr double FAINT = sizeof(T) == 4 ? 87 : 708;  // e⁻ˣ from here on is subnormal
 constexpr int64_t SPAN = 64;           // tokens of a block of full attention
 constexpr int64_t BLOCK = KT_VECTOR_BYTES == 64 ? 32 : 48;  // of causal: whole tiles, little above the diagonal

@@ -13,12 +13,22 @@ constexpr int HALF = KT_VECTOR_BYTES / 8;
 KT_INLINE void split(Vec<float> x, Half* half) { __builtin_memcpy(half, &x, sizeof x); }
 KT_INLINE Vec<double> widen(Half x) { return __builtin_convertvector(x, Vec<double>); }
 
+// x · keep; where T has no number as small as keep, x is forgotten even if it has overflowed.
+template <class T> KT_INLINE Vec<double> faded(Vec<double> x, double keep) {
+    x *= keep;
+    return T(keep) == T(0) ? masked<double>(x, x - x == Vec<double>{}) : x;
+}
+template <class T> KT_INLINE double faded(double x, double keep) {
+    x *= keep;
+    return T(keep) == T(0) && !std::isfinite(x) ? 0 : x;
+}
+
 // wide += acc (all factors 1), or wide = wide·keep + acc·add; narrow gets the result.
 template <class T>
 KT_INLINE void accumulate(Wide<T>* wide, T* narrow, Vec<T> acc, bool scaled, double keep, double add) {
     if constexpr (sizeof(T) == 8) {
         Vec<double> x = load(wide);
-        x = scaled ? (keep == 0 ? Vec<double>{} : x * keep) + acc * add : x + acc;
+        x = scaled ? faded<T>(x, keep) + acc * add : x + acc;
         store(wide, x);
         store(narrow, (Vec<T>)x);
     } else {
@@ -27,7 +37,7 @@ KT_INLINE void accumulate(Wide<T>* wide, T* narrow, Vec<T> acc, bool scaled, dou
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             Vec<double> x = load(wide + i * HALF), y = widen(part[i]);
-            x = scaled ? (keep == 0 ? Vec<double>{} : x * keep) + y * add : x + y;
+            x = scaled ? faded<T>(x, keep) + y * add : x + y;
             store(wide + i * HALF, x);
             out[i] = __builtin_convertvector(x, Half);
         }
@@ -126,13 +136,8 @@ template <class T> struct Sums {
     void narrow(const Sizes<T>& s, const double* factor = nullptr, bool by_row = false) {
         for (int64_t r = 0; r < s.m && !empty; ++r) {
             const double f = factor ? factor[by_row ? r : 0] : 1;
-            if (f == 0) {  // forgotten, whatever it was
-                for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = 0;
-                z[r] = 0;
-                continue;
-            }
-            for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = T(U[r * s.Mp + c] * f);
-            z[r] = T(Z[r] * f);
+            for (int64_t c = 0; c < s.Mp; ++c) u[r * s.Mp + c] = T(faded<T>(U[r * s.Mp + c], f));
+            z[r] = T(faded<T>(Z[r], f));
         }
         for (int64_t i = 0; i < s.m * s.Mp && rest && !empty; ++i) rest[i] = T(U[i] - double(u[i]));
     }
@@ -143,9 +148,9 @@ template <class T> struct Sums {
             const double kept = keep[s.by_feature ? f : 0];
             for (int64_t c = 0; c < s.Mp; ++c) {
                 Wide<T>& value = U[f * s.Mp + c];
-                value = kept == 0 ? 0 : value * kept;
+                value = faded<T>(value, kept);
             }
-            Z[f] = kept == 0 ? 0 : Z[f] * kept;
+            Z[f] = faded<T>(Z[f], kept);
         }
     }
 

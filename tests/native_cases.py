@@ -170,9 +170,8 @@ def gradients(arrays, text, heads, engine="native", dtype=None, **options):
         if options.get(name) is not None:
             options[name] = torch.asarray(options[name])
     if options.get("log_decay") is not None:
-        options["log_decay"] = torch.tensor(
-            np.asarray(options["log_decay"], dtype)
-        ).requires_grad_()
+        decay = np.maximum(options["log_decay"], np.finfo(dtype or np.float64).min)
+        options["log_decay"] = torch.tensor(decay.astype(dtype)).requires_grad_()
         weights.append(options["log_decay"])
     before = options.pop("before", None)
     if before is not None:  # earlier tokens that leave a state, so that the state has a gradient

@@ -61,7 +61,17 @@ def make_decay(kind, rng, k, m, strength=2.0):
         "token": k.shape[:-1],
         "feature": (*k.shape[:-1], m),
     }[kind]
-    return -strength * rng.random(shape) ** 3
+    return decays_of_any_size(rng, shape, k.dtype, strength)
+
+
+def decays_of_any_size(rng, shape, dtype=np.float64, strength=2.0):
+    """Log-decays of which one in twelve lies anywhere down to the lowest number of the type."""
+    usual, most = strength * rng.random(shape) ** 3, float(np.finfo(dtype).max)
+    edges = np.minimum([-np.log10(most), 0, 3, 17, np.log10(most)], np.log10(most))
+    part = rng.integers(0, 4, shape)
+    exponent = edges[part] + (edges[part + 1] - edges[part]) * rng.random(shape)
+    rare = np.minimum(10.0**exponent, most)
+    return -np.where(rng.random(shape) < 1 / 12, rare, usual)
 
 
 def one_head_decay(log_decay, kind, batch, head, n):

@@ -21,14 +21,14 @@ def convolution_case(rng, lead, n, channels, taps, *, bias=True, state=True):
 
 
 def scan_case(rng, lead, n, channels, states, *, extras=True, state=True, signed=False):
-    """The arrays of a selective scan, in float64, with slow decays and fast ones.
+    """The arrays of a selective scan, in float64, with slow decays, fast ones and extreme ones.
 
     A `signed` dt is for softplus alone: as Δ itself it would let states grow without end.
     """
     made = {
         "x": rng.standard_normal((*lead, n, channels)),
         "dt": rng.standard_normal((*lead, n, channels)) - 1,
-        "A": -np.exp(2 * rng.standard_normal((channels, states))),
+        "A": -np.exp(rng.choice([2, 9], (channels, 1)) * rng.standard_normal((channels, states))),
         "B": rng.standard_normal((*lead, n, states)),
         "C": rng.standard_normal((*lead, n, states)),
     }
@@ -38,6 +38,7 @@ def scan_case(rng, lead, n, channels, states, *, extras=True, state=True, signed
         made["dt_bias"] = rng.standard_normal(channels)
     if state:
         made["state"] = rng.standard_normal((*lead, channels, states))
+    made["A"] = np.maximum(made["A"], -6e4)  # which float16 has
     if not signed:
         made |= {name: np.abs(made[name]) for name in ("dt", "dt_bias") if name in made}
     return made

@@ -90,11 +90,15 @@ class TestPads:
         q, k, v = inputs(n)
         mask = np.random.default_rng(2).random((2, n)) > 0.3
         options = {"causal": causal, "mask": mask, "on_zero": "nan", "engine": engine}
-        if not causal:
+        if causal:
+            options["log_decay"] = np.full((2, n), np.float32(-0.1))
+        else:
             options["query_mask"] = mask
         expected, state = kt.linear_attention(q, k, v, text, return_state=True, **options)
-        for filler in (0.0, 1e4, np.nan, np.inf):
-            padded = [np.where(mask[..., None], x, np.float32(filler)) for x in (q, k, v)]
+        for filler in map(np.float32, (0.0, 1e4, np.nan, np.inf)):
+            padded = [np.where(mask[..., None], x, filler) for x in (q, k, v)]
+            if causal:
+                options["log_decay"] = np.where(mask, np.float32(-0.1), filler)
             out, after = kt.linear_attention(*padded, text, return_state=True, **options)
             assert same_bits(out, expected)
             assert same_bits(after.U, state.U)

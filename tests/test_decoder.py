@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from oracle import MAPS, SIGNED_FEATURES, same_bits
+from oracle import MAPS, SIGNED_FEATURES, decays_of_any_size, same_bits
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -94,7 +94,7 @@ def test_steps_equal_linear_attention(text, kind, isa):
     rng = np.random.default_rng(1)
     decays = None
     if decay:
-        decays = -rng.random((N, *shape) if decay == 1 else (N, *shape, m))
+        decays = decays_of_any_size(rng, (N, *shape) if decay == 1 else (N, *shape, m))
     for normalize in (True, False):
         options = {"normalize": normalize, "on_zero": "zero"}
         log_decay = None if decays is None else np.moveaxis(decays, 0, 2)

@@ -28,7 +28,7 @@ def problem(n, kind="token", general=False, seed=0, dtype=np.float64):
     q, k, v, beta = tokens(n, rng, lead=(1,))
     arrays = {"q": q, "k": k, "v": v, "beta": beta, **(vectors(rng, k) if general else {})}
     if kind != "none":
-        arrays["log_decay"] = np.asarray(make_decay(kind, rng, v, 5)) - 0.01
+        arrays["log_decay"] = np.asarray(make_decay(kind, rng, v.astype(dtype), 5)) - 0.01
     return {name: x.astype(dtype) for name, x in arrays.items()}
 
 
@@ -154,9 +154,10 @@ def test_gradients_of_every_engine_are_those_of_the_recurrence(kind, general):
 
 @pytest.mark.parametrize("engine", ["chunked", "native"])
 @pytest.mark.parametrize("kind", ["token", "feature"])
-def test_gradients_of_strong_decays_are_finite_and_right(kind, engine):
+@pytest.mark.parametrize("strong", [50.0, 1e17, 1.7e308])
+def test_gradients_of_strong_decays_are_finite_and_right(kind, engine, strong):
     arrays = problem(50, kind, general=True)
-    arrays["log_decay"] = np.where(arrays["log_decay"] < -0.2, -50.0, arrays["log_decay"])
+    arrays["log_decay"] = np.where(arrays["log_decay"] < -0.2, -strong, arrays["log_decay"])
     ids = torch.arange(50) // 20
     expected = gradients(arrays, "recurrent", 50, segment_ids=ids)
     for name, x in gradients(arrays, engine, 50, segment_ids=ids).items():
@@ -188,10 +189,17 @@ def test_nan_in_a_pad_changes_no_gradient(engine):
     expected = gradients(arrays, engine, 40, mask=mask)
     for name, x in arrays.items():
         pad = (..., ~mask.numpy()) if name == "beta" else (..., ~mask.numpy(), slice(None))
-        if name != "log_decay":
-            x[pad] = np.nan
+        x[pad] = np.nan
     for name, x in gradients(arrays, engine, 40, mask=mask).items():
         assert torch.equal(x, expected[name])
+
+
+def test_a_scalar_beta_gets_the_gradient_of_all_tokens():
+    arrays = problem(20)
+    each = np.full(arrays.pop("beta").shape, 0.7)
+    wanted = gradients({**arrays, "beta": each}, "native", 20)["beta"].sum()
+    found = gradients({**arrays, "beta": np.array(0.7)}, "native", 20)["beta"]
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["chunked", "native"])

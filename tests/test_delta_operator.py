@@ -179,7 +179,7 @@ def test_exports_with_a_dynamic_length():
 
 
 def test_results_do_not_depend_on_threads_or_batch():
-    x = {name: t.float() for name, t in tensors(130, "feature", general=True).items()}
+    x = tensors(130, "feature", general=True, dtype=np.float32)
     alone = kt.delta_rule(**x, engine="native")
     batch = {name: torch.cat([t, t.flip(-2 if t.ndim == 4 else -1), t]) for name, t in x.items()}
     both = kt.delta_rule(**batch, engine="native")

@@ -78,7 +78,7 @@ def test_beta_of_0_1_and_2(engine, beta):
     k = 1 + 0.1 * k
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     o, S = expected(q, k, v, beta)
-    for given_beta in (beta, np.full(v.shape[:-1], beta)):
+    for given_beta in (beta, np.array(beta), np.full(v.shape[:-1], beta)):
         out, state = kt.delta_rule(q, k, v, given_beta, engine=engine, return_state=True)
         agree(out, o)
         agree(state.S, S)
@@ -88,18 +88,20 @@ def test_beta_of_0_1_and_2(engine, beta):
 @pytest.mark.parametrize("general", [False, True], ids=["keys", "erase-read"])
 @pytest.mark.parametrize("kind", ["token", "feature"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_strong_decays(engine, kind, general):
-    """−50 a token, beside decays that keep everything: e^50 appears nowhere."""
+@pytest.mark.parametrize("strong", [50.0, 1e17, 1.7e308])
+def test_strong_decays(engine, kind, general, strong):
+    """Beside decays that keep nearly everything: neither e^50 nor the sum of both appears."""
     rng = np.random.default_rng(2)
     q, k, v, beta = tokens(70, rng)
     shape = v.shape[:-1] if kind == "token" else (*v.shape[:-1], 5)
-    log_decay = np.where(rng.random(shape) < 0.3, -50.0, -0.01 * rng.random(shape))
+    log_decay = np.where(rng.random(shape) < 0.3, -strong, -0.01 * rng.random(shape))
     options = {"log_decay": log_decay, **(vectors(rng, k) if general else {})}
     o, S = expected(q, k, v, beta, **options)
     out, state = kt.delta_rule(q, k, v, beta, engine=engine, return_state=True, **options)
     agree(out, o)
     agree(state.S, S)
-    narrow = {name: x.astype(np.float32) for name, x in options.items()}
+    del options["log_decay"]  # which float32 may not have
+    narrow = {name: x.astype(np.float32) for name, x in options.items()} | {"log_decay": log_decay}
     arrays = (x.astype(np.float32) for x in (q, k, v, beta))
     agree(kt.delta_rule(*arrays, engine=engine, **narrow), o, 3e-6)
 
@@ -232,8 +234,8 @@ class TestPromises:
         n, *cuts = (20, 1, 15) if engine == "recurrent" else (75, 1, 20, 32, 63)
         q, k, v, beta = tokens(n, rng)
         arrays = {"q": q, "k": k, "v": v, "beta": beta, **(vectors(rng, k) if general else {})}
-        decay = decay_of(kind, rng, v, 5)
         arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+        decay = decay_of(kind, rng, arrays["v"], 5)
         options = {"engine": engine, "segment_ids": np.arange(n) // 50}
         if decay is not None:
             options["log_decay"] = decay.astype(np.float32)
@@ -292,7 +294,11 @@ class TestPromises:
                 for x in (q, k, v, beta)
             ]
             more = {name: np.where(at, x, filler) for name, x in extra.items()}
-            again, after = kt.delta_rule(*padded, **more, **options)
+            if decay is not None:
+                keep = np.broadcast_to(mask[:, None], v.shape[:-1])
+                keep = keep if kind == "token" else keep[..., None]
+                more["log_decay"] = np.where(keep, decay, filler)
+            again, after = kt.delta_rule(*padded, **options | more)
             assert same_bits(again, out)
             assert same_bits(after.S, state.S)
 

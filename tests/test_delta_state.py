@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import make_decay
 from test_delta_rule import agree, tokens, vectors
 
 import kerneltrick as kt
@@ -18,9 +19,9 @@ def prompt(n=30, decay=1, seed=0, dtype=np.float64):
     rng = np.random.default_rng(seed)
     q, k, v, beta = tokens(n, rng)
     more = vectors(rng, k)
-    shape = v.shape[:-1] if decay == 1 else (*v.shape[:-1], 5)
     if decay:
-        more["log_decay"] = -rng.random(shape)
+        kind = "token" if decay == 1 else "feature"
+        more["log_decay"] = make_decay(kind, rng, v.astype(dtype), 5)
     arrays = {"q": q, "k": k, "v": v, "beta": beta, **more}
     return {name: x.astype(dtype) for name, x in arrays.items()}
 

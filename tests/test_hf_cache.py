@@ -204,6 +204,27 @@ def test_a_step_sees_that_weights_of_a_map_have_changed():
         step(6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("reach", [0, 3])
+@pytest.mark.parametrize("steps", [0, 4], ids=["state", "decoder"])
+def test_an_error_leaves_the_layer_as_it_was(reach, steps):
+    layer, tokens = kt.hf._cache.Layer(reach), kt.hf._mask.TokenMask(True, None, None)
+    setting = kt.hf._attend.LayerSetting(kt.Dial.get("relu"), None)
+
+    def attend(*arrays):
+        return layer.attend_cached("it", setting, *arrays, tokens)
+
+    x = torch.rand(1, 2, 8, 4)
+    for length in (8, *[1] * steps):
+        attend(*[x[:, :, :length]] * 3)
+    before = copy.deepcopy(layer).state
+    late = torch.where(torch.arange(8)[:, None] < 7, x, -x)  # the last row has no weight at all
+    with pytest.raises(kt.VanishingNormalizerError):
+        attend(late, x, x)
+    assert layer.seen == before.stop == 8 + steps
+    assert torch.equal(layer.state.U, before.U)
+
+
 @pytest.mark.parametrize("dial", [DIAL, MIXED], ids=["alike", "mixed"])
 def test_a_fork_has_a_future_of_its_own(models, dial):
     model, ids = models(dial=dial), torch.randint(3, 50, (1, 30))

@@ -158,6 +158,7 @@ def test_a_step_of_mamba_1_changes_the_state_in_place():
     expected = mamba.mamba_selective_state_update(theirs, x, dt, A, Bt, C, **how)
     close(state_update(ours, x, dt, A, Bt, C, **how), expected)
     close(ours, theirs)
+    assert ours._version  # so that autograd notices
 
 
 def test_the_scan_of_mamba_1_returns_the_last_state():
@@ -188,6 +189,7 @@ def test_the_next_tokens_change_the_state_of_the_convolution_in_place(length, n)
     expected = mamba2.causal_conv1d_update(x, theirs, weight, None, "silu")
     close(convolution_update(x, ours, weight, None, "silu"), expected)
     assert torch.equal(ours, theirs)
+    assert ours._version  # so that autograd notices
 
 
 def delta(batch=B, per_feature=False, heads=(2, 4), n=N):
@@ -249,6 +251,10 @@ def test_texts_are_numbered_by_either_description():
     [
         ({"cu_seqlens": torch.tensor([0, 5])}, 2, "the batch has 2 rows"),
         ({"cu_seqlens": torch.tensor([0, 2, 4])}, 1, "5 tokens of 1 rows, but it ends at 4"),
+        *(
+            ({"cu_seqlens": torch.tensor(wrong)}, 1, "must rise from 0 to n = 5")
+            for wrong in ([0, 4, 2, 5], [1, 5])
+        ),
         ({"seq_idx": torch.zeros(1, 4)}, 1, r"5 tokens of 1 rows, but it is \(1, 4\)"),
         ({"seq_idx": torch.zeros(5)}, 1, r"it is \(5,\)"),
     ],

@@ -97,6 +97,28 @@ def test_overflow_in_one_segment_stays_there(engine):
     np.testing.assert_allclose(out[:, 20:], clean, rtol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("how", ["token", "feature", "raw", "scale", "window", "softmax"])
+def test_what_has_overflowed_is_forgotten_with_its_weight(how, engine):
+    """Values near the largest of float32, whose weights are exactly 0 from token 40 on."""
+    q, k, v = (x.astype(np.float32) for x in inputs(100))
+    options = {"causal": True, "engine": engine, "normalize": how != "raw"}
+    if how in ("token", "feature", "raw"):
+        decay = np.where(np.arange(100)[:, None] == 40, np.float32(-200), np.float32(-0.1))
+        decay = np.broadcast_to(decay, k.shape)
+        options |= {"feature_map": "elu", "log_decay": decay if how == "feature" else decay[..., 0]}
+    else:
+        q[:], k[:], k[:, 40:, 0] = 1, 0, 400
+        window = {"scale": 0, "window": 16, "softmax": None}[how]
+        options |= {"feature_map": "exp", "scale": 1.0, "window": window}
+    clean = np.where(np.arange(100)[:, None] < 40, np.float32(0), v)
+    v = np.where(np.arange(100)[:, None] < 40, v * np.float32(1e38), v).clip(-3e38, 3e38)
+    with np.errstate(all="ignore"):
+        out = kt.linear_attention(q, k, v, **options)
+    expected = kt.linear_attention(q, k, clean, **options)
+    np.testing.assert_allclose(out[:, 40:], expected[:, 40:], rtol=1e-5, atol=1e-6)
+
+
 class TestVanishingNormalizer:
     q = np.array([[1.0, -1.0]])
     k = np.array([[-1.0, 1.0]])
@@ -117,6 +139,22 @@ class TestVanishingNormalizer:
         for fill, value in (("nan", np.nan), ("zero", 0.0)):
             out = kt.linear_attention(q, k, v, "relu", on_zero=fill, engine=engine)
             np.testing.assert_array_equal(out, [[value], [5.0], [5.0]])
+
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+    def test_sums_below_the_normal_numbers_count_as_0(self, causal, engine):
+        """What is not 0 is right: each of 60 weights is rounded to 10⁻⁴⁵."""
+        rng = np.random.default_rng(0)
+        q = np.logspace(-27, -15, 60)[rng.permutation(60), None] * np.ones(2)
+        q, k, v = (
+            x.astype(np.float32) for x in (q, 1e-20 * rng.random((60, 2)), rng.random((60, 3)))
+        )
+        out = kt.linear_attention(q, k, v, "relu", causal=causal, engine=engine, on_zero="nan")
+        weights = q.astype(float) @ k.astype(float).T
+        weights = np.tril(weights) if causal else weights
+        total = weights.sum(1, keepdims=True)
+        expected = np.where(total < np.finfo(np.float32).tiny, np.nan, weights / total @ v)
+        np.testing.assert_allclose(out, expected, rtol=1e-4)
 
     def test_the_message_names_the_place(self):
         q, k = np.ones((2, 3, 4, 2)), np.ones((2, 3, 4, 2))

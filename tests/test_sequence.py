@@ -161,16 +161,19 @@ def test_fast_decays_and_large_steps_do_not_overflow():
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("operator", ENGINES)
+@pytest.mark.parametrize(("operator", "engine"), BOTH)
 @pytest.mark.parametrize("n", [0, 1, 3])
-def test_inplace_overwrites_the_state(operator, n):
-    arrays = case(operator, np.random.default_rng(7), (2,), n, 20, 4)
-    wanted, after = run(operator, arrays)
+@pytest.mark.parametrize("size", [1, 4])
+def test_inplace_alone_overwrites_the_state(operator, engine, n, size):
+    arrays = case(operator, np.random.default_rng(7), (2,), n, 20, size)
     kept = arrays["state"].copy()
-    found = getattr(kt, operator)(**arrays, inplace=True)
+    wanted, after = run(operator, arrays, engine=engine)
+    assert not np.shares_memory(after, arrays["state"])
+    assert same_bits(arrays["state"], kept)
+    found = getattr(kt, operator)(**arrays, inplace=True, engine=engine)
     assert same_bits(found, wanted)
     assert same_bits(arrays["state"], after)
-    assert n == 0 or not same_bits(kept, after)
+    assert n == 0 or not kept.size or not same_bits(kept, after)
 
 
 def test_inplace_overwrites_a_state_with_strides_and_of_another_type():

@@ -268,7 +268,9 @@ def test_steps_that_overwrite_the_state_give_the_bits_of_calls_that_do_not(opera
         if operator == "short_convolution":  # channels before tokens, as in a cache of transformers
             given["x"] = given["x"].mT.contiguous().mT
         wanted, kept = run(operator, given | {"state": kept}, **OPTIONS[operator])
+        version = state._version
         found = getattr(kt, operator)(**given | {"state": state}, **OPTIONS[operator], inplace=True)
+        assert state._version > version  # so that autograd notices
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
         torch.testing.assert_close(state, kept, rtol=0, atol=0)
         found.zero_()  # which no later step may notice

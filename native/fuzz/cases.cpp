@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 namespace fuzz {
 
@@ -76,6 +77,15 @@ void fill_near(Random& random, Case& c, double size, double odd) {
 double strange(Random& random) {
     return random.pick<double>({NOT, INF, -INF, 1e-40, -1e-310, 6e-8, 0.0, -0.0, 1e30, -1e30, 3e38,
                                 1e200, -1e200, 1e4, -1e4, 100, -95, -750, 65504});
+}
+
+double any_decay(Random& random, Kind kind) {
+    const bool wide = kind == Kind::f64;
+    const double most = wide ? 308.25 : 38.53, edges[] = {-most, 0, 3, 17, most};
+    const int64_t part = random.between(0, 3);
+    const double power = edges[part] + (edges[part + 1] - edges[part]) * random.uniform();
+    const double largest = wide ? std::numeric_limits<double>::max() : double(std::numeric_limits<float>::max());
+    return -std::min(std::pow(10.0, power), largest);
 }
 
 void fill(Random& random, Grid& g, double size, double odd) {
@@ -247,8 +257,9 @@ Case make_case(Random& random, int64_t number) {
         p.decay_width = quadratic || random.chance(0.6) ? 1 : m;
         c.log_decay = grid(p.rows, n, p.decay_width, wide);
         const double strength = random.pick<double>({0.01, 0.3, 5, 60, 1000});
+        const double any = random.chance(0.5) ? 0 : random.pick<double>({0.02, 0.3});
         set_all(c.log_decay, [&](auto...) {
-            return random.chance(0.1) ? 0 : -strength * random.uniform();
+            return random.chance(any) ? any_decay(random, wide) : random.chance(0.1) ? 0 : -strength * random.uniform();
         });
     }
     if (p.causal && !long_blocks && random.chance(0.25)) {

@@ -46,6 +46,8 @@ inline bool projected(Map map) { return map >= Map::hedgehog_softmax && map <= M
 inline bool favor(Map map) { return map >= Map::favor_positive && map <= Map::favor_trig; }
 
 double strange(Random& random);  // a number that is hard on a kernel
+// A log-decay of any size, from next to nothing to the largest number of its kind.
+double any_decay(Random& random, Kind kind);
 void fill(Random& random, Grid& g, double size, double odd);
 
 // Case `number` of a seed.

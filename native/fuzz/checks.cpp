@@ -310,7 +310,7 @@ void check_future(const Case& c, const kt::Kernels& kernels, const Result& made,
                     for (int64_t e = 0; e < g.width; ++e) {
                         if (!random.chance(share)) continue;
                         double x = strange(random);
-                        if (&g == &other.log_decay) x = -random.pick<double>({0, 1, 50, 1e4, 1e30});
+                        if (&g == &other.log_decay) x = -random.pick<double>({0, 1, 50, 1e4, 1e30, 3e38});
                         if (g.kind == Kind::byte) x = double(random.between(0, 1));
                         if (&g == &other.q_positions || &g == &other.k_positions)
                             x = random.normal() * 1e4;

@@ -72,11 +72,13 @@ DeltaCase make_delta(Random& random) {
         return g;
     };
     const double most = random.pick<double>({1, 2}), strong = random.pick<double>({0.01, 0.5, 4, 50});
+    const double any = random.chance(0.5) ? 0 : random.pick<double>({0.02, 0.3});
     c.beta = made(0.9, 1, wide, [&] {
         return random.chance(poison) ? NOT : random.chance(0.1) ? random.pick<double>({0, 1, 2}) : most * random.uniform();
     });
     if (p.decay_width)
         c.log_decay = made(1, p.decay_width, wide, [&] {
+            if (random.chance(any)) return any_decay(random, wide);
             return random.chance(poison / 4) ? NOT : random.chance(0.3) ? 0 : -strong * random.uniform();
         });
     c.mask = made(0.4, 1, Kind::byte, [&] { return double(random.chance(0.8)); });

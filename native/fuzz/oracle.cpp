@@ -290,7 +290,8 @@ Told tell_far(const Case& c, const Dense& x, int64_t row) {
             Real slowest = 0;
             if (scaled) slowest = *std::max_element(decay, decay + p.decay_width);
             if (scaled) s.log_scale += slowest;
-            s.error -= 4e-16L * *std::min_element(decay, decay + p.decay_width);
+            // Of a decay that leaves nothing no error is left either.
+            s.error += 4e-16L * std::min(-*std::min_element(decay, decay + p.decay_width), Real(1000));
             for (int64_t f = 0; f < m; ++f) {
                 const Real factor = std::exp(decay[p.decay_width > 1 ? f : 0] - slowest);
                 mix_row(s.U.data() + f * w, factor, value.data(), 0, w);

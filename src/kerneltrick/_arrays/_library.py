@@ -118,6 +118,7 @@ def is_overwritable(x: Array) -> bool:
     read-only, and no two of them share their memory, as those of an expanded tensor do."""
     steps = x.stride() if library(x) == "torch" else x.strides
     apart = all(step != 0 for step, size in zip(steps, x.shape, strict=True) if size > 1)
+    apart = apart or 0 in x.shape  # no entries, whatever the strides say
     return apart and (library(x) == "torch" or bool(x.flags.writeable))
 
 

@@ -189,9 +189,14 @@ def restarts(segment_ids: Array | None, like: Array) -> Array | None:
 
 
 def check_decay(
-    log_decay: Any, like: Array, m: int, headless: bool, heads_of: str = "key head"
+    log_decay: Any,
+    like: Array,
+    m: int,
+    headless: bool,
+    mask: Array | None = None,
+    heads_of: str = "key head",
 ) -> Array | None:
-    """log_decay as (..., H, n, 1 or m), for tokens `like` (..., H, n, ·)."""
+    """log_decay as (..., H, n, 1 or m), for tokens `like` (..., H, n, ·); 0 where masked."""
     if log_decay is None:
         return None
     xp, dtype, per_token = space(like), compute_dtype(like), tuple(like.shape[:-1])
@@ -200,30 +205,40 @@ def check_decay(
     namespace(k=like, log_decay=log_decay)
     if not is_floating(log_decay):
         raise TypeError(f"log_decay must be floating-point, not {log_decay.dtype}")
-    if is_concrete(log_decay):
-        values = as_numpy(log_decay)
+    shape = tuple(log_decay.shape)
+    known = per_token[1:] if headless else per_token
+    heads = () if headless else (per_token[-2],)
+    if shape in (known, (*known, m)):
+        decay = log_decay[..., None] if shape == known else log_decay
+        decay = decay[None, ...] if headless else decay
+        if mask is not None:
+            decay = xp.where(mask, decay, xp.zeros_like(decay))
+        return _checked_decay(decay, dtype)
+    if shape in ((), (1,), heads):
+        decay = _checked_decay(log_decay, dtype)
+        return xp.broadcast_to(decay[:, None, None] if shape else decay, (*per_token, 1))
+    raise ValueError(
+        f"log_decay must be a number, one per {heads_of} {heads}, one per token {known}, or one "
+        f"per token and feature {(*known, m)}, not an array {shape}"
+    )
+
+
+def _checked_decay(decay: Array, dtype: Any) -> Array:
+    """Log-decays in `dtype`; those below its numbers become the lowest: e^x is 0 for both."""
+    xp = space(decay)
+    if is_concrete(decay):
+        values = as_numpy(decay)
         wrong = values[~(np.isfinite(values) & (values <= 0))]
         if wrong.size:
             raise ValueError(
                 f"log_decay must be finite and ≤ 0 (the state is multiplied by its exponential), "
                 f"but {wrong.flat[0]} is among its values"
             )
-    shape = tuple(log_decay.shape)
-    known = per_token[1:] if headless else per_token
-    heads = () if headless else (per_token[-2],)
-    decay = astype(log_decay, dtype)
-    if shape == (*known, m) and (shape != known):
-        return decay[None, ...] if headless else decay
-    if shape == known:
-        return decay[None, ..., None] if headless else decay[..., None]
-    if shape in ((), (1,), heads):
-        if shape:
-            decay = decay[:, None, None]
-        return xp.broadcast_to(decay, (*per_token, 1))
-    raise ValueError(
-        f"log_decay must be a number, one per {heads_of} {heads}, one per token {known}, or one "
-        f"per token and feature {(*known, m)}, not an array {shape}"
-    )
+    lowest = float(xp.finfo(dtype).min)
+    if float(xp.finfo(decay.dtype).min) < lowest:
+        below = (decay < lowest) & xp.isfinite(decay)
+        decay = xp.where(below, xp.full_like(decay, lowest), decay)
+    return astype(decay, dtype)
 
 
 def check_on_zero(on_zero: str | None) -> None:

@@ -138,7 +138,7 @@ def _check(
     restart = restarts(options.segment_ids, inputs.k)
     probe = empty_carry(rule, inputs.k, inputs.v)
     m = probe.sums.hi.shape[-2]
-    decay = check_decay(options.log_decay, inputs.k, m, inputs.headless)
+    decay = check_decay(options.log_decay, inputs.k, m, inputs.headless, mask)
     width = decay.shape[-1] if decay is not None else int(restart is not None)
     carry = empty_carry(rule, inputs.k, inputs.v, width) if width else probe
     print_ = ""

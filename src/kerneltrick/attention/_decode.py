@@ -362,15 +362,15 @@ def check_step_decay(log_decay: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     values = np.asarray(values_of(log_decay) if is_array(log_decay) else log_decay)
     if not numbers or values.dtype.kind not in "fiu":
         raise TypeError(f"log_decay must be a number or an array of numbers, not {log_decay!r}")
+    if not (np.isfinite(values).all() and (values <= 0).all()):
+        raise ValueError("log_decay must be finite and ≤ 0")
+    values = np.maximum(values, np.finfo(dtype).min)  # e^x is 0 for both
     try:
-        values = np.array(np.broadcast_to(values, shape), dtype, order="C")
+        return np.array(np.broadcast_to(values, shape), dtype, order="C")
     except ValueError:
         raise ValueError(
             f"this decoder takes log_decay of shape {shape} for each token, not {values.shape}"
         ) from None
-    if not (np.isfinite(values).all() and (values <= 0).all()):
-        raise ValueError("log_decay must be finite and ≤ 0")
-    return values
 
 
 def dtype_name_of(dtype: Any) -> str:

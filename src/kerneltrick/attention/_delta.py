@@ -86,15 +86,16 @@ def delta_rule(
         (..., heads, n, d) or (n, d), of any array library; v may have another width M. q and k may
         have fewer heads than v: value head h uses key head h // (H_v / H_k).
     beta
-        A number, or one per token (..., H_v, n): usually between 0 and 1; up to 2 gives negative
-        eigenvalues.
+        A number, also as an array without axes, or one per token (..., H_v, n): usually between 0
+        and 1; up to 2 gives negative eigenvalues.
     log_decay
-        ≤ 0 and finite; the state is multiplied by exp(log_decay) before each token. A number,
-        (H_v,), one per token (..., H_v, n), or one per token and feature (..., H_v, n, d).
+        ≤ 0 and finite where tokens are not masked; the state is multiplied by exp(log_decay) before
+        each token. A number, (H_v,), one per token (..., H_v, n), or one per token and feature
+        (..., H_v, n, d).
     erase, read
         Where a token erases, and what it reads for that; the shape of k, and k unless given.
     scale
-        q is multiplied by it. None: 1/√d.
+        > 0; q is multiplied by it. None: 1/√d.
     normalize_qk
         Divide q and k by √(Σx² + 1e-6) first, as the published models do. `erase` and `read` are
         taken as they are, but by default they are the normalised k.

@@ -82,15 +82,16 @@ def check_delta_call(
         normalize_qk=bool(options.normalize_qk),
         wants_state=options.return_state,
     )
+    mask = token_array("mask", options.mask, v, "bool")
     data = DeltaData(
         q,
         k,
         v,
         _check_beta(who, beta, inputs),
-        check_decay(options.log_decay, v, d, headless, "value head"),
+        check_decay(options.log_decay, v, d, headless, mask, "value head"),
         erase,
         read,
-        token_array("mask", options.mask, v, "bool"),
+        mask,
         restarts(options.segment_ids, v),
         S,
         start,
@@ -153,12 +154,15 @@ def _check_beta(who: str, beta: Any, inputs: Inputs) -> Array | None:
     if not is_floating(beta):
         raise TypeError(f"{who} needs a floating-point beta, not {beta.dtype}")
     shape = tuple(inputs.restore(v).shape[:-1])
+    beta = astype(beta, dtype)
+    if beta.shape == ():
+        return inputs.xp.broadcast_to(beta, (*v.shape[:-1], 1))
     if tuple(beta.shape) != shape:
         raise ValueError(
             f"{who} needs beta to be a number or one per token and value head {shape}, not an "
             f"array {tuple(beta.shape)}"
         )
-    beta = astype(beta, dtype)[..., None]
+    beta = beta[..., None]
     return beta[None, ...] if inputs.headless else beta
 
 

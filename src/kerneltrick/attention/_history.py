@@ -85,8 +85,12 @@ class History:
 
     def read(self, *inputs: Any) -> Any:
         """Read tokens, and return their output."""
-        length = self._length(inputs)
-        outputs = [self._read(self._cut(inputs, start, stop)) for start, stop in self._plan(length)]
+        plan, before = self._plan(self._length(inputs)), (self.state, [*self._readings])
+        try:
+            outputs = [self._read(self._cut(inputs, start, stop)) for start, stop in plan]
+        except BaseException:  # of a call that is read in two parts the first may have been read
+            self.state, self._readings = before
+            raise
         if self.reach is not None:
             self.trim(self.reach)
         return outputs[0] if len(outputs) == 1 else self._join(outputs)

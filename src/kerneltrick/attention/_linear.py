@@ -24,7 +24,7 @@ from kerneltrick.attention._keywords import (
 )
 from kerneltrick.attention._mixed import split_call, together
 from kerneltrick.attention._state import State, state_of
-from kerneltrick.engines import Carry, DenseRows, Rule, dense_rows, times
+from kerneltrick.engines import Carry, DenseRows, Rule, dense_rows, times, vanishes
 
 if TYPE_CHECKING:
     from kerneltrick.attention._keywords import Unpack
@@ -90,11 +90,12 @@ def linear_attention(
     causal
         Token i sees tokens j ≤ i, and what `state` remembers. Otherwise every query sees every key.
     scale
-        q and k are multiplied by √scale before φ. None: 1/√d for maps that stand for softmax
+        > 0; q and k are multiplied by √scale before φ. None: 1/√d for maps that stand for softmax
         (favor, taylor, hedgehog), else 1.
     log_decay
-        ≤ 0; the state is multiplied by exp(log_decay) before each token. A number, (H_kv,), one
-        per token (..., H_kv, n), or one per token and feature (..., H_kv, n, m). Causal only.
+        ≤ 0 and finite where tokens are not masked; the state is multiplied by exp(log_decay) before
+        each token. A number, (H_kv,), one per token (..., H_kv, n), or one per token and feature
+        (..., H_kv, n, m). Causal only.
     normalize
         Divide by φ(q)ᵀZ.
     mask
@@ -135,9 +136,12 @@ def linear_attention(
     The output, in kind and in the dtype of v; with `return_state` also the state.
 
     A NaN or inf in k or v makes NaN exactly the outputs that depend on it, even where the weight
-    is 0. In every engine a row counts as 0 if the arithmetic of the inputs has no number as small
-    as its sum of weights (10⁻⁴⁵ in float32) beside the largest scale that it sees: then `on_zero`
-    decides. Derivations: docs/02_kernel_trick.md.
+    is 0. In every engine a row counts as 0 if its sum of weights, beside the largest scale that it
+    sees, is below the normal numbers of the arithmetic (1.2 · 10⁻³⁸ in float32), where weights lose
+    their digits: then `on_zero` decides. Values beyond about 10²⁰ may leave the range of float32
+    while they are summed: rows that see them are then inf or NaN, although the quotient would be
+    smaller; rows in which they count exactly 0, after a strong decay, are right. Derivations:
+    docs/02_kernel_trick.md.
 
     >>> import numpy as np, kerneltrick as kt
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 4, 2, 1000, 16))  # batch 4, 2 heads
@@ -291,7 +295,7 @@ def normalized_weights(
     flags = [rows.queries.bad, _bad_keys(rows.keys.bad, xp)]
     if call.rule.normalize:
         total = xp.sum(weights, axis=-1, keepdims=True) + rows.state[..., -1:]
-        zero = empty = total == 0
+        zero = empty = vanishes(total, total.dtype)
         zero = zero if keep is None else zero & keep
         flags[1] = None if rows.bad is None else rows.bad[..., -1:]
         for flag in flags:

@@ -43,6 +43,7 @@ from kerneltrick.engines._problem import (
     empty_carry,
     finish,
     times,
+    vanishes,
 )
 from kerneltrick.engines._recurrent import recurrent
 from kerneltrick.engines._scan import (
@@ -137,4 +138,5 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "times",
+    "vanishes",
 ]

@@ -157,7 +157,7 @@ class _Weights(NamedTuple):
     entry: Array | None  # (..., C, ·): the state before the chunk, in row i
     leave: Array | None  # (..., C, ·): key j in the state after the chunk
     through: Array | None  # (..., 1, ·): the state before in the state after
-    forgotten: Array | None  # (..., C, 1) bool: row i comes after a restart within the chunk
+    forgotten: Array | None  # (..., C, 1) bool: `entry` is 0, so row i does not see the state
     reference: Array | None  # (..., C, 1): the log-scale of row i
     log_scale: Array | None  # (..., 1, 1) of the last chunk: the log-scale of the state after
     log_decay: Array | None  # (..., 1, ·) per chunk: the log-decay over the chunk
@@ -204,12 +204,13 @@ def _factors(
     )
     exponent = xp.where(past, exponent, xp.full_like(exponent, -math.inf))
     pair = xp.exp(astype(exponent, dtype))
+    entry = xp.exp(astype(since + (before - low), dtype))
     return _Weights(
         pair=pair,
-        entry=xp.exp(astype(since + (before - low), dtype)),
+        entry=entry,
         leave=pair[..., -1, :, :],
         through=xp.exp(since[..., -1:, :] + (before - low[..., -1:, :])),
-        forgotten=None if log_decay is None else xp.max(since, axis=-1, keepdims=True) == -math.inf,
+        forgotten=xp.max(entry, axis=-1, keepdims=True) == 0,
         reference=reference,
         log_scale=after,
         log_decay=None if log_decay is None else since[..., -1:, :],
@@ -225,8 +226,9 @@ def summed_decays(log_decay: Array, xp: Namespace) -> tuple[Array, Array]:
     size = log_decay.shape[-2]
     later = constant(np.tri(size, k=-1, dtype=bool)[:, :, None], log_decay, xp.bool)  # j < l
     steps = log_decay[..., :, None, :]
-    between = xp.cumulative_sum(xp.where(later, steps, xp.zeros_like(steps)), axis=-3)
-    return between, xp.cumulative_sum(log_decay, axis=-2)
+    with np.errstate(over="ignore"):  # −inf decays as much
+        between = xp.cumulative_sum(xp.where(later, steps, xp.zeros_like(steps)), axis=-3)
+        return between, xp.cumulative_sum(log_decay, axis=-2)
 
 
 def split(x: Array | None, chunk: int, xp: Namespace) -> Array | None:

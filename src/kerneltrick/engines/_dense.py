@@ -27,6 +27,7 @@ from kerneltrick.engines._problem import (
     Queries,
     Result,
     Rule,
+    add_decay,
     block_positions,
     either,
     finish,
@@ -103,7 +104,8 @@ def dense_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any]) -> DenseRows:
         far_sum = weights @ values + state
         unit = units(rule, data.gain, parts.top, reference, queries.log_scale, far_sum)
         weights = parts.near * unit.near + weights * unit.far
-        state = state * unit.far + weights[..., :carried] @ values[..., :carried, :]
+        near_state = weights[..., :carried] @ values[..., :carried, :]
+        state = times(state, unit.far, xp) + near_state
         reference, queries = unit.reference, queries._replace(log_scale=None)
     keys = Keys(*(None if x is None else x[..., carried:, :] for x in keys))
     return DenseRows(
@@ -168,7 +170,8 @@ def near_far_rows(rule: Rule, data: Data, rows: np.ndarray[Any, Any], view: View
     sums = xp.expand_dims(wide_narrow(data.carry.sums, phi_q.dtype), axis=-3)
     entry = xp.exp(astype(sight.entry - low, phi_q.dtype))
     state = (phi_q * xp.expand_dims(entry, axis=-3)) @ sums
-    state = xp.where(sees_state, state, xp.zeros_like(state))
+    counts = sees_state & (xp.expand_dims(xp.max(entry, axis=-1, keepdims=True), axis=-3) > 0)
+    state = xp.where(counts, state, xp.zeros_like(state))
 
     bad = None
     if keys.bad is not None:
@@ -229,7 +232,8 @@ def _look(
         # Σ over l in (j, i], added up backwards from i: what is near, and matters, is exact.
         past = constant(triangle[:, :, None], data.k, xp.bool)
         steps = xp.where(past, keys.log_decay[..., None, :, :], xp.zeros_like(exponent))
-        back = xp.flip(xp.cumulative_sum(xp.flip(steps, axis=-2), axis=-2), axis=-2)
+        with np.errstate(over="ignore"):  # −inf decays as much
+            back = xp.flip(xp.cumulative_sum(xp.flip(steps, axis=-2), axis=-2), axis=-2)
         exponent = exponent + xp.concat(
             [back[..., 1:, :], xp.zeros_like(back[..., :1, :])], axis=-2
         )
@@ -263,9 +267,10 @@ def _after(rule: Rule, data: Data, keys: Keys) -> Carry:
     if log_decay is not None:
         since = xp.zeros_like(log_decay.hi)
         if keys.log_decay is not None:
-            since = since + xp.sum(wide(keys.log_decay).hi, axis=-2, keepdims=True)
+            with np.errstate(over="ignore"):
+                since = since + xp.sum(wide(keys.log_decay).hi, axis=-2, keepdims=True)
         since = xp.where(sight.sees_state, since, xp.full_like(since, -math.inf))
-        log_decay = wide_add(log_decay, since)
+        log_decay = add_decay(log_decay, since)
     bad = None
     if keys.bad is not None:
         bad = xp.any(keys.bad & sight.allowed.mT, axis=-2, keepdims=True)

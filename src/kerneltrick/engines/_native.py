@@ -34,7 +34,16 @@ from kerneltrick.engines._core_call import (
     missing_core,
 )
 from kerneltrick.engines._engine import Signature
-from kerneltrick.engines._problem import Carry, Data, Near, Result, Rule, block_positions, rule_of
+from kerneltrick.engines._problem import (
+    Carry,
+    Data,
+    Near,
+    Result,
+    Rule,
+    add_decay,
+    block_positions,
+    rule_of,
+)
 from kerneltrick.maps import Fused
 
 Numbers = dict[str, Any]  # fields of a call by name
@@ -205,7 +214,7 @@ def numpy_attention(rule: Rule, data: Data, how: Fused, scales: Scales = (None, 
         added = call.array("decay_total", np.zeros((*data.k.shape[:-2], 1, width)))
     made = compute(given, call)
     if total is not None and width:
-        total = Wide(total.hi + added, None)
+        total = add_decay(total, added)
     near = None
     if made.near_after is not None:
         near = near_tokens_at(data, made.near_after, made.seen_after)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch.autograd.graph import increment_version
 
 from kerneltrick._arrays import as_numpy, dtype_name, is_overwritable, recorded
 from kerneltrick.engines import _native_sequence as core_calls
@@ -175,6 +176,12 @@ def _in_arithmetic(operator: Operator, data: Any) -> Any:
     return data._replace(**cast) if cast else data
 
 
+def _overwritten(state: Tensor) -> None:
+    """Let autograd notice what the core has written into a tensor, as it does for PyTorch's own."""
+    if not state.is_inference():  # which nobody follows
+        increment_version(state)
+
+
 def repeat(rule: Any, data: Any) -> Tensor | None:
     output = torch.empty_like(data.x, memory_format=torch.contiguous_format)
     data = _in_arithmetic(BY_NAME[rule.operator], data)  # alive until the call is over
@@ -183,6 +190,7 @@ def repeat(rule: Any, data: Any) -> Tensor | None:
     if found is None:
         return None
     found.run(addresses)
+    _overwritten(data.state)
     return output
 
 
@@ -193,6 +201,7 @@ def _overwriting(rule: Any, data: Any, assemble: Callable[..., Any]) -> Tensor:
     data = _in_arithmetic(operator, data)
     call = assemble(_arrays(operator.arguments, data), bits(output))
     call.forward()
+    _overwritten(data.state)
     key, _ = layout(rule, (*data, output, data.state))
     if key is not None and data.mask is None and data.restart is None:
         names = (*data._fields, "output", "state_after")
@@ -229,6 +238,7 @@ def convolution_step(
         found = Repeated(call, names, CONVOLUTION.name)
         remember(key, found)
     found.run(addresses)
+    _overwritten(state)
     return output
 
 
@@ -258,6 +268,7 @@ def scan_step(tokens: tuple[Tensor, ...], state: Tensor, softplus: bool) -> Tens
         found = Repeated(call, names, SELECTIVE_SCAN.name)
         remember(key, found)
     found.run(addresses)
+    _overwritten(state)
     return output
 
 

@@ -16,6 +16,8 @@ import math
 from collections.abc import Container
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from kerneltrick._arrays import (
     Array,
     Namespace,
@@ -315,7 +317,8 @@ def empty_carry(
 def add_decay(total: Wide | None, log_decay: Array | None) -> Wide | None:
     if total is None or log_decay is None:
         return total
-    return wide_add(total, log_decay)
+    with np.errstate(over="ignore"):  # −inf decays as much
+        return wide_add(total, log_decay)
 
 
 def either(a: Array | None, b: Array | None) -> Array | None:
@@ -335,6 +338,13 @@ def times(x: Array, factor: Array, xp: Namespace) -> Array:
     return xp.where(factor == 0, xp.zeros_like(x), x) * factor
 
 
+def vanishes(total: Array, dtype: Any) -> Array:
+    """Whether a sum of weights counts as 0: below the normal numbers of `dtype`, in which they were
+    formed, weights have lost their digits."""
+    xp = space(total)
+    return xp.abs(total) < float(xp.finfo(dtype).smallest_normal)
+
+
 def finish(
     rule: Rule,
     mixed: Array,
@@ -351,7 +361,7 @@ def finish(
     output, zero = mixed[..., :-1], None
     if rule.normalize:
         total = mixed[..., -1:]
-        zero = empty = total == 0
+        zero = empty = vanishes(total, total.dtype)
         if bad is not None:
             zero = zero & ~bad[..., -1:]
         if queries.bad is not None:

@@ -21,6 +21,7 @@ from kerneltrick.engines._problem import (
     prepare_keys,
     prepare_queries,
     safe,
+    vanishes,
 )
 from kerneltrick.engines._sweep import sweep
 
@@ -93,7 +94,7 @@ def look_up(carry: Carry, queries: Queries) -> tuple[Array, Array | None, Querie
     mixed = astype(queries.features, sums.dtype) @ xp.expand_dims(sums, axis=-3)
     # What the arithmetic of the features cannot hold counts as 0, as in the other engines: only
     # wider sums have it, and beside it may be missing what was larger and the features have lost.
-    lost = astype(mixed[..., -1:], queries.features.dtype) == 0
+    lost = vanishes(mixed[..., -1:], queries.features.dtype)
     mixed = xp.where(lost, xp.zeros_like(mixed), mixed)
     reference = None if carry.log_scale is None else xp.expand_dims(carry.log_scale, axis=-3)
     bad = None if carry.bad is None else xp.expand_dims(carry.bad, axis=-3)

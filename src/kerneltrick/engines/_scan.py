@@ -67,7 +67,7 @@ def _by_blocks(rule: ScanRule, data: ScanData, size: int) -> ScanResult:
     state = state if data.state is None else astype(data.state, compute)
     n = x.shape[-2]
     if n == 0:
-        return ScanResult(x, state if rule.wants_state else None)
+        return ScanResult(x, state * 1 if rule.wants_state else None)  # not the caller's own
     bias = None if data.dt_bias is None else astype(data.dt_bias, compute)
     D = None if data.D is None else astype(data.D, compute)
 

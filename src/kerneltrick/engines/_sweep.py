@@ -36,6 +36,7 @@ from kerneltrick.engines._problem import (
     empty_carry,
     finish,
     safe,
+    times,
 )
 
 
@@ -131,7 +132,7 @@ def _full(rule: Rule, data: Data, block: int) -> Result:
         mixed, queries, part = see(carry, blocks[:7], valid, "past")
         mixed = _joined(mixed, Mixed._make(blocks[7:]))
         unit = units(rule, gain, mixed.top, mixed.far_scale, queries.log_scale, mixed.far)
-        total = mixed.near * unit.near + mixed.far * unit.far
+        total = times(mixed.near, unit.near, xp) + times(mixed.far, unit.far, xp)
         queries = queries._replace(log_scale=None)
         made = finish(rule, total, unit.reference, queries, mixed.bad, part.v.dtype)
         return _fitted(rule, after(rule, part), slots), made
@@ -191,7 +192,7 @@ def _joined(a: Mixed, b: Mixed) -> Mixed:
         largest = xp.where(x_log >= y_log, x_log, y_log)
         low = safe(stop_gradient(largest), xp)
         left, right = (astype(xp.exp(stop_gradient(log) - low), x.dtype) for log in (x_log, y_log))
-        return x * left + y * right, largest
+        return times(x, left, xp) + times(y, right, xp), largest
 
     near, top = add(a.near, a.top, b.near, b.top)
     if a.far_scale is None or b.far_scale is None:

@@ -96,7 +96,6 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self.reach, self.every = reach, every  # of `History`; 0: only while recording
         self._past: LayerHistory | None = None  # what can be taken back
         self.state = None
-        self.seen = 0  # tokens, including padding
         self.record_past = False
         self._owed = False  # whether keys were returned that no attention function has used yet
 
@@ -112,6 +111,11 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         self._memory: State | Decoder | None = state
         self._used: list[Any] = []  # what the decoder was made from
         self._single = 0  # tokens that arrived one by one since then
+
+    @property
+    def seen(self) -> int:
+        """How many tokens the state has, including padding."""
+        return 0 if self._memory is None else int(self._memory.stop)
 
     def fork(self) -> Layer:
         """Return a layer with the same past, which goes on independently."""
@@ -149,7 +153,6 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
             raise AttentionError(f"{where} attends to all tokens, so it cannot use a cache")
         if query.shape[2] != key.shape[2]:
             raise AttentionError(f"{where} has {query.shape[2]} queries for {key.shape[2]} keys")
-        self.seen += key.shape[2]
         if self._can_step(query, tokens):
             decoder = self._decoder(rule, query, key, value)
             if decoder is not None:
@@ -228,7 +231,6 @@ class Layer(cache_utils.CacheLayerMixin):  # type: ignore[misc] # as above
         if tokens_to_remove:
             self._past.back(-tokens_to_remove)
             self.state = self._past.state
-            self.seen += tokens_to_remove
         if self.reach:
             self._past.trim(self.reach)
         else:  # what transformers records, it records from here on

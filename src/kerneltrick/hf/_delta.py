@@ -40,7 +40,7 @@ def chunk_delta_rule(
     options = (use_qk_l2norm_in_kernel, query.shape[-1] ** -0.5 if scale is None else float(scale))
     ends = None
     if initial_state is not None or output_final_state:
-        ends = boundaries(more, query.shape[0])
+        ends = boundaries(more, *query.shape[:2])
     if ends is None:
         texts = segments(more, *query.shape[:2])
         output, state = _rule(inputs, texts, initial_state, *options, output_final_state)

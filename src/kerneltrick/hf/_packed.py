@@ -76,28 +76,32 @@ def segments(keywords: Mapping[str, Any], batch: int, n: int) -> Tensor | None:
             return _check_indices(name, keywords[name], batch, n)
     for name in BOUNDARIES:
         if keywords.get(name) is not None:
-            ends = check_boundaries(name, keywords[name], batch)
-            if is_concrete(ends) and int(ends[-1]) != n:
-                raise _mismatch(name, batch, n, f"ends at {int(ends[-1])}")
+            ends = check_boundaries(name, keywords[name], batch, n)
             places = torch.arange(n, device=ends.device)
             return torch.bucketize(places, ends[1:], right=True)[None]
     return None
 
 
-def boundaries(keywords: Mapping[str, Any], batch: int) -> list[int] | None:
+def boundaries(keywords: Mapping[str, Any], batch: int, n: int) -> list[int] | None:
     """Return the boundaries of the texts in one row as numbers, or None if they were not given."""
     for name in BOUNDARIES:
         if keywords.get(name) is not None:
-            return list(map(int, check_boundaries(name, keywords[name], batch)))
+            return list(map(int, check_boundaries(name, keywords[name], batch, n)))
     return None
 
 
-def check_boundaries(name: str, ends: Tensor, batch: int) -> Tensor:
-    if batch != 1 or ends.ndim != 1:
+def check_boundaries(name: str, ends: Tensor, batch: int, n: int) -> Tensor:
+    if batch != 1 or ends.ndim != 1 or not len(ends):
         raise ValueError(
             f"packed texts need a batch of one row and {name} of one axis, but the batch has "
             f"{batch} rows and {name} is {tuple(ends.shape)}"
         )
+    if is_concrete(ends):
+        edges = ends.tolist()
+        if edges[-1] != n:
+            raise _mismatch(name, batch, n, f"ends at {edges[-1]}")
+        if edges[0] != 0 or sorted(edges) != edges:
+            raise ValueError(f"{name} must rise from 0 to n = {n}, but is {edges}")
     return ends
 
 
