@@ -555,11 +555,13 @@ def einsums(rng: random.Random) -> Iterator[Made]:
         yield Made(f"{left},{right}->{left}{right}", True)
         yield Made(f"{batch}{left},{batch}{right}->{batch}{left}{right}", True)
         yield Made(f"{lead}{left}{inner},{lead}{inner}{right}->{lead}{left}{letters[4]}", False)
-        names = dict(zip(letters, rng.sample(letters, 6), strict=True))
-        renamed = "".join(names.get(x, x) for x in equation)
-        yield Made(f"{renamed} computes {equation}", True)
-        other = mutate_equation(rng, equation)
-        yield Made(f"{other} computes {equation}", same_einsum(other, equation))
+        for meant in (equation, random_equation(rng)):
+            names = dict(zip(letters, rng.sample(letters, 6), strict=True))
+            renamed = "".join(names.get(x, x) for x in meant)
+            yield Made(f"{renamed} computes {meant}", True)
+            other = mutate_equation(rng, meant)
+            yield Made(f"{other} computes {meant}", same_einsum(other, meant))
+            yield Made(f"{other} computes {meant} in any order", same_einsum(other, meant, True))
         sizes = {x: rng.choice([2, 3, 4, 5]) for x in letters}
         shapes = [" ".join(str(sizes[x]) for x in word)
                   for word in equation.partition("->")[0].split(",")]  # fmt: skip
@@ -573,29 +575,39 @@ def einsums(rng: random.Random) -> Iterator[Made]:
         yield Made(f"{equation} for {', '.join(words)}", True)
 
 
+def random_equation(rng: random.Random) -> str:
+    """Two or three operands that may repeat letters, and an output in any order of its letters."""
+    words = ["".join(rng.choices("abcd", k=rng.randint(1, 3))) for _ in range(rng.randint(2, 3))]
+    every = sorted({*"".join(words)})
+    return f"{','.join(words)}->{''.join(rng.sample(every, rng.randint(0, len(every))))}"
+
+
 def mutate_equation(rng: random.Random, equation: str) -> str:
-    """Permute the operands or the axes."""
+    """Permute the operands, the axes of one or those of the output; drop one, or make two equal."""
     left, _, out = equation.partition("->")
     words = left.split(",")
-    kind = rng.randrange(4)
+    kind = rng.randrange(5)
     if kind == 0:
-        words.reverse()
+        rng.shuffle(words)
     elif kind == 1:
-        words[0] = words[0][::-1]
+        words[0] = "".join(rng.sample(words[0], len(words[0])))
     elif kind == 2:
         out = out[::-1]
-    else:
+    elif kind == 3:
         out = out[:-1]
+    else:
+        words = [rng.choice(words).replace(words[0][0], words[0][-1]) for _ in words]
+        out = "".join(x for x in out if x in "".join(words))
     return f"{','.join(words)}->{out}"
 
 
-def same_einsum(a: str, b: str) -> bool:
-    """Tell whether two equations agree on random arrays, in some order of the operands."""
+def same_einsum(a: str, b: str, any_order: bool = False) -> bool:
+    """Tell whether two equations agree on random arrays, if asked in some order of the operands."""
     rng = np.random.default_rng(0)
     inputs = b.partition("->")[0].split(",")
     arrays = [rng.integers(1, 50, (3,) * len(x)) for x in inputs]
     wanted = np.einsum(b, *arrays)
-    for order in itertools.permutations(arrays):
+    for order in itertools.permutations(arrays) if any_order else [arrays]:
         if [x.ndim for x in order] == [len(x) for x in a.partition("->")[0].split(",")]:
             found = np.einsum(a, *order)
             if found.shape == wanted.shape and (found == wanted).all():

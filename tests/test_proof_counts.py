@@ -107,7 +107,10 @@ def test_einsums_with_an_index_from_nowhere_do_not_run():
 
 def test_einsums_are_equal_up_to_the_names_of_indices():
     assert proofs.check_einsum("xy,yz->xz", meant="bd,dk->bk")
-    assert proofs.check_einsum("yz,xy->xz", meant="bd,dk->bk")
+    swapped = proofs.check_einsum("yz,xy->xz", meant="bd,dk->bk")
+    assert swapped.status == "false"
+    assert "in any order" in swapped.details[0]
+    assert proofs.check_einsum("yz,xy->xz", meant="bd,dk->bk", any_order=True)
     assert not proofs.check_einsum("xy,yz->zx", meant="bd,dk->bk")
 
 

@@ -465,6 +465,8 @@ FURTHER = (
     _wrong("einsum", "bnk,bmk->bnk", "nothing is contracted"),
     _wrong("einsum", "bd,dk->bk for 2 3, 4 5", "the index d is 3 in bd and 4 in dk"),
     _wrong("einsum", "bd,dk->bk computes bd,hdk->bhk", "its output lacks h"),
+    _wrong("einsum", "nd,md->nm computes nd,md->mn", "it computes md,nd->mn"),
+    _right("einsum", "nd,md->nm computes nd,md->mn in any order"),
     _right("sign", "1 + q·k + (q·k)**2/2 > 0", "no real root"),
     _wrong("sign", "1 + q·k + (q·k)**2/2 + (q·k)**3/6 > 0", "it is negative here"),
     _wrong("sign", "(q·k + 1)**2 > 0", "it is non-negative, but 0 is reached"),

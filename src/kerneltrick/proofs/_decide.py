@@ -80,8 +80,9 @@ def _cost(claim: str) -> Verdict:
 
 
 def _einsum(claim: str) -> Verdict:
-    """EQUATION [for b d, h d k] [computes EQUATION]"""
+    """EQUATION [for b d, h d k] [computes EQUATION [in any order]]"""
     text, _, meant = claim.partition(" computes ")
+    meant, any_order = re.subn(r"\s+in any order(?=\s|$)", "", meant)
     if " for " in meant:
         meant, _, tail = meant.partition(" for ")
         text += f" for {tail}"
@@ -91,7 +92,9 @@ def _einsum(claim: str) -> Verdict:
     return _located(
         claim,
         (equation, meant),
-        lambda: check_einsum(equation.strip(), shapes, meant=meant.strip() or None),
+        lambda: check_einsum(
+            equation.strip(), shapes, meant=meant.strip() or None, any_order=bool(any_order)
+        ),
     )
 
 

@@ -29,14 +29,15 @@ def check_einsum(
     shapes: Sequence[Shape] | None = None,
     *,
     meant: str | None = None,
+    any_order: bool = False,
 ) -> Verdict:
     """Decide whether an einsum is well formed, fits the shapes, and contracts its operands.
 
     Every index of the output must come from an input. Operands that share an index must contract
     one, with one exception: if all shared indices come first in every operand and in the output,
     they are batch indices, and an outer product of the rest is right. `shapes` are the shapes of
-    the operands. `meant` is an equation that the einsum must equal, up to the names of indices
-    and the order of operands.
+    the operands. `meant` is an equation that the einsum must equal for the same operands, up to the
+    names of indices. With `any_order` the operands may be passed in another order.
 
     >>> print(check_einsum("bd,dq->bhq"))
     FALSE: einsum bd,dq->bhq
@@ -48,7 +49,7 @@ def check_einsum(
     claim = f"einsum {found}"
     target = None if meant is None else _read(meant)
     if target is not None:
-        claim += f" computes {target}"
+        claim += f" computes {target}" + " in any order" * any_order
     if shapes is not None:
         claim += " for " + " and ".join("(" + ", ".join(map(str, s)) + ")" for s in shapes)
     nowhere = [i for i in dict.fromkeys(found.output) if not any(i in x for x in found.inputs)]
@@ -62,7 +63,9 @@ def check_einsum(
     summed = [i for i in dict.fromkeys("".join(found.inputs)) if i not in found.output]
     shared = [i for i in summed if sum(i in x for x in found.inputs) > 1]
     if target is not None:
-        return _compared(claim, found, target, shared, summed)
+        _check_comparable(target)
+        reason = _describe(found, shared, summed)
+        return _compared(claim, found, target, reason, any_order)
     if not shared and not _outer(found, summed):
         reason = _uncontracted(found, summed)
         return Verdict.false(claim, Derivation(reason, (READ_AS,)), _contracting(found, summed))
@@ -88,70 +91,71 @@ def _outer(found: Equation, summed: list[str]) -> bool:
     return not common or (len(heads) == 1 and set(heads.pop()) == set(common) and not summed)
 
 
-def _compared(
-    claim: str, found: Equation, meant: Equation, shared: list[str], summed: list[str]
-) -> Verdict:
-    """Decide whether two equations compute the same, up to names and the order of operands."""
+def _check_comparable(meant: Equation) -> None:
+    problem = "the equation after computes has an "
     if not all(i in "".join(meant.inputs) for i in meant.output):
-        raise ClaimError(
-            str(meant), 0, "the equation after computes has an output index that no input has"
-        )
+        raise ClaimError(str(meant), 0, problem + "output index that no input has")
     if len(set(meant.output)) < len(meant.output):
-        raise ClaimError(
-            str(meant), 0, "the equation after computes has an index twice in its output"
-        )
+        raise ClaimError(str(meant), 0, problem + "index twice in its output")
+
+
+def _compared(
+    claim: str, found: Equation, meant: Equation, reason: str, any_order: bool
+) -> Verdict:
+    """Decide whether two equations compute the same from the same operands."""
     if len(found.inputs) > MOST_OPERANDS or len(meant.inputs) > MOST_OPERANDS:
         missing = f"einsums of more than {MOST_OPERANDS} operands are not compared"
         return Verdict.undecided(claim, missing)
-    if _same(found, meant):
-        order = (
-            ()
-            if found.inputs and _in_order(found, meant)
-            else ("the operands may come in another order",)
-        )
-        return Verdict.true(claim, Derivation(_describe(found, shared, summed), order))
-    return Verdict.false(claim, _differing(found, meant))
+    if _equal(found, meant):
+        return Verdict.true(claim, Derivation(reason))
+    orders = (Equation(x, meant.output) for x in itertools.permutations(meant.inputs))
+    turned = next((x for x in orders if _equal(found, x)), None)
+    if turned is None:
+        return Verdict.false(claim, _differing(found, meant, any_order))
+    if any_order:
+        taken = (f"the operands are passed in the order of {turned}",)
+        return Verdict.true(claim, Derivation(reason, taken))
+    hint = f"it computes {turned}, the same with other operands first: add 'in any order' if meant"
+    return Verdict.false(claim, _differing(found, meant, any_order), (hint,))
 
 
-def _differing(found: Equation, meant: Equation) -> Counterexample:
-    """The results of two equations on arrays of whole numbers, in every order of the operands."""
+def _differing(found: Equation, meant: Equation, any_order: bool) -> Counterexample:
+    """The results of two equations on arrays of whole numbers."""
     reason = _different(found, meant)
     if len(found.inputs) != len(meant.inputs):
         counts = {"operands": len(found.inputs), "meant": len(meant.inputs)}
         return Counterexample(reason, counts, lambda: len(found.inputs) != len(meant.inputs))
 
     def differ() -> bool:
-        return all(
-            _value(found, order) is None or _value(found, order) != _value(meant, None)
-            for order in itertools.permutations(range(len(meant.inputs)))
-        )
-
-    def _value(equation: Equation, order: Sequence[int] | None) -> Any:
-        """The result on the arrays of `meant`, as nested lists; None if they do not fit."""
         arrays = _arrays(meant)
-        if order is not None:
-            arrays = [arrays[i] for i in order]
-        if [x.ndim for x in arrays] != [len(x) for x in equation.inputs]:
-            return None
-        return np.asarray(np.einsum(str(equation), *arrays)).tolist()
+        wanted = _value(meant, arrays)
+        orders = itertools.permutations(arrays) if any_order else [arrays]
+        return all(_value(found, x) != wanted for x in orders)
 
-    shown = {"sizes": 2, "computed": _shape_or_value(found), "meant": _shape_or_value(meant)}
+    shown = {"sizes": 2, "computed": _shown(found), "meant": _shown(meant)}
     return Counterexample(reason, shown, differ)
 
 
-def _shape_or_value(equation: Equation) -> str:
+def _value(equation: Equation, arrays: Sequence[Any]) -> Any:
+    """The result as nested lists; None if the arrays do not fit."""
+    if [x.ndim for x in arrays] != [len(x) for x in equation.inputs]:
+        return None
+    return np.asarray(np.einsum(str(equation), *arrays)).tolist()
+
+
+def _shown(equation: Equation) -> str:
     """The output of an equation on its own arrays, shortened."""
-    text = str(np.asarray(np.einsum(str(equation), *_arrays(equation))).tolist())
+    text = str(_value(equation, _arrays(equation)))
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _arrays(equation: Equation) -> list[Any]:
     """Arrays of size 2 along every axis; their exact whole numbers make different sums differ."""
     return [
-        np.array([(i + 2) ** (j + 1) for j in range(2 ** len(letters))], dtype=object).reshape(
+        np.array([p ** (j + 1) for j in range(2 ** len(letters))], dtype=object).reshape(
             (2,) * len(letters)
         )
-        for i, letters in enumerate(equation.inputs)
+        for p, letters in zip((2, 3, 5, 7, 11), equation.inputs, strict=False)
     ]
 
 
@@ -260,15 +264,8 @@ def _contracting(found: Equation, summed: list[str]) -> tuple[str, ...]:
     return (f"meant may be {Equation(found.inputs, found.output.replace(shared[-1], kept))}",)
 
 
-def _same(a: Equation, b: Equation) -> bool:
-    """Whether they are equal up to the names of indices and the order of the operands."""
-    if len(a.inputs) != len(b.inputs):
-        return False
-    orders = itertools.permutations(b.inputs)
-    return any(_canonical((*a.inputs, a.output)) == _canonical((*x, b.output)) for x in orders)
-
-
-def _in_order(a: Equation, b: Equation) -> bool:
+def _equal(a: Equation, b: Equation) -> bool:
+    """Whether they are equal up to the names of indices."""
     return _canonical((*a.inputs, a.output)) == _canonical((*b.inputs, b.output))
 
 
