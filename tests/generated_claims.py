@@ -513,20 +513,24 @@ def costs(rng: random.Random) -> Iterator[Made]:
         if any("⁻" in x or "w" in x for x in order):
             continue
         whole = " + ".join(order)
-        yield Made(f"{name}{word}: O({whole})", True)
-        yield Made(f"{name}{word}: O({rng.randint(2, 9)}*({whole}))", True)
-        yield Made(f"{name}{word}: O(n*({whole}))", False)
-        yield Made(f"{name}{word}: O(n**2*({whole}))", False)
-        yield Made(f"{name}{word}: O(log(n)*({whole}))", False)
-        if len(order) > 1 and not cost.identities:
-            drop = rng.randrange(len(order))
-            rest = " + ".join(x for i, x in enumerate(order) if i != drop)
-            yield Made(f"{name}{word}: O({rest})", covered(drop, order))
-        power = max(growth.degree("n"), 0)  # as a function of n alone, the other sizes fixed
-        if not cost.identities:
-            yield Made(f"{name}{word}: O(n**{power})", True)
-            yield Made(f"{name}{word}: O(n**{power + 1})", False)
-            yield Made(f"{name}{word}: O(n**{power}*log(n))", False)
+        for sign in ("O", "Theta"):  # an upper bound may be loose, an order may not
+            loose = sign == "O"
+            yield Made(f"{name}{word}: {sign}({whole})", True)
+            yield Made(f"{name}{word}: {sign}({rng.randint(2, 9)}*({whole}))", True)
+            yield Made(f"{name}{word}: {sign}(n*({whole}))", loose)
+            yield Made(f"{name}{word}: {sign}(log(n)*({whole}))", loose)
+            if cost.identities:
+                continue
+            if len(order) > 1:
+                drop = rng.randrange(len(order))
+                rest = " + ".join(x for i, x in enumerate(order) if i != drop)
+                yield Made(f"{name}{word}: {sign}({rest})", covered(drop, order))
+            power = max(growth.degree("n"), 0)  # as a function of n alone, the other sizes fixed
+            yield Made(f"{name}{word}: {sign}(n**{power})", True)
+            yield Made(f"{name}{word}: {sign}(n**{power + 1})", loose)
+            yield Made(f"{name}{word}: {sign}(n**{power}*log(n))", loose)
+            if power:
+                yield Made(f"{name}{word}: {sign}(n**{power - 1}*log(n))", False)
         if "attention" not in name and name.split()[0] in ("linear", "softmax"):
             words = name.split()
             yield Made(f"{' '.join([words[0], 'attention', *words[1:]])}{word}: O({whole})", True)

@@ -188,52 +188,52 @@ STATEMENTS = (
     ),
     Statement(
         11,
-        "Linearised quadratic attention costs O(N²D + N²M), or O(n²d²); its space is O(nd³).",
-        "With m = (D+1)(D+2)/2 features it costs O(n·D²·M), which is O(n·D³) for M = D. Its state "
-        "takes O(D²·M). There is no n².",
+        "Linearised quadratic attention costs O(N²D + N²M), or O(n²d²); its space is Θ(nd³).",
+        "With m = (D+1)(D+2)/2 features it costs Θ(n·D²·M), which is Θ(n·D³) for M = D. Its state "
+        "takes Θ(D²·M). There is no n². (O is an upper bound and may be loose; Θ is the order.)",
         (
             _wrong("cost", "quadratic: O(N**2*D + N**2*M)", "the term n·D²·M is missing"),
             _wrong("cost", "quadratic: O(n**2*d**2)", "the term n·d³ is missing"),
-            _wrong("cost", "quadratic memory: O(n*d**3)", "too loose"),
-            _right("cost", "quadratic: O(n*D**2*M)"),
-            _right("cost", "quadratic: O(n*D**3) where M = D"),
-            _right("cost", "quadratic memory: O(D**2*M)"),
+            _wrong("cost", "quadratic memory: Theta(n*d**3)", "too loose"),
+            _right("cost", "quadratic: Theta(n*D**2*M)"),
+            _right("cost", "quadratic: Theta(n*D**3) where M = D"),
+            _right("cost", "quadratic memory: Theta(D**2*M)"),
         ),
     ),
     Statement(
         12,
-        "With C features and values of width d, the loop for U costs O(N·C·d²); φ(q)·Z costs O(d); "
-        "computing all φ costs O(n²d²).",
-        "Each step of the loop adds an outer product of C·d numbers: O(N·C·d) in all (n·m·M here). "
-        "φ(q)·Z takes one product per feature, which is O(d²) for the quadratic kernel. Computing "
-        "all φ takes O(n·d²).",
+        "With C features and values of width d, the loop for U costs Θ(N·C·d²); φ(q)·Z costs O(d); "
+        "computing all φ costs Θ(n²d²).",
+        "Each step of the loop adds an outer product of C·d numbers: Θ(N·C·d) in all (n·m·M here). "
+        "φ(q)·Z takes one product per feature, which is Θ(d²) for the quadratic kernel. Computing "
+        "all φ takes Θ(n·d²).",
         (
-            _wrong("cost", "state loop: O(n*m*M**2)", "too loose"),
+            _wrong("cost", "state loop: Theta(n*m*M**2)", "too loose"),
             _wrong("cost", "quadratic normaliser: O(d)", "the term d² is missing"),
-            _wrong("cost", "quadratic features: O(n**2*d**2)", "too loose"),
-            _right("cost", "state loop: O(n*m*M)"),
-            _right("cost", "quadratic normaliser: O(d**2)"),
-            _right("cost", "quadratic features: O(n*d**2)"),
+            _wrong("cost", "quadratic features: Theta(n**2*d**2)", "too loose"),
+            _right("cost", "state loop: Theta(n*m*M)"),
+            _right("cost", "quadratic normaliser: Theta(d**2)"),
+            _right("cost", "quadratic features: Theta(n*d**2)"),
         ),
     ),
     Statement(
         13,
-        "A multi-query decoding step costs O(bd + bhd), O(b·n·d), or O(b·n·d²) arithmetic; its "
+        "A multi-query decoding step costs O(bd + bhd), O(b·n·d), or Θ(b·n·d²) arithmetic; its "
         "traffic is O(bnd); multi-query makes attention O(n²D/h).",
-        "The arithmetic is O(b·d² + b·n·d), as for multi-head attention. Sharing keys saves "
-        "memory traffic, which falls to O(d² + b·d + b·n·d/h). It saves no scores, so attention "
-        "stays O(n²·d).",
+        "The arithmetic is Θ(b·d² + b·n·d), as for multi-head attention. Sharing keys saves "
+        "memory traffic, which falls to Θ(d² + b·d + b·n·d/h). It saves no scores, so attention "
+        "stays Θ(n²·d + n·d²).",
         (
             _wrong("cost", "multi-query decoding: O(b*d + b*h*d)", "b·n·d + b·d² are missing"),
             _wrong("cost", "multi-query decoding: O(b*n*d)", "the term b·d² is missing"),
-            _wrong("cost", "multi-query decoding: O(b*n*d**2)", "too loose"),
+            _wrong("cost", "multi-query decoding: Theta(b*n*d**2)", "too loose"),
             _wrong("cost", "multi-query decoding traffic: O(b*n*d)", "the term d² is missing"),
             _wrong("cost", "multi-query attention: O(n**2*d/h)", "n²·d"),
-            _right("cost", "multi-query decoding: O(b*d**2 + b*n*d)"),
-            _right("cost", "multi-head decoding: O(b*d**2 + b*n*d)"),
-            _right("cost", "multi-query decoding traffic: O(d**2 + b*d + b*n*d/h)"),
-            _right("cost", "grouped decoding traffic: O(d**2 + b*d + b*n*g*k)"),
-            _right("cost", "multi-query attention: O(n**2*d + n*d**2)"),
+            _right("cost", "multi-query decoding: Theta(b*d**2 + b*n*d)"),
+            _right("cost", "multi-head decoding: Theta(b*d**2 + b*n*d)"),
+            _right("cost", "multi-query decoding traffic: Theta(d**2 + b*d + b*n*d/h)"),
+            _right("cost", "grouped decoding traffic: Theta(d**2 + b*d + b*n*g*k)"),
+            _right("cost", "multi-query attention: Theta(n**2*d + n*d**2)"),
         ),
     ),
     Statement(
@@ -257,7 +257,7 @@ STATEMENTS = (
         "The term n²D dominates.",
         (
             _wrong("cost", "softmax: O(n**2*M) where M << D", "the term n²·D is missing"),
-            _right("cost", "softmax: O(n**2*D) where M << D"),
+            _right("cost", "softmax: Theta(n**2*D) where M << D"),
         ),
     ),
     Statement(
@@ -266,7 +266,7 @@ STATEMENTS = (
         "One row takes O(N), and there are N rows.",
         (
             _wrong("cost", "row softmax: O(N)", "the term n² is missing"),
-            _right("cost", "row softmax: O(N**2)"),
+            _right("cost", "row softmax: Theta(N**2)"),
         ),
     ),
     Statement(
@@ -450,8 +450,9 @@ FURTHER = (
     _right("cost", "projections: n*F*(2*D + M)"),
     _right("cost", "linear: 2*n*m*M + 2*n*m"),
     _right("cost", "linear: O(n)", "m and M are fixed"),
-    _wrong("cost", "linear: O(n**2)", "too loose"),
-    _wrong("cost", "linear: O(n*log(n)*m*M)", "too loose"),
+    _right("cost", "linear: O(n**2)", "loose; O(n) is tight"),
+    _wrong("cost", "linear: Theta(n**2)", "too loose"),
+    _wrong("cost", "linear: Theta(n*log(n)*m*M)", "too loose"),
     _right("cost", "chunked: O(n*m*M)"),
     _right("cost", "linear memory: O(m*M)"),
     _wrong("cost", "softmax memory: O(n)", "the term n² is missing"),

@@ -28,10 +28,10 @@ _ALIASES = {"N": "n", "T": "n", "L": "n"}
 
 
 def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Verdict:
-    """Decide a claim about the cost of an algorithm: "O(n*D**2*M)", or an exact count.
+    """Decide a claim about the cost of an algorithm: "O(n*D**2)", "Theta(n)", or an exact count.
 
-    O(…) is read as the order of the cost. An upper bound that is larger than the order is false and
-    called "too loose". The length n and all sizes that the claim names may grow, each at its own
+    O(…) is an upper bound; the verdict says if it is loose. Theta(…) is the order itself, so a
+    loose one is false. The length n and all sizes that the claim names may grow, each at its own
     pace. Sizes that the claim does not name are fixed, and the verdict says which: "O(n)" is true
     of linear attention, with m and M fixed. Conditions tie sizes to each other: "O(n*D**3) where
     M = D", "O(n**2*D) where M << D". `quantity` is "time", "elementwise", "traffic" or "memory".
@@ -80,7 +80,7 @@ def check_cost(claim: str, algorithm: str | Cost, quantity: str = "time") -> Ver
     growth, claimed = (x.subs(**dict.fromkeys(bounded, 1)) for x in (fitted.growth(field), claimed))
     said = {s.removeprefix("log ") for s in claimed.symbols} | {s for pair in related for s in pair}
     fixed = _unnamed(growth, said, relations)
-    return _order(label, _CostGrowth(growth, claimed, relations, fixed), taken)
+    return _order(label, _CostGrowth(growth, claimed, relations, fixed), node.value == "O", taken)
 
 
 def _unnamed(growth: Polynomial, named: set[str], relations: Sequence[Relation]) -> tuple[str, ...]:
@@ -377,8 +377,11 @@ class _CostGrowth(NamedTuple):
 
     @property
     def order(self) -> str:
-        text = f"O({costs.leading(self.growing, self.relations)})"
-        return text + (f" with {_listed(self.fixed)} fixed" if self.fixed else "")
+        return f"O({costs.leading(self.growing, self.relations)})"
+
+    @property
+    def holding(self) -> str:
+        return f" with {_listed(self.fixed)} fixed" if self.fixed else ""
 
     @property
     def note(self) -> str:
@@ -394,7 +397,8 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _order(label: str, given: _CostGrowth, taken: tuple[str, ...]) -> Verdict:
+def _order(label: str, given: _CostGrowth, is_bound: bool, taken: tuple[str, ...]) -> Verdict:
+    """The verdict on an upper bound O(…), or else on an order Theta(…)."""
     count, claimed, relations = given.growing, given.claimed, given.relations
     if given.fixed:
         verb = "is" if len(given.fixed) == 1 else "are"
@@ -409,20 +413,24 @@ def _order(label: str, given: _CostGrowth, taken: tuple[str, ...]) -> Verdict:
 
     def right(a: Polynomial, b: Polynomial) -> bool:
         there, back = (costs.missing_terms(*x, relations) for x in ((a, b), (b, a)))
-        return not there and not back
+        return not there and (is_bound or not back)
 
-    facts = {"order": f"O({costs.leading(count, relations)})", "count": str(given.total)}
+    facts = {"order": given.order, "count": str(given.total)}
     if given.fixed:
         facts["fixed"] = ", ".join(given.fixed)
-    if not missing and not loose:
-        derived = Derivation(f"the count is {given.total}, which is {given.order}", taken)
-        return Verdict.true(label, derived, tuple(filter(None, [given.note])), facts)
+    if not missing and (is_bound or not loose):
+        reason = f"the count is {given.total}, which is {given.order}{given.holding}"
+        if loose:
+            reason = f"loose; {given.order} is tight{given.holding}: the count is {given.total}"
+        details = tuple(filter(None, [given.note]))
+        return Verdict.true(label, Derivation(reason, taken), details, facts)
     notes = tuple(filter(None, [given.note, _equal_when(right, given.total, claimed)]))
     if missing:
         terms = costs.leading(sum((t for t, _ in missing), Polynomial()), relations)
         plural = "s" if len(terms.terms) > 1 else ""
         verb = "are" if plural else "is"
-        reason = f"wrong: the term{plural} {terms} {verb} missing; it is {given.order}"
+        reason = f"wrong: the term{plural} {terms} {verb} missing; it is "
+        reason += given.order + given.holding
         term, direction = next(x for x in missing if x[0] in list(terms.monomials()))
         point = _far(count, claimed, direction, "count", "claim")
         if loose:
@@ -431,7 +439,8 @@ def _order(label: str, given: _CostGrowth, taken: tuple[str, ...]) -> Verdict:
         example = _outgrown(reason, point, term, claimed, direction, relations, taken)
         return Verdict.false(label, example, notes, facts)
     terms = costs.leading(sum((t for t, _ in loose), Polynomial()), relations)
-    reason = f"too loose: an upper bound, but {terms} is more than it takes; it is {given.order}"
+    reason = f"too loose: an upper bound, but {terms} is more than it takes; it is "
+    reason += given.order + given.holding
     term, direction = loose[0]
     point = _far(claimed, count, direction, "claim", "count")
     example = _outgrown(reason, point, term, count, direction, relations, taken)
