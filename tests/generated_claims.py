@@ -407,6 +407,7 @@ def dimensions(rng: random.Random) -> Iterator[Made]:
         yield Made(f"taylor:order={p} has C(d + {p}, {p}) features", True)
         yield Made(f"taylor:order={p} has C(d + {p}, {p}) - 1 features", False)
         r = rng.randint(1, 4)
+        yield Made(f"(q·k - {number(rng)})**{r} needs C(d + {r}, {r}) features", False)
         yield Made(f"(q·k + {number(rng)})**{r} needs C(d + {r}, {r}) features", True)
         yield Made(f"(q·k + {number(rng)})**{r} needs C(d + {r}, {r}) - 1 features", False)
         yield Made(f"(q·k)**{r} needs C(d + {r - 1}, {r}) features", True)
@@ -717,7 +718,8 @@ def gradients(rng: random.Random) -> Iterator[Made]:
         what = rng.choice("qkv")
         noun = rng.choice(nouns[what])
         bare = noun.removeprefix("the ")
-        soft = rng.choice(["softmax", "gumbel", "temperature", "elu", "exp"])
+        soft = rng.choice(["softmax", "gumbel", "temperature", "elu", "exp", "identity", "square",
+                           "poly:degree=3"])  # fmt: skip
         hard = rng.choice(["hard", "argmax"])
         yield Made(f"{soft} trains {noun}", True)
         yield Made(f"{soft} trains no {bare}", False)

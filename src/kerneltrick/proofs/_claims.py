@@ -424,6 +424,7 @@ FURTHER = (
     _wrong("map", "square gives (q·k)**2", "the feature √2·x₁·x₂ is missing"),
     _right("map", "exp gives sum(i, exp(q[i] + k[i]))"),
     _wrong("map", "exp gives exp(q·k)", "first differ at degree 1"),
+    _wrong("map", "focused:power=2 gives sum(i, relu(q[i])*relu(k[i]))", "(d = 2)"),
     _wrong("map", "elu gives elu(q·k) + 1", "the sides differ at"),
     _right("map", "relu gives sum(i, relu(q[i])*relu(k[i]))", "every d"),
     _right("map", "[cos(x[1]), sin(x[1])] gives cos(q[1] - k[1]) for d = 1"),
@@ -494,8 +495,11 @@ FURTHER = (
     _wrong("moments", "E[x**2] = E[x]**2", "differ by sigma_x²"),
     _right("moments", "Var[x + y] = Var[x] + Var[y]"),
     _right("dimension", "poly:degree=3,constant=0 has C(d + 2, 3) features"),
+    _wrong("dimension", "(q·k - 1)**2 needs C(d + 2, 2) features", "of any real map"),
     _right("gradient", "gumbel trains k"),
+    _right("gradient", "identity trains every key", "analytic"),
     _right("ranking", "taylor:order=2 beats elu"),
+    _right("ranking", "taylor:order=4 beats taylor:order=2"),
 )
 
 CLAIMS = (*(claim for statement in STATEMENTS for claim in statement.claims), *FURTHER)

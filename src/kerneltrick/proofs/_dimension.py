@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneltrick import costs
 from kerneltrick.proofs._coefficients import table
@@ -19,6 +19,8 @@ from kerneltrick.proofs._symbolic import Kernel, KernelLike, Phi, PhiLike
 from kerneltrick.proofs._sympy import Expr, sympy, write
 from kerneltrick.proofs._syntax import ClaimError, Node, names, place, read_expression
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
+
+NO_MAP = "it is not positive semi-definite, so it is not the kernel of any real map"
 
 
 def check_dimension(
@@ -48,11 +50,13 @@ def check_dimension(
     verb = "needs" if minimal else "has"
     counter = _rank(subject, d) if minimal else _count(subject, d)
     label = f"{counter.text} {verb} {text} features" + ("" if d is None else f" for d = {d}")
-    if isinstance(counter.count, str):
-        return Verdict.undecided(label, counter.count)
-    statement = Statement(text, counter.count, "=", claimed, (), d)
+    if isinstance(counter.number, str):
+        if counter.none:
+            return Verdict.false(label, Derivation(counter.number))
+        return Verdict.undecided(label, counter.number)
+    statement = Statement(text, counter.number, "=", claimed, (), d)
     found = decide_equation(statement)
-    shown = _shown(counter.count, d)
+    shown = _shown(counter.number, d)
     least = "at least " if minimal else ""
     if isinstance(found, FoundValues):
         if d is not None:
@@ -68,15 +72,18 @@ def check_dimension(
     if isinstance(found, str):
         return Verdict.undecided(label, found)
     span = "for every d: the same polynomial" if d is None else f"for d = {d}"
-    reason = f"it {verb} {shown} {span}{counter.why}"
+    reason = f"it {verb} {shown} {span}"
     return Verdict.true(label, Derivation(reason, found.assumptions))
 
 
-class _Counter:
-    """A number of features as an expression in d, or the reason why there is none."""
+class _Counter(NamedTuple):
+    """A number of features as an expression in d, or the reason why none is known.
 
-    def __init__(self, text: str, count: Node | str, why: str = "") -> None:
-        self.text, self.count, self.why = text, count, why
+    If it is proven that there is no such number, `none` is True."""
+
+    text: str
+    number: Node | str
+    none: bool = False
 
 
 def _count(subject: Any, d: int | None) -> _Counter:
@@ -86,7 +93,7 @@ def _count(subject: Any, d: int | None) -> _Counter:
         return _Counter(phi.text, _of_list(phi.node))
     if phi.map is not None and not phi.map.has_features:
         return _Counter(
-            phi.text, "softmax is computed without features; e^{q·k} has infinitely many"
+            phi.text, "softmax is computed without features; e^{q·k} has infinitely many", True
         )
     if phi.map is not None:
         known = costs.feature_cost(phi.map, 1)
@@ -130,7 +137,8 @@ def _rank(subject: Any, d: int | None) -> _Counter:
     for name in sorted(kernel.parameters):
         raise ValueError(f"{name} has no value: write a number in its place")
     if d is None:
-        return _Counter(kernel.text, _rank_formula(kernel.node))
+        count = _rank_formula(kernel.node)
+        return _Counter(kernel.text, count, count == NO_MAP)
     try:
         form = scalar(kernel.node, Space({"q", "k"}, d, d))
     except (NotNormalError, ZeroDivisionError) as error:
@@ -140,7 +148,8 @@ def _rank(subject: Any, d: int | None) -> _Counter:
         return _Counter(kernel.text, "it is not a polynomial, so its features cannot be counted")
     if not all(c.is_Rational for c in found.values()):
         return _Counter(kernel.text, "its coefficients are not fractions")
-    return _Counter(kernel.text, _rank_of(found))
+    count = _rank_of(found)
+    return _Counter(kernel.text, count, count == NO_MAP)
 
 
 def _rank_of(found: dict[Any, Expr]) -> Node | str:
@@ -157,7 +166,7 @@ def _rank_of(found: dict[Any, Expr]) -> Node | str:
     for (alpha, beta), c in zip(sides, found.values(), strict=True):
         matrix[keys.index(alpha)][keys.index(beta)] = Fraction(int(c.p), int(c.q))
     if not is_psd(matrix):
-        return "it is not positive semi-definite, so it is not the kernel of any real map"
+        return NO_MAP
     rank = sympy.Matrix(matrix).rank() if matrix else 0
     return _number(Fraction(int(rank)))
 
@@ -178,7 +187,7 @@ def _rank_formula(node: Node) -> Node | str:
                 "for every d it is known only for polynomials in q·k; give a dimension, for d = 2"
             )
         if c < 0:
-            return "it is not positive semi-definite, so it is not the kernel of any real map"
+            return NO_MAP
         count = read_expression(f"C(d + {int(r) - 1}, {int(r)})" if r > 1 else "d" if r else "1")
         total = Node("op", 0, "+", (total, count))
     return total

@@ -82,12 +82,13 @@ def check_feature_map(
         if widths == [None]:
             widths = list(DIMENSIONS)
             claim += f" for d = {DIMENSIONS[0]} to {DIMENSIONS[-1]}"
-    judged = Verdict.undecided(claim, "no dimension was checked")
-    for width in widths:
+    open_ = None
+    for width in widths:  # one dimension refutes, all are needed for a proof
         judged = _judge(claim, wanted_map, wanted, left, right, width, why, tuple(some))
-        if judged.status != "true":
+        if judged.status == "false":
             return judged
-    return judged
+        open_ = judged if judged.status == "undecided" else open_
+    return open_ or judged
 
 
 def _dimensions(d: int | Sequence[int] | None) -> list[int | None]:

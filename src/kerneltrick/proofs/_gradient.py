@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kerneltrick import _text, maps
 from kerneltrick.attention import hard_attention, linear_attention, softmax_attention
-from kerneltrick.proofs._syntax import ClaimError
+from kerneltrick.proofs._own_maps import own_features, own_kernel
+from kerneltrick.proofs._syntax import ClaimError, Node, names
 from kerneltrick.proofs._verdict import Derivation, Verdict
 
 Attention = Callable[[Any, Any, Any], Any]
 POINTS = 20
 STEP = 1e-6
 INPUTS = ("q", "k", "v")
+ANALYTIC = ", and an analytic function that is not constant is 0 only on a set of measure 0"
+_ANALYTIC = ("exp", "cos", "sin", "cosh", "sinh", "tanh", "sigmoid", "dot", "norm2", "sum")
 GENERIC = "at least two keys, values that differ, and no ties (which have measure 0)"
 TWO = "at least two features, because a single one cancels (d ≥ 2 for elementwise maps)"
 _HARD, _SOFT = ("hard", "argmax"), ("softmax", "gumbel", "temperature")
@@ -157,11 +161,28 @@ def _linear(claim: str, said: Trained, feature_map: maps.FeatureMap) -> Verdict:
         return Verdict.undecided(claim, missing)
     all_alike = feature_map.sign == "positive" or said.what == "q"
     if (said.how_many == "every" or said.which) and not all_alike:
+        if _is_analytic(feature_map):
+            return _decided(claim, said, True, reason + ANALYTIC)
         missing = (
             f"{feature_map} can give a pair no weight, so the data decides which inputs get one"
         )
         return Verdict.undecided(claim, missing)
     return _decided(claim, said, True, reason, None, (TWO,) if said.what == "q" else ())
+
+
+def _is_analytic(feature_map: maps.FeatureMap) -> bool:
+    """Whether φ(q)·φ(k) is written with functions that have a power series around every point."""
+    kernel = own_kernel(feature_map)
+    node = kernel[0] if kernel is not None else own_features(feature_map)
+    return node is not None and _has_series(node)
+
+
+def _has_series(node: Node) -> bool:
+    if node.kind == "call" and node.value not in _ANALYTIC and names(node):
+        return False
+    power = node.parts[1].value if node.kind == "op" and node.value == "**" else Fraction(0)
+    whole = isinstance(power, Fraction) and power.denominator == 1 and power >= 0
+    return whole and node.value != "/" and all(map(_has_series, node.parts))
 
 
 def _measured(claim: str, said: Trained, function: Attention) -> Verdict:

@@ -83,9 +83,11 @@ def _errors(text: str, softmax_scale: float) -> Floats:
 
 def _weights(text: str, seed: int, q: Floats, k: Floats, softmax_scale: float) -> Floats:
     feature_map = maps.get(text)
-    if isinstance(feature_map, maps.Favor) and not re.search(r"\bseed\s*=", text):
-        feature_map = dataclasses.replace(feature_map, seed=seed)
     root = math.sqrt(softmax_scale) if feature_map.approximates_softmax else 1.0
+    if not isinstance(feature_map, maps.Favor):  # in closed form, however many features there are
+        return _rows(np.asarray(feature_map.kernel(root * q, root * k)))
+    if not re.search(r"\bseed\s*=", text):
+        feature_map = dataclasses.replace(feature_map, seed=seed)
     return _rows(np.asarray(feature_map.phi(root * q)) @ np.asarray(feature_map.phi(root * k)).T)
 
 
