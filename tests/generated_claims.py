@@ -219,6 +219,11 @@ FUNCTION_RULES: list[Callable[[str, str], tuple[str, str]]] = [
     lambda a, b: (f"abs({a})*abs({b})", f"abs({a}*({b}))"),
     lambda a, b: (f"sqrt(({a})**2)", f"abs({a})"),
     lambda a, b: (f"log(exp({a}))", f"{a}"),
+    lambda a, b: (f"relu(relu({a}))", f"relu({a})"),
+    lambda a, b: (f"max({a}, max({b}, {a}))", f"max({a}, {b})"),
+    lambda a, b: (f"abs(2*abs({a}) - ({a}))", f"2*abs({a}) - ({a})"),
+    lambda a, b: (f"cos({a} + pi)", f"sin({a} + 3*pi/2)"),
+    lambda a, b: (f"2*sin({a} - pi/6)", f"√3*sin({a}) - cos({a})"),
     lambda a, b: (f"elu({a}) + elu({b})", f"elu({b}) + elu({a})"),
     lambda a, b: (f"({a})/({b}) + ({b})/({a})", f"(({a})**2 + ({b})**2)/(({a})*({b}))"),
 ]
@@ -248,9 +253,32 @@ def true_sides(rng: random.Random) -> tuple[str, str]:
 
 # Kinds
 
+ROUNDS = {  # just right and just wrong, for the rules with the narrowest limits; each in turn
+    "identity": [
+        ("relu(relu(a) - 0.001) = relu(a)", False), ("relu(-relu(a)) = 0", True),
+        ("abs(abs(a) - 1.001*a) = abs(a) - 1.001*a", False), ("relu(a - 1000000) = 0", False),
+        ("relu(abs(a) - 1000000000000) = 0", False), ("abs(abs(a) + b) = abs(a) + b", False),
+        ("cos(pi/3) = 1/2", True), ("cos(pi/5) = 0.809016994", False),
+        ("sin(7*pi/4) = -√2/2", True), ("sin(5*pi/6) = -1/2", False),
+        ("cos(25*pi) = 1", False), ("cos(-pi/6) = √3/2", True),
+        ("norm2(q - k) = 2 - 2*(q·k) where norm2(q) = 1, norm2(k) = 1", True),
+        ("norm2(q - k) = 2 - 2*(q·k) where norm2(q) = 1", False),
+        ("norm2(q - k) = 2 - (q·k) where norm(q) = 1, norm(k) = 1", False),
+        ("cosine(q, k) = (q·k)/6 where norm(q) = 2, norm2(k) = 9", True),
+        ("cosine(q, k) = (q·k)/18 where norm(q) = 2, norm2(k) = 9", False),
+        ("norm2(q + k) = 4*norm2(q) where norm2(q) = norm2(k)", False),
+    ],
+}  # fmt: skip
+
+
+def just(kind: str) -> Iterator[Made]:
+    return (Made(text, holds) for text, holds in itertools.cycle(ROUNDS[kind]))
+
 
 def identities(rng: random.Random) -> Iterator[Made]:
+    close = just("identity")
     while True:
+        yield next(close)
         left, right = true_sides(rng)
         yield Made(f"{left} = {right}{idle_condition(rng, left + right)}", True)
         wrong = f"{right} + {tiny(rng)}*{rng.choice(NON_ZERO)}"

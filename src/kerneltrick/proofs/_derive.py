@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from kerneltrick.proofs._evaluate import Scope
-from kerneltrick.proofs._form import Form, NotNormalError, atom, cleared, order, rebuilt
+from kerneltrick.proofs._form import Form, NotNormalError, atom, cleared, order, power, rebuilt
 from kerneltrick.proofs._normal import Space, Vector, normal, scalar
 from kerneltrick.proofs._number import EXACTLY, Number
 from kerneltrick.proofs._statement import FLIPPED, Condition, Statement, holds
@@ -88,44 +88,53 @@ def _equate(condition: Condition, space: Space, solved: dict[str, Form]) -> str:
     if difference.constant is not None:
         return "" if difference.constant == 0 else "the conditions contradict each other"
     for a in sorted(difference.atoms(), key=str):
-        if a[0] == "name" and (form := _explains(a[1], difference)) is not None:
+        form = _explains(a, difference) if a[0] in ("name", "sum") else None
+        if form is not None and a[0] == "name":
             _set_letter(a[1], form, space, solved)
+        elif form is not None:
+            _set(a, form, space)
+            space.sums[a] = form
+        if form is not None:
             return ""
     return ""
 
 
-def _explains(name: str, difference: Form) -> Form | None:
-    """The value of a letter, if the difference is c·letter + r with a number c and r without it."""
-    alone = frozenset([(("name", name), Fraction(1))])
-    c = difference.terms.get(alone)
-    rest = Form({m: x for m, x in difference.terms.items() if m != alone})
-    if c is None or _holds_name(rest, name):
-        return None
-    return rest.times(-1 / c)
+def _explains(a: Any, difference: Form) -> Form | None:
+    """The value of an atom, if the difference is c·atomᵉ + r with numbers c, 1/e and r without it.
+
+    A norm is the root of a power sum: ‖q‖ = r implies Σqᵢ² = r²."""
+    for m, c in difference.terms.items():
+        e = dict(m).get(a)
+        if e is None:
+            continue
+        rest = difference - Form({m: c})
+        whole = (1 / e).denominator == 1 and e > 0 and len(m) == 1
+        if not whole or order(a) in order(rest) or (a[0] == "name" and e != 1):
+            return None
+        return power(rest.times(-1 / c), 1 / e)
+    return None
 
 
 def _holds_name(form: Form, name: str) -> bool:
-    found = False
-
-    def leaf(a: Any) -> Form | None:
-        nonlocal found
-        found |= a == ("name", name)
-        if a[0] in ("sum", "ordered"):  # `rebuilt` does not look into these
-            found |= f"(name {name})" in order(a)
-        return None
-
-    rebuilt(form, leaf, lambda _: "any")
-    return found
+    return f"(name {name})" in order(form)
 
 
 def _set_letter(name: str, form: Form, space: Space, solved: dict[str, Form]) -> None:
-    def leaf(a: Any) -> Form | None:
-        return form if a == ("name", name) else None
-
-    for other, value in list(space.letters.items()):
-        space.letters[other] = rebuilt(value, leaf, space.known)
+    _set(("name", name), form, space)
     space.letters[name] = form
     solved[name] = form
+
+
+def _set(a: Any, form: Form, space: Space) -> None:
+    """Put a form in place of an atom in all that is known already."""
+
+    def leaf(x: Any) -> Form | None:
+        return form if x == a else None
+
+    stores: tuple[dict[Any, Form], ...] = (space.letters, space.sums)
+    for values in stores:
+        for key, value in values.items():
+            values[key] = rebuilt(value, leaf, space.known)
 
 
 def _equate_vectors(condition: Condition, sides: list[Any], space: Space) -> None:

@@ -27,6 +27,9 @@ MOST_TERMS = 20_000
 LARGEST_ANGLE = 12  # multiples of an angle that are expanded
 LARGEST_FACTORED = 10**18
 _ONE, _HALF = Fraction(1), Fraction(1, 2)
+_PI: Monomial = frozenset([(("pi",), _ONE)])
+# cos²(π/n) for the angles whose cosine and sine are square roots
+_TURNS = {n: Fraction(x, 4) for n, x in ((1, 4), (2, 0), (3, 1), (4, 2), (6, 3))}
 _ALWAYS = {"exp": "positive", "pi": "positive", "prime": "positive", "abs": "non-negative"}
 
 
@@ -215,6 +218,8 @@ def _monomial_root(form: Form, e: Fraction, known: Known) -> Form:
 
 
 def _number_power(c: Fraction, e: Fraction) -> Form:
+    if not c:
+        return Form({})
     if max(c.numerator, c.denominator) > LARGEST_FACTORED:
         raise NotNormalError("its numbers are too large for roots")
     powers: dict[Atom, Fraction] = {}
@@ -287,9 +292,15 @@ def circular(form: Form) -> tuple[Form, Form]:
     """cos and sin of a form, by the addition theorems."""
     cosine, sine = number(1), Form({})
     for m, c in form.terms.items():
+        turn = _TURNS.get(c.denominator) if m == _PI else None
+        if turn is not None:
+            c %= 2
         if abs(c.numerator) > LARGEST_ANGLE:
             raise NotNormalError("an angle has too large a factor")
         base = (atom("cos", m, c.denominator), atom("sin", m, c.denominator))
+        if turn is not None:
+            base = (_number_power(turn, _HALF), _number_power(1 - turn, _HALF))
+            base = (-base[0] if c.denominator == 1 else base[0], base[1])
         if c < 0:
             base = base[0], -base[1]
         for _ in range(abs(c.numerator)):
@@ -330,7 +341,31 @@ def form_sign(form: Form, known: Known) -> str:
     if not signs:
         return "non-negative"
     found = functools.reduce(sum_sign, signs)
+    found = _by_absolute_values(form, known) if found == "any" else found
     return known(("form", form)) if found == "any" else found
+
+
+def _by_absolute_values(form: Form, known: Known) -> str:
+    """The sign of c·|A| + r·A + …: it is that of c without the rest, because |A| ≥ ±A."""
+    for m, c in form.terms.items():
+        sizes = [a for a, e in m if a[0] == "abs" and e == 1]
+        sign = _term_sign(m, c, known)
+        if not sizes or sign == "any":
+            continue
+        inner = Form({m - {(a, _ONE) for a in sizes}: _ONE})
+        for a in sizes:
+            inner = inner * a[1]
+        if not inner:
+            continue
+        first, weight = next(iter(inner.terms.items()))
+        r = form.terms.get(first, Fraction(0)) / weight
+        if abs(r) <= abs(c):
+            rest = form - Form({m: c}) - inner.times(r)
+            sign = "non-negative" if c > 0 else "non-positive"
+            sign = sum_sign(sign, form_sign(rest, known)) if rest else sign
+            if sign != "any":
+                return sign
+    return "any"
 
 
 def sum_sign(a: str, b: str) -> str:

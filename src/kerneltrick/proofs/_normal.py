@@ -23,6 +23,7 @@ from kerneltrick.proofs._form import (
     UNIT,
     Atom,
     Form,
+    Monomial,
     NotNormalError,
     absolute,
     atom,
@@ -79,6 +80,7 @@ class Space:
         self.d, self.places = d, places if d is None else d
         self.vectors = {name: self._vector(name) for name in sorted(vectors)}
         self.letters: dict[str, Form] = {}
+        self.sums: dict[Atom, Form] = {}  # power sums that conditions give a value
         self.signs = dict(signs or {})
         self.positive: list[tuple[Form, bool]] = []  # forms that are ≥ 0, and whether they are > 0
 
@@ -108,6 +110,11 @@ class Space:
                     return words[0]
                 found = words[1]
         return found
+
+    def power_sum(self, m: Monomial) -> Form:
+        """The sum of a monomial over the unnamed places."""
+        a = ("sum", m) if m != UNIT else REST
+        return self.sums.get(a) or (Form({}) if a in self.sums else atom(*a))
 
     @property
     def width(self) -> Form:
@@ -281,8 +288,7 @@ def _over(form: Form, label: str, space: Space) -> Form:
         outside = Form({m - inside: c})
         bound = _renamed(Form({inside: Fraction(1)}), {label: BOUND}, space)
         ((key, one),) = bound.terms.items()
-        summed = atom("sum", key) if key != UNIT else atom(*REST)
-        result += (outside * summed).times(one)
+        result += (outside * space.power_sum(key)).times(one)
     return result
 
 
@@ -305,22 +311,18 @@ def _over_ordered(form: Form, first: str, second: str, space: Space) -> Form:
         if order(a) < order(b):
             result += outside * atom("ordered", a, b)
             continue
-        both = _power_sum(a) * _power_sum(b) - _over_bound(a, b)
+        both = space.power_sum(a) * space.power_sum(b) - _over_bound(a, b, space)
         part = both.times(_HALF) if a == b else both - atom("ordered", b, a)
         result += outside * part
     return result
 
 
-def _power_sum(m: Any) -> Form:
-    return atom("sum", m) if m != UNIT else atom(*REST)
-
-
-def _over_bound(a: Any, b: Any) -> Form:
+def _over_bound(a: Any, b: Any, space: Space) -> Form:
     """The power sum of the product of two monomials."""
     product = Form({a: Fraction(1)}) * Form({b: Fraction(1)})
     found = Form({})
     for m, c in product.terms.items():
-        found += _power_sum(m).times(c)
+        found += space.power_sum(m).times(c)
     return found
 
 

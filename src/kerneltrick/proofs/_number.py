@@ -90,7 +90,7 @@ class Number:
             return self
         if self.sign <= 0:
             raise UndefinedError("a root of a number that is not positive")
-        root = _exact_root(self.value, power.denominator) if self.exact else None
+        root = exact_root(self.value, power.denominator) if self.exact else None
         if root is not None:
             return Number(root ** int(power.numerator))
         inner = _enclosed(self.value) if self.exact else self.value
@@ -127,8 +127,8 @@ def _enclosed(x: Fraction) -> Any:
     return iv.mpf(x.numerator) / iv.mpf(x.denominator)
 
 
-def _exact_root(x: Fraction, n: int) -> Fraction | None:
-    """The n-th root of a positive fraction, if it is a fraction."""
+def exact_root(x: Fraction, n: int) -> Fraction | None:
+    """The n-th root of a fraction ≥ 0, if it is a fraction."""
     parts = [sympy.integer_nthroot(y, n) for y in (x.numerator, x.denominator)]
     if not all(whole for _, whole in parts):
         return None

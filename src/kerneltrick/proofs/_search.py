@@ -6,15 +6,16 @@ Nothing here is trusted. `_statement.breaks` evaluates every point exactly.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from kerneltrick.proofs._derive import difference, fixed_dimension, setting
-from kerneltrick.proofs._form import Form, NotNormalError
-from kerneltrick.proofs._normal import REST
-from kerneltrick.proofs._number import Number
+from kerneltrick.proofs._form import Atom, Form, NotNormalError
+from kerneltrick.proofs._normal import BOUND, REST
+from kerneltrick.proofs._number import Number, exact_root
 from kerneltrick.proofs._statement import (
     FLIPPED,
     Condition,
@@ -27,8 +28,10 @@ from kerneltrick.proofs._statement import (
 from kerneltrick.proofs._syntax import Node, degree, largest_index, names
 
 TRIES = 80  # points per dimension
+OWN_TRIES = 20  # further points, made of the numbers in the statement
 MOST_DIMENSIONS = 40
-_POOLS = (
+Pool = Sequence[int | Fraction]
+_POOLS: tuple[Pool, ...] = (
     (1, 2, 3),
     (1, -1),
     (0, 1, -1),
@@ -112,19 +115,45 @@ def points(statement: Statement, d: int, tries: int) -> Iterator[dict[str, Any]]
     """Points inside the bounds of the conditions, for all names that no condition defines."""
     vectors, letters = _free(statement)
     bounds = {name: _bounds(statement, name) for name in letters}
+    given = setting(statement)
     solved = {
         name: form
-        for name, form in setting(statement).solved.items()
+        for name, form in given.solved.items()
         if name in letters and name not in explanations(statement)
     }
+    lengths = {x: r for x in vectors if (r := _length(given.space.sums, x)) is not None}
     chooser = random.Random(d)
-    for i in range(tries if vectors or letters else 1):
-        point = _point(i, d, vectors, letters, bounds, chooser)
+    pools = list(itertools.islice(itertools.cycle(_POOLS), tries))
+    if tries == TRIES:
+        pools += [_near(statement)] * OWN_TRIES
+    for i, pool in enumerate(pools if vectors or letters else pools[:1]):
+        point = _point(i, pool, d, vectors, letters, bounds, chooser)
         for name, form in solved.items():
             value = _rational(form, point, d)
             if value is not None:
                 point[name] = value
+        for name, length in lengths.items():
+            point[name] = _turned(point[name], length)
         yield point
+
+
+def _length(sums: Mapping[Atom, Form], name: str) -> Fraction | None:
+    """The length that conditions such as norm2(q) = 4 give a vector, if it is a fraction."""
+    square = sums.get(("sum", frozenset([(("any", name, BOUND), Fraction(2))])))
+    constant = None if square is None else square.constant
+    return None if constant is None or constant < 0 else exact_root(constant, 2)
+
+
+def _turned(vector: list[Fraction], length: Fraction) -> list[Fraction]:
+    """A vector of this length: the first axis, mirrored at the plane that the vector is normal to.
+
+    Its coordinates are fractions again."""
+    square = sum(x * x for x in vector) or Fraction(1)
+    sign = -1 if vector[0] < 0 else 1
+    axis = (Fraction(i == 0) for i in range(len(vector)))
+    return [
+        sign * length * (e - 2 * vector[0] * x / square) for e, x in zip(axis, vector, strict=True)
+    ]
 
 
 def dimensions(statement: Statement) -> list[int]:
@@ -204,8 +233,20 @@ def _number(node: Node) -> Fraction | None:
     return None
 
 
+def _near(statement: Statement) -> Pool:
+    """Numbers around those that the statement names, where its pieces may meet."""
+    named = set[Fraction]().union(*map(_numbers, statement.nodes))
+    return (0, *(s * y for x in sorted(named) for y in (x - 1, x, x + 1, 2 * x) for s in (1, -1)))
+
+
+def _numbers(node: Node) -> set[Fraction]:
+    own = {node.value} if isinstance(node.value, Fraction) else set[Fraction]()
+    return own.union(*map(_numbers, node.parts))
+
+
 def _point(
     i: int,
+    pool: Pool,
     d: int,
     vectors: list[str],
     letters: list[str],
@@ -213,7 +254,6 @@ def _point(
     chooser: random.Random,
 ) -> dict[str, Any]:
     """The i-th point. The first counts 1, 2, 3, …; the others are drawn from pools of numbers."""
-    pool = _POOLS[i % len(_POOLS)]
     counted: Iterator[int] = iter(range(1, 10**6))
     point: dict[str, Any] = {}
     for name in vectors:
