@@ -268,6 +268,52 @@ ROUNDS = {  # just right and just wrong, for the rules with the narrowest limits
         ("cosine(q, k) = (q·k)/18 where norm(q) = 2, norm2(k) = 9", False),
         ("norm2(q + k) = 4*norm2(q) where norm2(q) = norm2(k)", False),
     ],
+    "psd": [
+        ("exp({t}) - 1", True), ("exp({t}) - 1.001", False), ("exp(2*({t})) - exp({t})", True),
+        ("exp({t}) - exp(2*({t}))", False), ("exp({t}) - 1 - ({t})", True),
+        ("exp({t}) - 1 - 1.1*({t})", False), ("exp({t}) + exp(-({t}))", True),
+        ("exp({t}) + 1.1*exp(-({t}))", False), ("exp({t}) + exp(-1.1*({t}))", False),
+        ("exp(2*({t})) + 2*exp(-({t}))", True), ("exp({t}) - 2", False),
+        ("({t})*exp({t}) - ({t})**2", True), ("({t})*exp({t}) - exp({t})", False),
+        ("exp(-{r})", True), ("exp(-{r}**3)", False), ("exp(-{r}**2)", True),
+        ("exp(-{r}**(1/2))", True), ("exp({r})", False), ("exp(-{r}) - 0.5", False),
+        ("exp(-{r}) + exp({t}) - 1", True), ("exp(-{r})*(q·k)**2", True),
+        ("exp(-2*{r}/√d)", True), ("exp(2*(1 - {r}))", True), ("exp(-{r})/(1 + {r})", True),
+        ("1/(1 + {r}**2)", True), ("1/(1 - {r}**2)", False), ("1/(1 + {r}**3)", False),
+        ("1/(1 + {r}**2)**2", True), ("1/(1 + {r}**2)**2 - 0.5", False), ("1/(2 + {r})", True),
+        ("1/√(1 + {r})", True), ("√(1 + {r})", False), ("(1 + {r}**2)**(-1/4)", True),
+        ("1/(1 + {r}**4)", False), ("1/(1 + log(1 + {r}**2))", True),
+        ("norm(q) + norm(k) - norm(q - k)", True), ("norm(q) + norm(k) - norm(q + k)", False),
+        ("norm(q) + norm(k) - 1.1*norm(q - k)", False), ("1 - {r}", False),
+        ("exp(-sum(i, abs(q[i] - k[i])))", True), ("exp(-sum(i, abs(q[i] + k[i])))", False),
+        ("exp(-sum(i, abs(q[i] - k[i])**3))", False), ("1/(1.5 - cosine(q, k))", True),
+        ("exp(-norm(q - 2*k))", False), ("exp(-norm2(q) - norm2(k))", True),
+        ("sum(i, exp(-abs(q[i] - k[i])))", True), ("sum(i, 1/(1 - (q[i] - k[i])**2))", False),
+    ],
+    "sign": [
+        ("a**2 + b**2 - 2*a*b >= 0", True), ("a**2 + b**2 - 2.001*a*b >= 0", False),
+        ("a**2 + b**2 - 3*a*b >= 0", False), ("a**2 + a*b + b**2 + 0.001 > 0", True),
+        ("a**2 - 2*a*b + b**2 > 0", False), ("a**4 + b**4 - 2*a**2*b**2 >= 0", True),
+        ("a**4 + b**4 - 2.1*a**2*b**2 >= 0", False), ("2*a*b - a**2 - b**2 <= 0", True),
+        ("a**2 + b**2 + c**2 - a*b - b*c - c*a >= 0", True),
+        ("a**2 + b**2 + c**2 - 1.1*(a*b + b*c + c*a) >= 0", False),
+        ("norm2(q)*norm2(k) - (q·k)**2 >= 0", True),
+        ("norm2(q)*norm2(k) - 1.001*(q·k)**2 >= 0", False),
+        ("norm2(q)*norm2(k) - (q·k)**2 > 0", False), ("norm(q)*norm(k) - q·k >= 0", True),
+        ("norm(q)*norm(k) - 1.001*(q·k) >= 0", False), ("norm(q)*norm(k) + q·k >= 0", True),
+        ("norm(q) + norm(k) - norm(q + k) >= 0", True),
+        ("norm(q) + norm(k) - 1.001*norm(q + k) >= 0", False),
+        ("norm(q) - norm(k) - norm(q + k) >= 0", False), ("d*norm2(q) - sum(q)**2 >= 0", True),
+        ("(d - 1)*norm2(q) - sum(q)**2 >= 0", False),
+        ("exp(a) - 1 - a >= 0", True), ("exp(a) - 1 - 1.1*a >= 0", False),
+        ("exp(a) - 1 - a > 0", False), ("exp(q·k) - 1 - q·k >= 0", True),
+        ("exp(a) - 1 - a - a**2/2 >= 0", False), ("exp(a) - 1.001 - a >= 0", False),
+        ("exp(a) + exp(-a) - 2 - a**2 >= 0", True), ("exp(a) - 2.7*a > 0", True),
+        ("exp(a) + exp(-a) - 2 - 1.1*a**2 >= 0", False), ("exp(a) - 2.8*a > 0", False),
+        ("a*exp(a) + 0.37 > 0", True), ("a*exp(a) + 0.36 > 0", False),
+        ("exp(norm2(q)) - 1 - norm2(q) - norm2(q)**2/2 >= 0", True),
+        ("exp(norm2(q)) - 1 - 1.1*norm2(q) >= 0", False),
+    ],
 }  # fmt: skip
 
 
@@ -451,7 +497,13 @@ def kernels(rng: random.Random) -> Iterator[Made]:
     atoms = ["q·k", "exp(q·k)", "norm2(q)*norm2(k)", "exp(-norm2(q - k))", "cosh(q·k)", "1",
              "sum(i, relu(q[i])*relu(k[i]))", "sum(i, q[i]**2*k[i]**2)", "exp(q[1])*exp(k[1])",
              "sum(i, cos(q[i] - k[i]))"]  # fmt: skip
+    close = just("psd")
     while True:
+        t = rng.choice(["q·k", "(q·k)**2", "3*(q·k)", "sum(i, relu(q[i])*relu(k[i]))", "q·k/√2"])
+        r = rng.choice(["norm(q - k)", "sqrt(norm2(q - k))", "norm(3*q - 3*k)"])
+        for _ in range(4):
+            made = next(close)
+            yield Made(made.text.format(t=t, r=r), made.holds)
         a, b = rng.choice(atoms), rng.choice(atoms)
         yield Made(f"{number(rng)}*({a}) + {number(rng)}*({b})", True)
         yield Made(f"({a})*({b})", True)
@@ -491,7 +543,9 @@ def signs(rng: random.Random) -> Iterator[Made]:
     both = ["q·k", "sin(q·k)", "(q·k)**3", "q·k + 100", "tanh(q·k)", "cos(q·k)", "elu(q·k)",
             "norm2(q) - 5", "(q·k)**2 - 1000", "sum(q)", "1 + q·k + (q·k)**3/6",
             "exp(q·k) - 0.000001", "max(q·k, -20)", "min(q·k, 50)", "d - 2"]  # fmt: skip
+    close = just("sign")
     while True:
+        yield from itertools.islice(close, 5)
         p, t, b = rng.choice(positive), rng.choice(touching), rng.choice(both)
         factor = rng.choice(["1", "2", "0.001", "100000"])
         yield Made(f"{factor}*({p}) > 0", True)

@@ -475,7 +475,7 @@ FURTHER = (
     _right("sign", "sigmoid(q·k) > 0", "(0, 1)"),
     _wrong("sign", "cosine(q, k)", "0 is reached"),
     _wrong("sign", "sim > 0 is necessary", "the sum can differ from 0 without it"),
-    _right("psd", "exp(-norm2(q - k)/2)", "exp has a power series"),
+    _right("psd", "exp(-norm2(q - k)/2)", "Schoenberg"),
     _right("psd", "exp(q·k/√2)"),
     _right("psd", "cosine(q, k)"),
     _right("psd", "sum(i, relu(q[i])*relu(k[i]))", "one feature"),

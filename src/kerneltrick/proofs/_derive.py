@@ -250,16 +250,16 @@ def assumptions(statement: Statement) -> tuple[str, ...]:
     found = [REAL]
     if statement.speaks_of_d and fixed_dimension(statement) is None:
         found.append(WHOLE)
-    if any(_partial(node) for node in (statement.left, statement.right)):
+    if any(may_be_undefined(node) for node in (statement.left, statement.right)):
         found.append(DEFINED)
     return tuple(found)
 
 
-def _partial(node: Node) -> bool:
+def may_be_undefined(node: Node) -> bool:
     """Whether an expression may be undefined somewhere."""
     if node.kind == "call" and node.value in _PARTIAL:
         return not (node.value == "sqrt" and node.parts[0].kind == "number")
-    return has_gaps(node) or any(_partial(part) for part in node.parts)
+    return has_gaps(node) or any(may_be_undefined(part) for part in node.parts)
 
 
 def _said(statement: Statement, given: Setting) -> str:

@@ -15,8 +15,8 @@ from kerneltrick.proofs._derive import assumptions, derive, fixed_dimension, set
 from kerneltrick.proofs._evaluate import evaluate, float_scope, scalar_value
 from kerneltrick.proofs._form import Form, NotNormalError, atom, number, power
 from kerneltrick.proofs._identity import decide_equation
+from kerneltrick.proofs._kernel_rules import is_dot
 from kerneltrick.proofs._normal import Space, scalar
-from kerneltrick.proofs._psd import is_dot
 from kerneltrick.proofs._search import NOTHING
 from kerneltrick.proofs._statement import Condition, Statement, breaks, read_conditions
 from kerneltrick.proofs._sympy import Expr, write

@@ -236,7 +236,7 @@ def _over_group(form: Form, group: list[str], sign: str, space: Space) -> Form:
     if len(group) == 1:
         return _over(form, group[0], space)
     symmetric = all(
-        _renamed(form, {a: b, b: a}, space) == form for a, b in itertools.pairwise(group)
+        relabelled(form, {a: b, b: a}, space) == form for a, b in itertools.pairwise(group)
     )
     if symmetric:
         return _over_symmetric(form, group, sign, space)
@@ -245,7 +245,7 @@ def _over_group(form: Form, group: list[str], sign: str, space: Space) -> Form:
         strict = _over_ordered(form, first, second, space)
         if sign == "<":
             return strict
-        return strict + _over(_renamed(form, {second: first}, space), first, space)
+        return strict + _over(relabelled(form, {second: first}, space), first, space)
     raise NotNormalError("a sum over three ordered indices is not symmetric in them")
 
 
@@ -258,7 +258,7 @@ def _over_symmetric(form: Form, group: list[str], sign: str, space: Space) -> Fo
     for order_ in itertools.permutations(range(len(group))):
         cycles = _cycles(order_)
         merged = {group[i]: group[cycle[0]] for cycle in cycles for i in cycle}
-        part = _renamed(form, merged, space)
+        part = relabelled(form, merged, space)
         for cycle in cycles:
             part = _over(part, group[cycle[0]], space)
         odd = (len(group) - len(cycles)) % 2
@@ -286,7 +286,7 @@ def _over(form: Form, label: str, space: Space) -> Form:
         if any(labels(a) != {label} for a, _ in inside):
             raise NotNormalError("a function mixes two indices of a sum")
         outside = Form({m - inside: c})
-        bound = _renamed(Form({inside: Fraction(1)}), {label: BOUND}, space)
+        bound = relabelled(Form({inside: Fraction(1)}), {label: BOUND}, space)
         ((key, one),) = bound.terms.items()
         result += (outside * space.power_sum(key)).times(one)
     return result
@@ -302,7 +302,7 @@ def _over_ordered(form: Form, first: str, second: str, space: Space) -> Form:
             if any(labels(a) != {label} for a, _ in inside):
                 raise NotNormalError("a function mixes two indices of a sum")
             m -= inside
-            bound = _renamed(Form({inside: Fraction(1)}), {label: BOUND}, space)
+            bound = relabelled(Form({inside: Fraction(1)}), {label: BOUND}, space)
             ((key, one),) = bound.terms.items()
             c *= one
             sides.append(key)
@@ -326,7 +326,7 @@ def _over_bound(a: Any, b: Any, space: Space) -> Form:
     return found
 
 
-def _renamed(form: Form, names: Mapping[str, str], space: Space) -> Form:
+def relabelled(form: Form, names: Mapping[str, str], space: Space) -> Form:
     def leaf(a: Atom) -> Form | None:
         return atom("any", a[1], names.get(a[2], a[2])) if a[0] == "any" else None
 
@@ -343,7 +343,7 @@ def _coordinate(node: Node, space: Space, index: Index) -> Form:
             raise NotNormalError(f"there is no coordinate {place + 1}")
         return vector.places[place]
     assert vector.rest is not None
-    return _renamed(vector.rest, {BOUND: place}, space)
+    return relabelled(vector.rest, {BOUND: place}, space)
 
 
 def _summed(node: Node, space: Space, index: Index) -> Form:
@@ -356,7 +356,7 @@ def _sum_vector(vector: Vector, space: Space) -> Form:
     for x in vector.places:
         result += x
     if vector.rest is not None:
-        result += _over(_renamed(vector.rest, {BOUND: "0"}, space), "0", space)
+        result += _over(relabelled(vector.rest, {BOUND: "0"}, space), "0", space)
     return result
 
 

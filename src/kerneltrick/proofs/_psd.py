@@ -13,16 +13,13 @@ import numpy as np
 from kerneltrick.proofs._black_box import RETURNED, ROUNDING
 from kerneltrick.proofs._derive import assumptions, setting, span
 from kerneltrick.proofs._evaluate import Scope, evaluate
-from kerneltrick.proofs._form import NotNormalError
 from kerneltrick.proofs._identity import decide_equation
-from kerneltrick.proofs._interval import same
-from kerneltrick.proofs._normal import Space, scalar
+from kerneltrick.proofs._kernel_rules import proof
 from kerneltrick.proofs._number import EXACTLY, Number, exactly
-from kerneltrick.proofs._psd_form import kernel_by_form
 from kerneltrick.proofs._search import NOTHING, FoundValues, dimensions, speaks_of_something
 from kerneltrick.proofs._statement import Statement, breaks
 from kerneltrick.proofs._symbolic import Floats, Kernel, KernelLike
-from kerneltrick.proofs._syntax import ClaimError, Node, names, place, renamed
+from kerneltrick.proofs._syntax import ClaimError, names, place, renamed
 from kerneltrick.proofs._verdict import Counterexample, Derivation, Verdict
 
 SETS = 400  # random sets of points per dimension
@@ -34,8 +31,9 @@ LARGEST_WIDTH = 8
 def check_psd(kernel: KernelLike, d: int | None = None) -> Verdict:
     """Decide whether every Gram matrix K_ij = k(x_i, x_j) is symmetric with eigenvalues ≥ 0.
 
-    The claim is proven if the kernel is built from q·k by sums, products, exponentials and factors
-    f(q)f(k), or if the coefficients of its normal form are positive semi-definite. It is refuted by
+    The claim is proven if the kernel is built from q·k and distances by sums, products, power
+    series, functions of distances (Schoenberg) and factors f(q)f(k), or if the coefficients of its
+    normal form are positive semi-definite. It is refuted by
     points and weights with Σ wᵢwⱼK_ij < 0 in exact arithmetic. Otherwise it is undecided. Points
     have every dimension, or `d` if it is given.
 
@@ -105,10 +103,8 @@ def _derived(kernel: Kernel, symmetry: Statement) -> Derivation | None:
     assert kernel.node is not None
     given = setting(symmetry)
     covered = f" ({span(symmetry, given)})"
-    steps: list[str] = []
-    if not _psd(kernel.node, steps, given.space):
-        return None
-    return Derivation("; ".join(dict.fromkeys(steps)) + covered, assumptions(symmetry))
+    steps = proof(kernel.node, given.space)
+    return None if steps is None else Derivation("; ".join(steps) + covered, assumptions(symmetry))
 
 
 class _Negative(NamedTuple):
@@ -266,102 +262,3 @@ def _returned(kernel: Kernel, points: Floats, d: int, gram: Floats) -> Counterex
         lambda: _broken(kernel.gram(points)),
         (RETURNED,),
     )
-
-
-def _psd(node: Node, steps: list[str], space: Space) -> bool:
-    """Whether rules or the coefficients of its normal form prove that an expression is a kernel.
-
-    The steps of the proof are appended to `steps`."""
-    own: list[str] = []
-    if _by_rules(node, own, space):
-        steps += own
-        return True
-    try:
-        reason = kernel_by_form(scalar(node, space), 0 if space.places else 1)
-    except (NotNormalError, ZeroDivisionError):
-        return False
-    if reason is not None:
-        steps.append(reason)
-    return reason is not None
-
-
-def _by_rules(node: Node, steps: list[str], space: Space) -> bool:
-    if node.kind == "number":
-        assert isinstance(node.value, Fraction)
-        steps.append("a constant ≥ 0 is a kernel")
-        return node.value >= 0
-    if node.kind == "name" and node.value in ("d", "pi", "π"):
-        steps.append("a constant ≥ 0 is a kernel")
-        return True
-    if is_dot(node):
-        steps.append("q·k is a Gram matrix")
-        return True
-    if node.kind == "call" and node.value == "cosine":
-        steps.append("the cosine is the dot product of unit vectors")
-        return [str(x.value) for x in node.parts] in (["q", "k"], ["k", "q"])
-    if node.kind == "call" and node.value in ("exp", "cosh", "sinh") and len(node.parts) == 1:
-        ok = _psd(node.parts[0], steps, space)
-        steps.append(f"{node.value} has a power series with coefficients ≥ 0")
-        return ok
-    if node.kind == "sum":
-        steps.append("sums of kernels are kernels")
-        return _psd(node.parts[1], steps, space)
-    if node.kind != "op":
-        return False
-    left, right = node.parts
-    if node.value == "*" and _mirrored(_factors(node)):
-        steps.append("f(q)·f(k) is a Gram matrix with one feature")
-        return True
-    if node.value == "+":
-        ok = _psd(left, steps, space) and _psd(right, steps, space)
-        steps.append("sums of kernels are kernels")
-        return ok
-    if node.value == "*":
-        ok = _psd(left, steps, space) and _psd(right, steps, space)
-        steps.append("products of kernels are kernels (Schur)")
-        return ok
-    positive = right.kind in ("number", "call", "name") and _positive_number(right)
-    if node.value == "/" and positive:
-        return _psd(left, steps, space)
-    if node.value == "**" and isinstance(right.value, Fraction):
-        whole = right.value.denominator == 1 and right.value >= 0
-        ok = whole and _psd(left, steps, space)
-        steps.append("products of kernels are kernels (Schur)")
-        return ok
-    return False
-
-
-def _factors(node: Node) -> list[Node]:
-    if node.kind == "op" and node.value == "*":
-        return [x for part in node.parts for x in _factors(part)]
-    return [node]
-
-
-def _mirrored(factors: list[Node]) -> bool:
-    """Whether the factors are functions of q and the same functions of k."""
-    sides = {"q": list[Node](), "k": list[Node]()}
-    for factor in factors:
-        found = names(factor) & {"q", "k"}
-        if len(found) != 1:
-            return False
-        sides[found.pop()].append(factor)
-    for factor in sides["q"]:
-        twin = next((x for x in sides["k"] if same(renamed(factor, "q", "k"), x)), None)
-        if twin is None:
-            return False
-        sides["k"].remove(twin)
-    return bool(sides["q"]) and not sides["k"]
-
-
-def _positive_number(node: Node) -> bool:
-    if node.kind == "number":
-        return isinstance(node.value, Fraction) and node.value > 0
-    if node.kind == "name":
-        return node.value in ("d", "pi", "π")
-    return node.value == "sqrt" and _positive_number(node.parts[0])
-
-
-def is_dot(node: Node) -> bool:
-    dot = (node.kind == "op" and node.value == "·") or (node.kind == "call" and node.value == "dot")
-    words = [str(part.value) for part in node.parts if part.kind == "name"]
-    return dot and sorted(words) == ["k", "q"]

@@ -12,31 +12,60 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from kerneltrick.proofs._exponentials import exponents, has_positive_series, in_powers_of
 from kerneltrick.proofs._form import Atom, Form, Monomial, atom, rebuilt
 from kerneltrick.proofs._normal import REST
 
 UNIT: Monomial = frozenset()
+KERNEL = "K"  # a letter that stands for a kernel
 LARGEST_MATRIX = 60
 Matrix = list[list[Fraction]]
+
+
+Groups = dict[tuple[Monomial, Monomial], dict[tuple[Monomial, Monomial], Fraction]]
 
 
 def kernel_by_form(form: Form, least: int) -> str | None:
     """Why a form in q and k is a kernel in every dimension from `least` on; None if no proof is
     found. The atom `rest` stands for the number of coordinates that are not named."""
-    groups: dict[tuple[Monomial, Monomial], dict[tuple[Monomial, Monomial], Fraction]] = {}
+    groups: Groups | None = {}
     grows = False
     for m, c in form.terms.items():
         parts = _split(m)
-        if parts is None:
-            return None
+        if parts is None or groups is None:
+            groups = None
+            break
         constant, u, v, mixed = parts
         grows |= any(a[0] == "exp" for a, _ in mixed)
         groups.setdefault((mixed, constant), {})[u, v] = c
-    if not all(_psd(table) for table in groups.values()) and not _with_d(groups, least):
-        return None
+    if groups is None or not (all(map(_psd, groups.values())) or _with_d(groups, least)):
+        return _by_series(form)
     if grows:
         return "it is f(q)·f(k)·exp(a kernel), and exp has a power series with coefficients ≥ 0"
     return "its coefficients of q^α·k^β form a positive semi-definite matrix"
+
+
+def _by_series(form: Form) -> str | None:
+    """A proof by the powers of a kernel t in a form such as eᵗ − 1 − t or eᵗ + e⁻ᵗ."""
+    for t in exponents(form):
+        series = in_powers_of(t, form) if _is_product_of_kernels(t) else {}
+        rests = [_split(rest) for rest in series]
+        if not rests or not all(parts is not None and parts[1] == parts[2] for parts in rests):
+            continue
+        if all(map(has_positive_series, series.values())):
+            return "it is a power series of a kernel with coefficients ≥ 0"
+    return None
+
+
+def conditional_by_form(form: Form, least: int) -> bool:
+    """Whether a form is f(q) + f(k) + a kernel, so that Σ wᵢwⱼK_ij ≥ 0 for all w with Σ wᵢ = 0."""
+    sides: dict[str, dict[Monomial, Fraction]] = {"q": {}, "k": {}, "": {}, "qk": {}}
+    for m, c in form.terms.items():
+        found = set[str]().union(*(vectors_of(a) for a, _ in m))
+        sides["".join(x for x in "qk" if x in found)][m] = c
+    mirror = {mirrored(m): c for m, c in sides["k"].items()}
+    rest = Form(sides["qk"])
+    return mirror == sides["q"] and (not rest or kernel_by_form(rest, least) is not None)
 
 
 def _split(m: Monomial) -> tuple[Monomial, Monomial, Monomial, Monomial] | None:
@@ -69,8 +98,8 @@ def mirrored(m: Monomial) -> Monomial:
 
 def _is_kernel(a: Atom, e: Fraction) -> bool:
     """Whether this power of an atom in q and k is a kernel."""
-    if a[0] == "sum":
-        return e.denominator == 1 and e > 0 and _is_mirrored(a[1])
+    if a == ("name", KERNEL) or (a[0] == "sum" and _is_mirrored(a[1])):
+        return e.denominator == 1 and e > 0
     if a[0] == "exp":  # e^{c·M} with c > 0 and M a product of kernels
         return e > 0 and _is_product_of_kernels(a[1])
     return False
@@ -97,6 +126,8 @@ def _is_product_of_kernels(m: Monomial) -> bool:
 
 def vectors_of(a: Atom) -> set[str]:
     """The vectors that occur in an atom."""
+    if a == ("name", KERNEL):
+        return {"q", "k"}
     if a[0] in ("at", "any"):
         return {a[1]}
     found = set[str]()
@@ -139,10 +170,7 @@ def is_psd(matrix: Sequence[Sequence[Fraction]]) -> bool:
     return True
 
 
-def _with_d(
-    groups: dict[tuple[Monomial, Monomial], dict[tuple[Monomial, Monomial], Fraction]],
-    least: int,
-) -> bool:
+def _with_d(groups: Groups, least: int) -> bool:
     """The same test for diagonal coefficients that are polynomials in the number of coordinates."""
     polynomials: dict[tuple[Monomial, ...], dict[int, Fraction]] = {}
     for (mixed, constant), table in groups.items():

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 from kerneltrick import maps
 from kerneltrick.proofs._derive import assumptions, setting, span
 from kerneltrick.proofs._feature_map import product_of
-from kerneltrick.proofs._form import (
-    FLIPPED_SIGN,
-    Form,
-    NotNormalError,
-    product_sign,
-    sum_sign,
-)
+from kerneltrick.proofs._form import Form, NotNormalError
 from kerneltrick.proofs._interval import ALL, Interval, interval
 from kerneltrick.proofs._normal import Space, scalar
 from kerneltrick.proofs._own_maps import own_features, own_kernel
@@ -23,10 +17,9 @@ from kerneltrick.proofs._search import NOTHING, dimensions, search, speaks_of_so
 from kerneltrick.proofs._sign_of_form import (
     Known,
     atom_name,
-    by_roots,
-    by_squares,
-    by_terms,
     one_atom,
+    sign_of_node,
+    strongest,
 )
 from kerneltrick.proofs._statement import Condition, Statement, breaks, read_conditions
 from kerneltrick.proofs._sufficient import check_sufficient
@@ -259,34 +252,10 @@ def _prove(claim: _SignClaim) -> tuple[Known, tuple[str, ...]]:
     statement = claim.statement
     given = setting(statement)
     covered = f" ({span(statement, given)})" if statement.speaks_of_d else ""
-    best = _best(_by_features(subject), _of_node(claim.node, claim, given.space))
+    limits = {name: _limits(name, given.space) for name in statement.letters}
+    whole = sign_of_node(claim.node, given.space, limits, _least(claim))
+    best = strongest(_by_features(subject), whole)
     return Known(best.sign, best.why + covered), assumptions(statement)
-
-
-def _best(*found: Known) -> Known:
-    order = ("positive", "negative", "non-negative", "non-positive", "any")
-    return min(found, key=lambda x: order.index(x.sign))
-
-
-def _of_node(node: Node, claim: _SignClaim, space: Space) -> Known:
-    """The sign of an expression, from the whole or from the signs of its parts."""
-    found = [_by_values(node, claim, space)]
-    try:
-        form = scalar(node, space)
-        found += [by_terms(form, space), by_roots(form, space), by_squares(form)]
-    except (NotNormalError, ZeroDivisionError):
-        pass
-    best = _best(*found)
-    if best.sign in ("positive", "negative") or node.kind not in ("op", "neg"):
-        return best
-    if node.kind == "op" and node.value not in ("+", "-", "*"):
-        return best
-    parts = [_of_node(part, claim, space) for part in node.parts]
-    if node.kind == "neg" or node.value == "-":
-        parts[-1] = parts[-1]._replace(sign=FLIPPED_SIGN[parts[-1].sign])
-    sign = product_sign if node.value == "*" else sum_sign
-    whole = parts[0].sign if len(parts) == 1 else sign(parts[0].sign, parts[1].sign)
-    return _best(best, Known(whole, "; ".join(dict.fromkeys(x.why for x in parts))))
 
 
 def _by_definition(subject: Subject) -> Known:
@@ -325,12 +294,6 @@ def _by_features(subject: Subject) -> Known:
     return Known("any", "")
 
 
-def _by_values(node: Node, claim: _SignClaim, space: Space) -> Known:
-    limits = {name: _limits(name, space) for name in claim.statement.letters}
-    values = interval(node, limits, _least(claim))
-    return Known(_word(values), f"its values lie in {values}")
-
-
 def _contradictory(statement: Statement) -> bool:
     """Whether conditions contradict each other: an equation never holds, or c < 0 and c > 1."""
     given = setting(statement)
@@ -366,16 +329,6 @@ def _least(claim: _SignClaim) -> int:
             if relation == ">":
                 found = max(found, right.value.numerator // right.value.denominator + 1)
     return found
-
-
-def _word(values: Interval) -> str:
-    if values.positive:
-        return "positive"
-    if values.negative:
-        return "negative"
-    if values.low >= 0:
-        return "non-negative"
-    return "non-positive" if values.high <= 0 else "any"
 
 
 def _flipped(evidence: Evidence | None, holds: bool, known: Known, claim: str) -> Verdict:

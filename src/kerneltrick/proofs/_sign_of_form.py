@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any, NamedTuple
 
-from kerneltrick.proofs._form import Form, form_sign
-from kerneltrick.proofs._normal import Space
-from kerneltrick.proofs._psd_form import is_psd
+from kerneltrick.proofs._exponentials import sign_of_exponentials
+from kerneltrick.proofs._form import (
+    FLIPPED_SIGN,
+    Form,
+    NotNormalError,
+    form_sign,
+    product_sign,
+    sum_sign,
+)
+from kerneltrick.proofs._interval import Interval, Scalars, interval
+from kerneltrick.proofs._normal import Index, Space, scalar
 from kerneltrick.proofs._search import NOTHING
+from kerneltrick.proofs._squares import never_negative
 from kerneltrick.proofs._sympy import sympy, write
+from kerneltrick.proofs._syntax import Node
 
 LARGEST = 200  # the highest degree of a polynomial whose roots are counted
 
@@ -23,6 +32,45 @@ class Known(NamedTuple):
     def or_missing(self, what: str) -> str:
         """Why there is no verdict: the claim says nothing, or nothing was found."""
         return self.why if self.why == NOTHING else f"neither a proof of the sign nor {what}"
+
+
+def strongest(*found: Known) -> Known:
+    order = ("positive", "negative", "non-negative", "non-positive", "any")
+    return min(found, key=lambda x: order.index(x.sign))
+
+
+def sign_of_node(
+    node: Node, space: Space, limits: Scalars, least: int, index: Index | None = None
+) -> Known:
+    """The sign of an expression, from the whole or from the signs of its parts."""
+    values = interval(node, limits, least)
+    found = [Known(_word(values), f"its values lie in {values}")]
+    try:
+        form = scalar(node, space, index)
+        found += [by_terms(form, space), by_roots(form, space), by_inequalities(form, space)]
+    except (NotNormalError, ZeroDivisionError):
+        pass
+    best = strongest(*found)
+    if best.sign in ("positive", "negative") or node.kind not in ("op", "neg"):
+        return best
+    if node.kind == "op" and node.value not in ("+", "-", "*"):
+        return best
+    parts = [sign_of_node(part, space, limits, least, index) for part in node.parts]
+    if node.kind == "neg" or node.value == "-":
+        parts[-1] = parts[-1]._replace(sign=FLIPPED_SIGN[parts[-1].sign])
+    sign = product_sign if node.value == "*" else sum_sign
+    whole = parts[0].sign if len(parts) == 1 else sign(parts[0].sign, parts[1].sign)
+    return strongest(best, Known(whole, "; ".join(dict.fromkeys(x.why for x in parts))))
+
+
+def _word(values: Interval) -> str:
+    if values.positive:
+        return "positive"
+    if values.negative:
+        return "negative"
+    if values.low >= 0:
+        return "non-negative"
+    return "non-positive" if values.high <= 0 else "any"
 
 
 def by_terms(form: Form, space: Space) -> Known:
@@ -62,30 +110,18 @@ def one_atom(form: Form) -> tuple[Any, Any] | None:
     return atoms.pop(), sympy.Poly(expression, t)
 
 
-def by_squares(form: Form) -> Known:
-    """The sign of a sum of squares of the coordinates, such as norm2(q − k)."""
-    letters = list[str]()
-    table: dict[tuple[str, str], Fraction] = {}
-    for m, c in form.terms.items():
-        if m == frozenset():
-            if c < 0:
-                return Known("any", "")
-            continue
-        ((a, e), *others) = m
-        if others or e != 1 or a[0] != "sum" or any(x[0] != "any" for x, _ in a[1]):
-            return Known("any", "")
-        words = [x[1] for x, power in a[1] for _ in range(int(power)) if power.denominator == 1]
-        if len(words) != 2:
-            return Known("any", "")
-        letters += words
-        half = c if words[0] == words[1] else c / 2
-        table[words[0], words[1]] = table[words[1], words[0]] = half
-    keys = sorted(set(letters))
-    matrix = [[table.get((a, b), Fraction(0)) for b in keys] for a in keys]
-    if not keys or not is_psd(matrix):
-        return Known("any", "")
-    sign = "positive" if form.terms.get(frozenset()) else "non-negative"
-    return Known(sign, "it is a sum of squares of the coordinates")
+def by_inequalities(form: Form, space: Space) -> Known:
+    """The sign from squares, such as norm2(q − k), or from tangents, such as eᵗ ≥ 1 + t."""
+    squares = "it is a sum of squares, or its square terms outweigh the others"
+    tangents = "it grows away from a point where it is ≥ 0, as eᵗ − 1 − t does"
+    for sign, f in ((1, form), (-1, -form)):
+        for why, found in (
+            (squares, never_negative(f, space)),
+            (tangents, sign_of_exponentials(f, space.known)),
+        ):
+            if found != "any":
+                return Known(found if sign > 0 else FLIPPED_SIGN[found], why)
+    return Known("any", "")
 
 
 def _polynomial_sign(polynomial: Any, low: Any, closed: bool, name: str) -> Known:
