@@ -346,26 +346,25 @@ def form_sign(form: Form, known: Known) -> str:
 
 
 def _by_absolute_values(form: Form, known: Known) -> str:
-    """The sign of c·|A| + r·A + …: it is that of c without the rest, because |A| ≥ ±A."""
-    for m, c in form.terms.items():
+    """The sign of c·|A| + r·A + …: with |r| ≤ |c| the first two have that of c, as |A| ≥ ±A."""
+    signs = []
+    for m in form.terms:
         sizes = [a for a, e in m if a[0] == "abs" and e == 1]
-        sign = _term_sign(m, c, known)
-        if not sizes or sign == "any":
+        c = form.terms.get(m)
+        if not sizes or c is None or _term_sign(m, c, known) == "any":
             continue
         inner = Form({m - {(a, _ONE) for a in sizes}: _ONE})
         for a in sizes:
             inner = inner * a[1]
-        if not inner:
-            continue
-        first, weight = next(iter(inner.terms.items()))
+        first, weight = next(iter(inner.terms.items()), (m, c))
         r = form.terms.get(first, Fraction(0)) / weight
-        if abs(r) <= abs(c):
-            rest = form - Form({m: c}) - inner.times(r)
-            sign = "non-negative" if c > 0 else "non-positive"
-            sign = sum_sign(sign, form_sign(rest, known)) if rest else sign
-            if sign != "any":
-                return sign
-    return "any"
+        if r and first != m and abs(r) <= abs(c):
+            form = form - Form({m: c}) - inner.times(r)
+            signs.append("non-negative" if c > 0 else "non-positive")
+    if not signs:
+        return "any"
+    signs += [_term_sign(m, c, known) for m, c in form.terms.items()]
+    return functools.reduce(sum_sign, signs)
 
 
 def sum_sign(a: str, b: str) -> str:
