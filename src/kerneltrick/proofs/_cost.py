@@ -412,8 +412,8 @@ def _order(label: str, given: _CostGrowth, is_bound: bool, taken: tuple[str, ...
     loose = costs.missing_terms(claimed, count, relations)
 
     def right(a: Polynomial, b: Polynomial) -> bool:
-        there, back = (costs.missing_terms(*x, relations) for x in ((a, b), (b, a)))
-        return not there and (is_bound or not back)
+        there = costs.missing_terms(a, b, relations)
+        return not there and (is_bound or not costs.missing_terms(b, a, relations))
 
     facts = {"order": given.order, "count": str(given.total)}
     if given.fixed:
@@ -439,8 +439,7 @@ def _order(label: str, given: _CostGrowth, is_bound: bool, taken: tuple[str, ...
         example = _outgrown(reason, point, term, claimed, direction, relations, taken)
         return Verdict.false(label, example, notes, facts)
     terms = costs.leading(sum((t for t, _ in loose), Polynomial()), relations)
-    reason = f"too loose: an upper bound, but {terms} is more than it takes; it is "
-    reason += given.order + given.holding
+    reason = f"too loose: {terms} is more than it takes; it is {given.order}{given.holding}"
     term, direction = loose[0]
     point = _far(claimed, count, direction, "claim", "count")
     example = _outgrown(reason, point, term, count, direction, relations, taken)
