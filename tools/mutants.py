@@ -299,6 +299,27 @@ MUTANTS = [
         "test_proof_counts.py::test_an_upper_bound_may_be_loose_and_an_order_may_not",
     ),
     Mutant(
+        "swapped operands accepted",
+        "proofs/_einsum.py",
+        "    if any_order:",
+        "    if True:",
+        "test_proof_counts.py::test_einsums_are_equal_up_to_the_names_of_indices",
+    ),
+    Mutant(
+        "any power of a distance is conditionally negative definite",
+        "proofs/_kernel_rules.py",
+        "(is_log or 0 < e < 1)",
+        "(is_log or 0 < e)",
+        "test_generated_claims.py::test_no_generated_claim_gets_a_wrong_verdict[psd]",
+    ),
+    Mutant(
+        "a tangent needs no point where it touches",
+        "proofs/_exponentials.py",
+        "    if value is None or value[0] < 0:",
+        "    if value is None:",
+        "test_generated_claims.py::test_no_generated_claim_gets_a_wrong_verdict[sign]",
+    ),
+    Mutant(
         "an index from nowhere accepted",
         "proofs/_einsum.py",
         "    if nowhere:",
