@@ -6,7 +6,7 @@ pytest.importorskip("sympy")
 
 import generated_claims as made
 
-FEW = {"ranking": 20, "psd": 50, "cost": 50}
+FEW = {"ranking": 20, "psd": 90, "cost": 50}
 MANY = {"ranking": 300, "gradient": 2000, "cost": 2000}
 
 
