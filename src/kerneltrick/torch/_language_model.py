@@ -13,6 +13,7 @@ from torch.nn import functional
 from kerneltrick import maps
 from kerneltrick.attention import Dial, check_count
 from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._mixer import refuse_trace
 from kerneltrick.torch.mixers import make
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
@@ -123,6 +124,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
 
         `which` can hold mask, segment_ids or cu_seqlens, as the mixers take them.
         """
+        refuse_trace(self)
         before = (None,) * len(self.blocks) if state is None else state
         if len(before) != len(self.blocks):
             raise ValueError(
