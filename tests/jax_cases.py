@@ -458,6 +458,48 @@ def sharded():
     check(jax.grad(lambda *x: (local(*x) ** 2).sum(), (0, 1, 2)), q, k, v)
 
 
+def sharded_heads(*counts):
+    """With these numbers of key heads, of query heads for each and of devices, or with all of them,
+    values and gradients are those of one device."""
+    jax.config.update("jax_enable_x64", True)
+    cases = [tuple(map(int, counts))]
+    if not counts:
+        cases = [(kv, group, 2, 3, 4) for kv in (1, 2, 3) for group in (1, 2, 3)]
+    make = functools.partial(draw, dtype=np.float64)
+
+    def linear(q, k, v, decay, gain):
+        out, state = kt.linear_attention(q, k, v, log_decay=decay, causal=True, return_state=True)
+        more = kt.linear_attention(q, k, v, log_decay=decay, causal=True, state=state)
+        near = kt.linear_attention(q, k, v, causal=True, window=3, sinks=1, far=gain)
+        # One head with another window: a group of its own, with one key head.
+        windows = (3, *[1] * (k.shape[1] - 1))
+        far = kt.linear_attention(q, k, v, causal=True, window=windows)
+        exact = kt.softmax_attention(q, k, v, causal=True)
+        return sum((x**2).sum() for x in (out + more, near, far, exact, state.U))
+
+    def delta(q, k, v, decay, gain):
+        beta = jax.nn.sigmoid(q[..., 0])
+        decay = jnp.repeat(decay, q.shape[1] // k.shape[1], axis=1)
+        call = functools.partial(kt.delta_rule, k, v, q, beta, log_decay=decay)
+        out, state = call(return_state=True)
+        return ((out + call(state=state)) ** 2).sum() + (state.S**2).sum()
+
+    for kv, group, *devices in cases:
+        shared = [make(LEAD, kv, 9, 4), make(LEAD, kv, 9, 4), -np.abs(make(LEAD, kv, 9))]
+        arrays = [make(LEAD, kv * group, 9, 4), *shared, make(kv * group)]
+        for loss in (linear, delta):
+            run = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))
+            expected = run(*map(jnp.asarray, arrays))
+            for count in devices:
+                mesh = Mesh(np.array(jax.devices()[:count]), ("heads",))
+                over = [
+                    P(None, "heads") if x.ndim > 1 and x.shape[1] % count == 0 else P()
+                    for x in arrays
+                ]
+                placed = map(jax.device_put, arrays, (NamedSharding(mesh, spec) for spec in over))
+                close(run(*placed), expected)
+
+
 def context_parallel():
     """A sequence split over devices has the outputs and gradients of one device."""
     from kerneltrick import jax as parallel

@@ -61,6 +61,11 @@ def test_sharded_arrays_are_not_gathered(devices):
     run("sharded", devices=devices)
 
 
+@pytest.mark.parametrize("counts", ["1 2 2", pytest.param("", marks=pytest.mark.slow)])
+def test_heads_over_devices_in_any_number(counts):
+    run("sharded_heads", *counts.split(), devices=4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_a_sequence_over_devices_equals_one_device(devices):

@@ -1,5 +1,7 @@
 """Layers and language models as ONNX: what ONNX Runtime computes is what PyTorch computes."""
 
+import io
+
 import numpy as np
 import pytest
 
@@ -71,13 +73,17 @@ def check(model, path, inputs, name, operators="plain"):
         run = session(path)
         assert [x.name for x in run.get_inputs()] == [name, *(part.past for part in parts)]
         assert [x.name for x in run.get_outputs()][1:] == [part.present for part in parts]
-    for batch, lengths in ((1, (1, 1, 67)), (3, (70, 1, 1, 9))):
+    assert all(x.shape[0] == 0 for x in kt_onnx.empty_state(path, 0).values())
+    for batch, lengths in ((1, (1, 1, 67)), (3, (70, 1, 0, 1, 9))):
         x = inputs(batch, sum(lengths))
         with torch.no_grad():
             whole = model(x)[0].numpy()
         state, found = kt_onnx.empty_state(path, batch), []
         for piece in x.split(lengths, dim=1):
             y, *after = run.run(None, {name: piece.numpy(), **state})
+            if not piece.shape[1]:
+                for old, new in zip(state.values(), after, strict=True):
+                    np.testing.assert_array_equal(new, old)
             state = {part.past: new for part, new in zip(parts, after, strict=True)}
             found.append(y)
         np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=1e-5, rtol=1e-5)
@@ -138,6 +144,14 @@ def test_the_options_of_attention_are_written(options, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_module_as_the_map_is_written(tmp_path):
+    torch.manual_seed(0)
+    phi = torch.nn.Sequential(torch.nn.Linear(16, 12), torch.nn.Softplus())
+    layer = Attention(32, 2, feature_map=phi, window=5).eval()
+    check(layer, tmp_path / "layer.onnx", lambda *shape: torch.randn(*shape, 32), "x")
+
+
+@pytest.mark.slow
 def test_a_language_model_streams_in_onnx_runtime_as_in_pytorch(tmp_path):
     torch.manual_seed(0)
     mixer = "gated_deltanet+elu@window=6"
@@ -163,6 +177,37 @@ def test_nan_spoils_the_rest_of_its_text_in_later_calls_too(mixer, kind, tmp_pat
         state = dict(zip(state, after, strict=True))
         found.append(y)
     np.testing.assert_allclose(np.concatenate(found, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_outside_the_vocabulary_and_calls_without_tokens(tmp_path):
+    """ONNX would read a negative token from the end, and its loops take one turn at least."""
+    model, path = LanguageModel(7, hidden_size=8, num_layers=1, num_heads=1), tmp_path / "m.onnx"
+    check(model.eval(), path, lambda *shape: torch.randint(7, shape), "tokens")
+    for token in (-8, -7, -1, 7):
+        feeds = {"tokens": np.full((1, 3), token), **kt_onnx.empty_state(path)}
+        with pytest.raises(Exception, match="out of data bounds"):
+            session(path).run(None, feeds)
+        with pytest.raises(IndexError):
+            model(torch.full((1, 3), token))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # PyTorch's
+@pytest.mark.parametrize("name", ["elu@window=4", "gated_deltanet", "model"])
+def test_pytorchs_own_exporters_write_the_outputs_alone_or_say_what_to_do(name):
+    torch.manual_seed(0)
+    if name == "model":
+        model = LanguageModel(7, hidden_size=8, num_layers=1, num_heads=1)
+        x = torch.ones(2, 9).long()
+    else:
+        model, x = make(name, 8, 1), torch.randn(2, 9, 8)
+    model, file = model.eval(), io.BytesIO()
+    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    run = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    (y,) = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(y, model(x)[0].numpy(), atol=1e-5)
+    with pytest.raises(TypeError, match="returns the first output only, or use"):
+        torch.jit.trace(model, (x,))
 
 
 def test_other_operators_are_refused(tmp_path):

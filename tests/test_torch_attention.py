@@ -1,6 +1,8 @@
 """`Attention` is nn.MultiheadAttention with another map; it streams and explains refusals."""
 
 import copy
+import dataclasses
+import functools
 import itertools
 import math
 
@@ -12,7 +14,15 @@ from torch import nn  # noqa: E402
 
 import kerneltrick as kt  # noqa: E402
 from kerneltrick import maps  # noqa: E402
-from kerneltrick.torch import Attention, HardAttention, LearnedMap, MixerState  # noqa: E402
+from kerneltrick.torch import (  # noqa: E402
+    Attention,
+    HardAttention,
+    LanguageModel,
+    LearnedMap,
+    MixerState,
+    fit,
+)
+from kerneltrick.torch.mixers import make  # noqa: E402
 
 SIZE, N = 16, 70  # a chunk of 64 and some more
 
@@ -20,8 +30,33 @@ EVERYTHING = {
     "num_kv_heads": 2, "value_dim": 6, "rotary": True, "bias": True, "short_convolution": 3,
     "output_norm": True, "output_gate": True, "layer_idx": 1,
 }  # fmt: skip
+
+
+class Phi(nn.Module):
+    """A map of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return nn.functional.softplus(self.projection(x))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mine(maps.FeatureMap):
+    name = "mine"
+    sign = "positive"
+    network: nn.Module = dataclasses.field(default_factory=Phi)
+
+    def phi(self, x, positions=None):
+        return self.network(x)
+
+
 LAYERS = {
     "elu": {},
+    "module, window, all options": {"feature_map": Phi, "window": 8, **EVERYTHING},
+    "map with a module": {"feature_map": Mine},
     "elu, all options": EVERYTHING,
     "window, all options": {"window": 8, "sinks": 2, **EVERYTHING},
     "favor": {"feature_map": "favor:features=8", "rotary": True},
@@ -33,6 +68,7 @@ LAYERS = {
 
 def layer(seed=0, dtype=torch.float64, **options):
     torch.manual_seed(seed)
+    options = {name: x() if isinstance(x, type) else x for name, x in options.items()}
     return Attention(SIZE, 4, **options).to(dtype)
 
 
@@ -386,7 +422,7 @@ def test_autocast_computes_in_its_dtype():
 @pytest.mark.parametrize("name", LAYERS)
 def test_shapes_are_found_on_the_meta_device(name):
     with torch.device("meta"):
-        module = Attention(SIZE, 4, **LAYERS[name])
+        module = layer(dtype=torch.float32, **LAYERS[name])
         x = torch.empty(2, N, SIZE)
         y, state = module(x, mask=torch.ones(2, N, dtype=torch.bool))
         y, state = module(x[:, :1], state)
@@ -422,6 +458,89 @@ def test_a_learned_map_is_learned_and_moved_with_the_layer():
         layer(feature_map=LearnedMap(num_heads=4, num_kv_heads=2, head_dim=4))
     with pytest.raises(TypeError, match="LearnedMap"):
         layer(feature_map=maps.Hedgehog(weight=nn.Parameter(torch.eye(4))))
+    with pytest.raises(ValueError, match="give window, sinks and far to that"):
+        layer(feature_map=learned, window=3)
+
+
+WITH_A_MODULE = {
+    "layer": lambda phi: Attention(SIZE, 4, feature_map=phi),
+    "field of a map": lambda phi: Attention(SIZE, 4, feature_map=Mine(phi)),
+    "windows by head": lambda phi: Attention(SIZE, 4, feature_map=phi, window=(2, None, 3, 1)),
+    "learned gain": lambda phi: make(kt.Dial(phi, window=3), SIZE, 4),
+    "model": lambda phi: LanguageModel(9, mixer=phi, hidden_size=SIZE, num_layers=2),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_MODULE)
+def test_a_module_as_the_map_belongs_to_the_layer(name):
+    torch.manual_seed(0)
+    phi = Phi()
+    start = copy.deepcopy(phi.state_dict())
+    module = WITH_A_MODULE[name](phi).double()
+    x = torch.randint(9, (2, 12)) if name == "model" else tokens(2, 12)
+    assert {id(p) for p in phi.parameters()} <= {id(p) for p in module.parameters()}
+    for key, value in phi.state_dict().items():
+        close(value, start[key].double(), 0)  # a model draws its own weights, not those of a map
+    y = module(x)[0]
+    twin = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    y.square().sum().backward()
+    optimizer.step()
+    for key, value in phi.state_dict().items():
+        assert not torch.allclose(value, start[key].double()), key
+    close(twin(x)[0], y, 0)
+    trained = module(x)[0]
+    assert not torch.allclose(trained, y)
+    twin.load_state_dict(module.state_dict())
+    close(twin(x)[0], trained, 0)
+    for inner in twin.modules():
+        if isinstance(inner, LearnedMap):
+            field = next(key for key, child in inner.named_children() if isinstance(child, Phi))
+            setattr(inner, field, Phi().double())
+    assert not torch.allclose(twin(x)[0], trained)
+    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float16, 0.02)):
+        half = copy.deepcopy(module).to(dtype)
+        y = half(x if name == "model" else x.to(dtype))[0]
+        assert y.dtype == dtype
+        close(y.double(), trained, tolerance)
+    if name == "model":
+        assert module.generate(x, 3, seed=0).shape == (2, 3)
+    else:
+        assert "learned" in dict(module.named_children())
+        assert module.live(module(x)[1]).stop == 12
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_compiled_layer_has_its_own_module(window):
+    torch.compiler.reset()
+    x = tokens(2, 9)
+    for activation in (nn.functional.softplus, torch.exp):  # one code, other modules
+        phi = Phi()
+        phi.forward = lambda x, phi=phi, act=activation: act(phi.projection(x))
+        module = layer(feature_map=phi, window=window)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        close(compiled(x)[0], module(x)[0])
+        compiled(x)[0].sum().backward()
+        assert phi.projection.weight.grad.any()
+        module.learned.function = Phi().double()
+        close(compiled(x)[0], module(x)[0])
+
+
+def test_functions_that_hide_parameters_are_refused():
+    phi = Phi()
+    scale = nn.Parameter(torch.ones(()))
+    for hiding in (
+        lambda x: phi(x),
+        phi.forward,
+        functools.partial(phi),
+        lambda x: x.exp() * scale,
+    ):
+        with pytest.raises(TypeError, match=r"parameters of (phi|Phi|scale), .* torch.nn.Module"):
+            layer(feature_map=hiding)
+    with pytest.raises(TypeError, match="all heads share a torch"):
+        fit(tuple(torch.randn(3, 1, 40, 4).numpy()), phi)
+    phi.requires_grad_(False)
+    layer(feature_map=lambda x: phi(x))
 
 
 @pytest.mark.parametrize("causal", [True, False])

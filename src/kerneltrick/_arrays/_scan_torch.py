@@ -72,7 +72,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 def scan_traced(body: Any, carry: Any, streams: Any, length: Any, block: int) -> tuple[Any, Any]:
     """`scan` without an offset, while a program is traced that is to run for any length."""
     like = next(x for x in streams if x is not None)
-    steps = (length + block - 1) // block
+    steps = torch.sym_max((length + block - 1) // block, 1)  # ONNX Runtime cannot loop 0 times
     first = torch.arange(steps, device=like.device) * block
     inside = first[:, None, None] + torch.arange(block, device=like.device)[:, None] < length
 

@@ -91,8 +91,9 @@ def taken_apart(value: Any, leaves: list[Any]) -> Any:
         return kind, (), [taken_apart(x, leaves) for x in value]
     if callable(value):
         raise TypeError(
-            "torch.compile sees into maps of kerneltrick.maps, not into other functions and "
-            "classes; apply the function to q and k yourself, with feature_map='identity'"
+            "torch.compile sees into maps of kerneltrick.maps and into the torch.nn.Module that is "
+            "the map of a layer, not into other functions and classes; apply the function to q and "
+            "k yourself, with feature_map='identity'"
         )
     leaves.append(value)
     return ()

@@ -108,6 +108,7 @@ class Dial:
     bare: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "feature_map", maps.get(self.feature_map))
         object.__setattr__(self, "window", check_windows("Dial", self.window))
         object.__setattr__(self, "sinks", check_sinks("Dial", self.sinks))
         for name in ("whole", "bare"):

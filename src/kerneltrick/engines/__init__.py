@@ -32,7 +32,7 @@ from kerneltrick.engines._engine import ENGINES, ORDERS, Engine, Signature, regi
 from kerneltrick.engines._merge import merge
 from kerneltrick.engines._native_decoder import decoder
 from kerneltrick.engines._native_sequence import convolution_step, repeat, scan_step
-from kerneltrick.engines._onnx import onnx_operator
+from kerneltrick.engines._onnx import onnx_operator, written_without_state
 from kerneltrick.engines._problem import (
     UNBOUNDED,
     Carry,
@@ -139,4 +139,5 @@ __all__ = [
     "show_config",
     "times",
     "vanishes",
+    "written_without_state",
 ]

@@ -45,8 +45,8 @@ def partitioned(call_p: Any, form: CallForm, results: tuple[str, ...]) -> Callab
         lead = len(shapes[form.names.index("q")].shape) - 3
         return [_roles(name, tuple(x.shape), lead) for name, x in zip(names, shapes, strict=False)]
 
-    def heads_of(shapes: Any) -> list[int]:
-        return sorted(shapes[form.names.index(name)].shape[-3] for name in "qkv")
+    def fewest_heads(shapes: Any) -> int:
+        return min(int(shapes[form.names.index(name)].shape[-3]) for name in "qkv")
 
     def places(mesh: Any, shapes: Any) -> dict[Role, Any]:
         """The axes of the mesh along which each role is split."""
@@ -60,7 +60,7 @@ def partitioned(call_p: Any, form: CallForm, results: tuple[str, ...]) -> Callab
         parts = 1
         for axis in _axes(found.get("h")):
             parts *= mesh.shape[axis]
-        if several or heads_of(shapes)[0] % parts:
+        if several or fewest_heads(shapes) % parts:
             found.pop("h", None)
         return found
 
@@ -91,10 +91,12 @@ def partitioned(call_p: Any, form: CallForm, results: tuple[str, ...]) -> Callab
         return mesh, local, shardings(mesh, made, outcome, arguments, where), inputs
 
     def rule(mesh: Any, arguments: Any, outcome: Any) -> Any:
-        """For Shardy: which axes of arguments and results go together."""
-        few, _, many = heads_of(arguments)
+        """For Shardy: which axes of arguments and results go together.
+
+        Query heads and key heads that differ in number do not: Shardy would split both by a part
+        of an axis of the mesh, which JAX cannot express. `partition` brings them together.
+        """
         lead, count = len(arguments[form.names.index("q")].shape) - 3, 0
-        sizes: dict[str, int] = {}
 
         def text(name: str, x: Any) -> str:
             nonlocal count
@@ -103,15 +105,12 @@ def partitioned(call_p: Any, form: CallForm, results: tuple[str, ...]) -> Callab
                 if role is None or (role == "h" and several):
                     count += 1
                     parts.append(f"x{count}")
-                elif role == "h" and size == many > few:
-                    sizes["g"] = many // few
-                    parts.append("(h g)")
                 else:
-                    parts.append(role)
+                    parts.append(f"h{size}" if role == "h" else role)
             return " ".join(parts)
 
         left = ", ".join(map(text, form.names, arguments))
-        return f"{left} -> {', '.join(map(text, made, outcome))}", sizes
+        return f"{left} -> {', '.join(map(text, made, outcome))}"
 
     split = custom_partitioning(run)
     split.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=rule)

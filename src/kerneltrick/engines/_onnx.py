@@ -31,7 +31,8 @@ from kerneltrick.engines._problem import (
     prepare_queries,
 )
 
-_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("onnx_operator", default=False)
+# None: PyTorch writes a program without `kerneltrick.onnx.export`.
+_wanted: contextvars.ContextVar[bool | None] = contextvars.ContextVar("onnx_operator", default=None)
 
 
 @contextlib.contextmanager
@@ -42,6 +43,15 @@ def onnx_operator(wanted: bool) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(token)
+
+
+def written_without_state() -> bool:
+    """Whether torch.onnx.export writes a program that was not prepared to hold a state."""
+    import torch
+
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return torch.onnx.is_in_onnx_export() and _wanted.get() is None
 
 
 def supports(signature: Signature) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -24,6 +25,7 @@ from kerneltrick._arrays import (
     is_floating,
     library,
     space,
+    tree,
     widened,
     without_values,
     zeros,
@@ -95,7 +97,8 @@ class FeatureMap:
     @property
     def weighted(self) -> bool:
         """Whether the map holds arrays or code, whose values can change behind its back."""
-        return any(is_array(getattr(self, f.name)) for f in dataclasses.fields(self))
+        held = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return any(is_array(x) or callable(x) for x in held)
 
     def __eq__(self, other: object) -> bool:
         if self.weighted or type(other) is not type(self):
@@ -209,7 +212,12 @@ class FeatureMap:
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FeatureMap:
-        return self.__copy__()
+        """The same with a copy of its code: a module of PyTorch's has weights of its own there."""
+        made = self.__copy__()
+        for name, value in vars(self).items():
+            if not is_array(value):
+                object.__setattr__(made, name, copy.deepcopy(value, memo))
+        return made
 
     def __str__(self) -> str:
         parts = []
@@ -225,6 +233,7 @@ class FeatureMap:
         return f"<feature map {self}>"
 
 
+@tree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Custom(FeatureMap):
     """Any function x → φ(x) on arrays (..., n, d), as it is; `flat` if it is to see (n, d)."""
@@ -257,14 +266,10 @@ class Custom(FeatureMap):
 
     @property
     def label(self) -> str:
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
+        return _label(self.function)
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def weighted(self) -> bool:
-        return True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Custom):
@@ -323,7 +328,11 @@ def _write(value: Any) -> str:
         return str(int(value))
     if is_array(value):
         return digest(value)
-    return str(value)
+    return _label(value) if callable(value) else str(value)
+
+
+def _label(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def digest(weights: Array) -> str:

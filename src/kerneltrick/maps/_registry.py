@@ -78,7 +78,7 @@ def get(feature_map: MapLike) -> FeatureMap:
         return feature_map
     if isinstance(feature_map, str):
         return _parse(feature_map)
-    if isinstance(feature_map, type) and issubclass(feature_map, FeatureMap):
+    if isinstance(feature_map, type):
         raise TypeError(f"{feature_map.__name__} is a class; make a map of it first, with its ()")
     if callable(feature_map):
         return Custom(feature_map)

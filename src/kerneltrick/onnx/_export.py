@@ -56,6 +56,9 @@ def export(
     weights come close to 0 by cancellation such as `poly`, and the mixers Mamba, Mesa, Comba,
     GatedDeltaNet2, RWKV7 and PowerRetention.
 
+    A token outside the vocabulary is an error. A call without tokens returns the state as it is.
+    `torch.onnx.export` of PyTorch's writes a layer too: the outputs alone, without a state.
+
     The layer must be on the CPU, causal and not spread over ranks. Two kinds of layer are refused:
     softmax, which has no features, and Hyena, in whose Fourier transforms ONNX Runtime fails if the
     length is free.
@@ -146,6 +149,9 @@ class _Streaming(nn.Module):  # type: ignore[misc] # torch is not followed by my
         self.places = [i for i in tensors if i not in self.unused]
 
     def forward(self, x: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if isinstance(self.model, LanguageModel):
+            # ONNX counts negative tokens from the end; past the end they are an error, as here.
+            x = torch.where(x < 0, self.model.embedding.num_embeddings, x)
         leaves = list(self.leaves)
         for place, given in zip(self.places, past, strict=True):
             leaves[place] = given

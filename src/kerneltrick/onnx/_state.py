@@ -52,6 +52,6 @@ def state_inputs(path: str | os.PathLike[str]) -> list[StateInput]:
 
 def empty_state(path: str | os.PathLike[str], batch: int = 1) -> dict[str, np.ndarray[Any, Any]]:
     """The state inputs of a model that `export` wrote, before the first token of `batch` texts."""
-    if batch < 1:
-        raise ValueError(f"a batch has at least one text, not {batch}")
+    if batch < 0:
+        raise ValueError(f"a batch cannot have {batch} texts")
     return {part.past: part.empty(batch) for part in state_inputs(path)}

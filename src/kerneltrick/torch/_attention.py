@@ -21,7 +21,7 @@ from kerneltrick.attention import (
     dial_text,
 )
 from kerneltrick.torch._implied import Implied
-from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._learned_map import LearnedMap, modules_of
 from kerneltrick.torch._mixer import Heads, ProjectedMixer, Tokens
 from kerneltrick.torch._mixer_state import Memory, MixerState
 from kerneltrick.torch._tokens import unpack
@@ -49,8 +49,10 @@ class Attention(ProjectedMixer):
         width of its values, by default head_dim.
     feature_map, window, sinks, far
         The attention, as in `linear_attention`: "elu", "hedgehog@window=64,sinks=4", a
-        `FeatureMap` or "softmax". The weights of a `LearnedMap` are learned with the layer. Heads
-        may differ: "hedgehog@window=64,whole=0+2" keeps softmax in two key/value heads.
+        `FeatureMap` or "softmax". A map of one's own is a function, or a torch.nn.Module that turns
+        x (..., heads, n, head_dim) into φ(x) (..., heads, n, m). Its parameters, like the weights
+        of a `LearnedMap`, are learned with the layer, whose `learned` holds them. Heads may differ:
+        "hedgehog@window=64,whole=0+2" keeps softmax in two key/value heads.
     causal
         Whether token i sees only tokens j ≤ i. If False, every token sees every other.
     rotary
@@ -143,25 +145,33 @@ class Attention(ProjectedMixer):
         far: Any,
     ) -> None:
         who = self._who
+        sizes: dict[str, Any] = {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+        }
         self.learned = None
         if isinstance(feature_map, LearnedMap):
-            self.learned = feature_map
-            own = (self.num_heads, self.num_kv_heads, self.head_dim)
-            theirs = (feature_map.num_heads, feature_map.num_kv_heads, feature_map.head_dim)
+            if window or sinks or far is not None:
+                raise ValueError(f"{who} got a LearnedMap: give window, sinks and far to that")
+            own, theirs = [*sizes.values()], [getattr(feature_map, name) for name in sizes]
             if theirs != own:
                 raise ValueError(
                     f"the LearnedMap has {theirs[0]} query and {theirs[1]} key heads of width "
                     f"{theirs[2]}, but this layer has {own[0]} and {own[1]} of width {own[2]}"
                 )
-            feature_map = feature_map.dial
-        self._dial = Dial(*combined(who, feature_map, window, sinks, far))
-        self._dial.groups(self.num_kv_heads)  # which checks the heads
-        held = [
-            *vars(self._dial.feature_map).values(),
-            None if self._dial.far is None else self._dial.far.gain,
-        ]
-        if self.learned is None and any(isinstance(x, nn.Parameter) for x in held):
-            raise TypeError("to learn the parameters of a map, use kerneltrick.torch.LearnedMap")
+            self.learned = feature_map
+        else:
+            dial = Dial(*combined(who, feature_map, window, sinks, far))
+            gain = None if dial.far is None else dial.far.gain
+            if any(isinstance(x, nn.Parameter) for x in (*vars(dial.feature_map).values(), gain)):
+                raise TypeError(
+                    "to learn the parameters of a map, use kerneltrick.torch.LearnedMap"
+                )
+            if modules_of(dial.feature_map):
+                self.learned = LearnedMap(dial, **sizes, gain=False)
+        self._dial = dial if self.learned is None else self.learned.frame
+        self.dial.groups(self.num_kv_heads)  # which checks the heads
 
     @property
     def dial(self) -> Dial:
@@ -305,7 +315,7 @@ class Attention(ProjectedMixer):
         batch, place = state.place
         if not isinstance(memory, State) or place.type != "cpu" or dtype not in kinds:
             return state
-        if not self.causal or self.group is not None:
+        if not self.causal or self.group is not None or maps.fused(dial.feature_map) is None:
             return state
         if state.count is not None and dial.feature_map.uses_positions:
             return state

@@ -17,7 +17,7 @@ from kerneltrick._version import __version__
 from kerneltrick.analysis import AttentionData, FittedMaps, hashes, identifying_run, run_key
 from kerneltrick.attention import Dial, check_count, check_scale, combined
 from kerneltrick.maps import one_of, seeded
-from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._learned_map import LearnedMap, modules_of
 from kerneltrick.torch._transfer import Ended, Loss, Shape, Transfer
 
 Item: TypeAlias = AttentionData | Sequence[Array]  # a sequence: q, k and v of its tokens
@@ -117,6 +117,11 @@ def fit(
         raise ValueError("fit with an executor needs a list, not a stream, which cannot be sent")
     dial = Dial(*combined("fit", feature_map, window, sinks, far))
     dial.alike("fit")
+    if modules_of(dial.feature_map):
+        raise TypeError(
+            "fit learns weights for each head on its own, but all heads share a torch.nn.Module: "
+            "train it with a layer, as in kerneltrick.torch.Attention(..., feature_map=module)"
+        )
     if overlap is None:  # as the first layer repeats itself most, it decides
         overlap = identifying_run([hashes(x.k[0, 0], 1) for x in sequences])
     job = _Job(

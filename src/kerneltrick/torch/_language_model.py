@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kerneltrick import maps
 from kerneltrick.attention import Dial, check_count
+from kerneltrick.torch._learned_map import LearnedMap
+from kerneltrick.torch._mixer import refuse_trace
 from kerneltrick.torch.mixers import make
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
@@ -43,7 +46,10 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
     - one of `kerneltrick.torch.mixers`, such as "deltanet" or "ssd:state_dim=16",
     - several of these joined by +, which alternate layer by layer: "based+softmax@window=64";
       *N repeats one for N layers: "gated_deltanet*3+softmax",
-    - a function that takes the number of a layer and returns a module with
+    - a map of one's own: a `FeatureMap`, or a torch.nn.Module x → φ(x). All layers share the module
+      and its parameters, which are trained with the model,
+    - a function that takes the number of a layer, as `lambda layer: Attention(hidden_size,
+      num_heads, feature_map=Phi())`, and returns a module with
       `forward(x, state=None, *, mask=None, segment_ids=None, cu_seqlens=None)` → (y, state).
 
     Everything else is the same for all mixers: LayerNorm before each half of a block, an MLP four
@@ -64,7 +70,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
         self,
         vocabulary: int,
         *,
-        mixer: str | Dial | Mixer = "elu",
+        mixer: str | Dial | maps.FeatureMap | nn.Module | Mixer = "elu",
         hidden_size: int = 256,
         num_layers: int = 4,
         num_heads: int = 4,
@@ -90,12 +96,16 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
             chosen = turns[layer % len(turns)]
             return make(chosen, hidden_size, num_heads, layer_idx=layer, rotary=True)
 
-        own: Mixer = named if isinstance(mixer, (str, Dial)) else mixer
+        kinds = (str, Dial, maps.FeatureMap, nn.Module)
+        own: Mixer = named if isinstance(mixer, kinds) else mixer
         self.embedding = nn.Embedding(vocabulary, hidden_size)
         self.blocks = nn.ModuleList(MixerBlock(hidden_size, own(i)) for i in range(num_layers))
         self.norm = nn.LayerNorm(hidden_size, bias=False)
+        maps_of_layers = [x for x in self.modules() if isinstance(x, LearnedMap)]
+        apart = {part for x in maps_of_layers for part in x.modules()}
         for name, part in self.named_modules():
-            if isinstance(part, (nn.Embedding, nn.Linear)):  # other modules keep their own start
+            # Maps and other modules keep their own start.
+            if isinstance(part, (nn.Embedding, nn.Linear)) and part not in apart:
                 # Each block adds to x twice; this keeps the sum from growing with their number.
                 adds = name.endswith((".down", ".o_proj"))
                 nn.init.normal_(part.weight, std=0.02 / ((2 * num_layers) ** 0.5 if adds else 1.0))
@@ -114,6 +124,7 @@ class LanguageModel(nn.Module):  # type: ignore[misc] # torch is not followed by
 
         `which` can hold mask, segment_ids or cu_seqlens, as the mixers take them.
         """
+        refuse_trace(self)
         before = (None,) * len(self.blocks) if state is None else state
         if len(before) != len(self.blocks):
             raise ValueError(

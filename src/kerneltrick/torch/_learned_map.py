@@ -1,27 +1,33 @@
-"""The weights of a map, and the gain of its window, as parameters of a module.""" ""
+"""The weights of a map, and the gain of its window, as parameters of a module."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from kerneltrick import maps
-from kerneltrick._arrays import as_numpy, is_array
+from kerneltrick._arrays import as_numpy, is_array, register_tree
 from kerneltrick.attention import Dial, Far, check_count, linear_attention
 from kerneltrick.maps import seeded
 
 Tensor: TypeAlias = Any  # torch.Tensor, whose types mypy does not follow
+HALF = (torch.float16, torch.bfloat16)
 
 
 class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed by mypy
     """Hedgehog, T2R, or the gain of any map with a window, with parameters for each head.
 
-    `setting` decides what is learned: the matrix of `hedgehog`, the matrix and bias of `t2r`, and
+    `setting` decides what is learned: the matrix of `hedgehog`, the matrix and bias of `t2r`, the
+    parameters of a torch.nn.Module x (..., n, d) → φ(x) (..., n, m), which all heads share, and
     the gain g of each query head if there is a window or sinks. `dial` is the map with these
     parameters in it, in the form that every function of this package takes; gradients reach them.
     Calling the module runs `linear_attention` with that dial.
@@ -40,6 +46,8 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         keys share one matrix for each key head.
     seed
         The seed of random starting weights.
+    gain
+        Whether the gain is learned.
 
     >>> learned = LearnedMap("hedgehog@window=8", num_heads=2, head_dim=4)
     >>> {name: tuple(x.shape) for name, x in learned.named_parameters()}
@@ -59,6 +67,7 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
         features: int | None = None,
         key_weight: bool = False,
         seed: int = 0,
+        gain: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads = check_count("LearnedMap", "num_heads", num_heads, 1)
@@ -75,22 +84,27 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
             features = check_count("LearnedMap", "features", features, 1)
         start = self._start(dial.feature_map, features, key_weight, seed)
         # With softmax no key is far, so a gain would have no effect.
-        if (dial.window or dial.sinks) and dial.feature_map.has_features:
+        gain = gain and dial.near and dial.feature_map.has_features
+        if gain:
             start["gain"] = self._gain(dial)
-        if not start:
+        modules = modules_of(dial.feature_map)
+        if not start and not modules:
             raise ValueError(
-                f"there is nothing to learn in {dial}: use hedgehog or t2r, or another map with a "
-                f"window, whose gain can be learned"
+                f"there is nothing to learn in {dial}: use hedgehog, t2r or a torch.nn.Module, or "
+                f"another map with a window, whose gain can be learned"
             )
+        for name, module in modules.items():
+            self.add_module(name, module)
         for name, x in start.items():
             value = torch.tensor(np.asarray(x), dtype=torch.float32)
             self.register_parameter(name, torch.nn.Parameter(value))
         plain = {name: None for name in start if name != "gain"}
         if isinstance(dial.feature_map, maps.T2R):
             plain["features"] = start["weight"].shape[-1]
-        self._frame = dataclasses.replace(
-            dial, feature_map=dataclasses.replace(dial.feature_map, **plain), far=None
-        )
+        empty = dataclasses.replace(dial.feature_map, **plain)
+        for name in modules:  # the frame of a map may not have been made to be without them
+            object.__setattr__(empty, name, None)
+        self.frame = dataclasses.replace(dial, feature_map=empty, far=None if gain else dial.far)
         self._relative = dial.far is not None and dial.far.relative
 
     def _start(
@@ -149,8 +163,14 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
     def _gain(self, dial: Dial) -> Any:
         far = dial.far or Far()
         gain = far.gain
-        if gain is None:  # the default of linear_attention
-            gain = 0.0 if far.relative else -math.log(dial.feature_map.unit(self.head_dim))
+        if gain is None and far.relative:  # the defaults of linear_attention
+            gain = 0.0
+        elif gain is None and isinstance(dial.feature_map, maps.Custom):  # it may know only tensors
+            with torch.no_grad():
+                like = torch.empty((1, self.head_dim))
+                gain = -math.log(maps.mean_similarity(dial.feature_map, like))
+        elif gain is None:
+            gain = -math.log(dial.feature_map.unit(self.head_dim))
         gain = _numpy(gain)
         if gain.shape not in ((), (self.num_heads,)):
             raise ValueError(
@@ -180,16 +200,104 @@ class LearnedMap(torch.nn.Module):  # type: ignore[misc] # torch is not followed
 
     def _filled(self, weights: dict[str, Any]) -> Dial:
         gain = weights.pop("gain", None)
-        feature_map = dataclasses.replace(self._frame.feature_map, **weights)
-        far = None if gain is None else Far(gain, self._relative)
-        return dataclasses.replace(self._frame, feature_map=feature_map, far=far)
+        modules = dict(self.named_children())
+        if torch.compiler.is_dynamo_compiling() and isinstance(self.frame.feature_map, maps.Custom):
+            self._announce()
+            (module,) = modules.values()
+            modules = {"function": CompiledModule(str(id(module)), _tensors(module))}
+        else:
+            modules = {name: _computing(module) for name, module in modules.items()}
+        feature_map = dataclasses.replace(self.frame.feature_map, **weights, **modules)
+        far = self.frame.far if gain is None else Far(gain, self._relative)
+        return dataclasses.replace(self.frame, feature_map=feature_map, far=far)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch is not followed
+    def _announce(self) -> None:
+        for module in self.children():
+            MODULES[str(id(module))] = module
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """`linear_attention(q, k, v, self.dial, **options)`."""
         return linear_attention(q, k, v, self.dial, **options)
 
     def extra_repr(self) -> str:
-        return f"{self._frame}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+        return f"{self.frame}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+# The modules that torch.compile has met, by their numbers, by which it also tells them apart.
+MODULES: weakref.WeakValueDictionary[str, torch.nn.Module] = weakref.WeakValueDictionary()
+
+
+class CompiledModule:
+    """A module as torch.compile takes it apart: its tensors, and where all else is found."""
+
+    def __init__(self, key: str, tensors: dict[str, Tensor]) -> None:
+        self.key, self.tensors = key, tensors
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.func.functional_call(MODULES[self.key], self.tensors, (x,))
+
+
+register_tree(CompiledModule, ("key", "tensors"))
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module, in the types that it computes in."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: _widened(x) for name, x in found.items()}
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x is not None and x.dtype in HALF else x
+
+
+def modules_of(feature_map: maps.FeatureMap) -> dict[str, torch.nn.Module]:
+    """The modules that a map consists of, by the names of its fields.
+
+    TypeError if it is a function that uses parameters, which nobody would train or copy.
+    """
+    if isinstance(feature_map, maps.Custom):
+        for name, x in _used(feature_map.function):
+            if any(part.requires_grad for part in _parameters(x)):
+                raise TypeError(
+                    f"the feature map {feature_map.label} is a function that uses the parameters "
+                    f"of {name}, which a layer cannot train or copy: give it a torch.nn.Module "
+                    "whose forward is the map"
+                )
+    held = vars(feature_map).items()
+    return {name: x for name, x in held if isinstance(x, torch.nn.Module)}
+
+
+def _used(function: Any) -> Iterator[tuple[str, Any]]:
+    """The objects that a function, a method or a partial call refers to, by name."""
+    if inspect.ismethod(function):
+        yield type(function.__self__).__name__, function.__self__
+    elif isinstance(function, functools.partial):
+        for x in (function.func, *function.args, *function.keywords.values()):
+            yield type(x).__name__, x
+    elif inspect.isfunction(function):
+        variables = inspect.getclosurevars(function)
+        yield from variables.nonlocals.items()
+        yield from variables.globals.items()
+
+
+def _parameters(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, torch.nn.Module):
+        yield from x.parameters()
+    elif isinstance(x, torch.nn.Parameter):
+        yield x
+
+
+def _computing(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with parameters of half precision in float32, as φ is computed everywhere."""
+    if not any(x.dtype in HALF for x in (*module.parameters(), *module.buffers())):
+        return module
+    made = copy.copy(module)
+    for kind in ("_parameters", "_buffers"):
+        vars(made)[kind] = {name: _widened(x) for name, x in vars(module)[kind].items()}
+    children = vars(module)["_modules"].items()
+    vars(made)["_modules"] = {name: None if x is None else _computing(x) for name, x in children}
+    return made
 
 
 def _numpy(x: Any) -> Any:

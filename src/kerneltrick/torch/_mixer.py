@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from kerneltrick.attention import State, check_count, check_rows, linear_attention
+from kerneltrick.engines import written_without_state
 from kerneltrick.torch import distributed
 from kerneltrick.torch._implied import MOST_ROWS, SUM, HeadOperator, Implied, LinearOperator
 from kerneltrick.torch._mixer_state import Memory, MixerState
@@ -198,6 +199,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         cu_seqlens: Tensor | None,
     ) -> Tokens:
         """Refuse arguments that do not fit, and set masked tokens to 0."""
+        refuse_trace(self)
         who, weight = self._who, self.o_proj.weight
         if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
             shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
@@ -246,7 +248,7 @@ class Mixer(nn.Module):  # type: ignore[misc] # torch is not followed by mypy
         y = self._combine(heads, heads.with_own(o)).to(tokens.dtype)
         if tokens.mask is not None:
             y = torch.where(tokens.mask[..., None], y, torch.zeros_like(y))
-        if memory is None:
+        if memory is None or (state is None and written_without_state()):
             return y, None
         owner = self._owner if state is None else state.owner
         return y, MixerState(owner, memory, heads.tail, heads.counted)
@@ -392,6 +394,19 @@ class ProjectedMixer(Mixer):
     def _kind(self) -> str:
         """What else distinguishes the states of this layer from others."""
         return ""
+
+
+def refuse_trace(module: nn.Module) -> None:
+    """TypeError if torch.jit.trace was given this module itself."""
+    if torch.compiler.is_dynamo_compiling() or not torch.jit.is_tracing():
+        return
+    modules = getattr(torch.jit._trace, "_trace_module_map", None) or {}
+    if modules.get("__module") is module:
+        raise TypeError(
+            f"torch.jit.trace takes outputs that are tensors, but {type(module).__name__} returns "
+            "its state too: trace a module that returns the first output only, or use "
+            "torch.export.export or kerneltrick.onnx.export"
+        )
 
 
 def head_width(size: int, num_heads: int) -> int:
