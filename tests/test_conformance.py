@@ -242,7 +242,7 @@ def turns_the_taps(x, weight, bias):
 
 
 def needs_a_token(C, B, x, dt, A):
-    assert x.max() < np.inf  # of nothing at all there is no maximum
+    assert x.size
     return kt.selective_scan(x, dt, A, B, C)
 
 
@@ -313,7 +313,7 @@ def test_there_is_a_mutant_for_every_check_but_those_with_their_own_test():
 def test_a_broken_promise_is_found_and_its_program_shows_it(name, kind, run, more, monkeypatch):
     operator = mutant(run, kind, **more)
     result = check(operator, checks=[name])[name]
-    assert result.status == "failed", result
+    assert result.status == "failed", str(result)
     assert len(result.reproducer.splitlines()) <= 12, result.reproducer
     fails(result.reproducer, monkeypatch)
     own = {"from kerneltrick import conformance": "", operator.source: "", "print": ""}
@@ -335,7 +335,7 @@ def test_the_definition_itself_passes(kind, seed):
     sizes = {"grouped": True, "wide": True, "floats": ("float32", "float64")}
     operator = Operator(definition, kind, exact=True, promises=promises, **sizes)
     found = check(operator, seed=seed)
-    assert not found.failures, found
+    assert not found.failures, str(found)
 
 
 def test_plain_functions_of_numpy_pass():
@@ -349,7 +349,7 @@ def test_plain_functions_of_numpy_pass():
 
     for run, kind in ((one_product, "softmax_attention"), (loop, "gated_linear_attention")):
         found = check(run, kind=kind)
-        assert not found.failures, found
+        assert not found.failures, str(found)
 
 
 def test_threads_that_change_bits_are_found():
@@ -502,7 +502,7 @@ def row(name):
 def test_our_operators_keep_every_promise(name):
     operator, checks, draws = row(name)
     found = check(operator, checks=checks, draws=draws)
-    assert not found.failures, found
+    assert not found.failures, str(found)
     untried = {result.check for result in found.results if result.status == "not promised"}
     assert untried == missing(name, operator.kind) & {*checks}
 
@@ -514,7 +514,7 @@ def test_our_operators_keep_every_promise_on_more_inputs(name):
     operator, _, draws = row(name)
     for seed in range(1, 9 if draws else 2):
         found = check(operator, seed=seed, draws=2 * draws)
-        assert not found.failures, found
+        assert not found.failures, str(found)
 
 
 PEERS = [known for known in conformance.known(peers=True) if known.package != "kerneltrick"]
@@ -535,7 +535,8 @@ def test_peers_keep_what_they_promise_and_reproducers_show_the_rest(known, monke
     if not known.installed:
         pytest.skip(f"{known.package} is not installed: {known.install}")
     found = check(known.operator(), checks=SAFE)
-    assert not found.failures, found
+    # Chunks of theirs subtract running sums of decays, which loses what follows a strong one.
+    assert {result.check for result in found.failures} <= {conformance.EXTREME}, str(found)
     for result in found.results:
         if result.reproducer:
             fails(result.reproducer, monkeypatch)

@@ -63,8 +63,7 @@ def _ours(libraries: bool) -> list[KnownOperator]:
     for kind in KINDS:
         for engine, library in itertools.product(_ours.engines_of(kind), _ours.LIBRARIES):
             usual = library == "NumPy" or (library == "PyTorch" and engine == "native")
-            exists = library != "array-api-strict" or engine != "native"
-            if not exists or not (usual or libraries):
+            if not (usual or (libraries and _ours.goes_with(kind, engine, library))):
                 continue
             where = "" if library == "NumPy" else f", {library}"
             needs = (_ours.MODULES[library],) if where else ()
@@ -127,8 +126,10 @@ def _peers() -> list[KnownOperator]:
         (fla, "linear_attention", "linear attention (recurrent)", "recurrent_linear_attention"),
         (fla, "softmax_attention", "softmax attention (parallel)", "parallel_attention"),
     ]
+    # Its single-token update changes the state that it is given.
+    more: dict[str, dict[str, Any]] = {"mamba2_scan": {"consumes_state": True}}
     found = [
-        _peer(module, function, f"{package} {name}", kind, package, needs)
+        _peer(module, function, f"{package} {name}", kind, package, needs, **more.get(function, {}))
         for (module, package, needs), kind, name, function in rows
     ]
     for function, kind in (

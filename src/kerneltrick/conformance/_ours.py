@@ -42,6 +42,13 @@ def engines_of(kind: str) -> tuple[str, ...]:
     return (*dense, "recurrent", "chunked", "native")
 
 
+def goes_with(kind: str, engine: str, library: str) -> bool:
+    """Whether an engine has an operator on arrays of a library."""
+    if engine != "native":
+        return True
+    return library in ("NumPy", "PyTorch") or (library == "JAX" and kind not in SEQUENCE)
+
+
 def attention_call(kind: str, engine: str) -> Callable[..., Any]:
     """A kind of operator as one call of ours, on arrays of any library."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from kerneltrick._text import nearest
 from kerneltrick.conformance._checks import CHECKS, EXTREME, Check
 from kerneltrick.conformance._kinds import kind_named
-from kerneltrick.conformance._operator import Operator
+from kerneltrick.conformance._operator import AdapterError, Operator
 from kerneltrick.conformance._tokens import TrialSizes, draw_sizes, ranges_of
 from kerneltrick.conformance._trial import Trial, Violation, attempt
 
@@ -126,8 +126,23 @@ def check(
     for name in names:
         if name not in CHECKS:
             raise ValueError(f"unknown check {name!r}; {nearest(name, [*CHECKS])}")
+    _try_adapter(operator, names)
     results = tuple(_judge(operator, CHECKS[name], seed, draws) for name in names)
     return Conformance(operator.name, operator.kind, results)
+
+
+def _try_adapter(operator: Operator, names: list[str]) -> None:
+    """Raise what an adapter returns that it should not, which is no matter of promises."""
+    trial = Trial.of(operator, operator.sizes)
+    try:
+        with np.errstate(all="ignore"):
+            o = trial.output()
+            if operator.gradient is not None and "gradient against float64" in names:
+                operator.gradients(trial.arrays, o)
+    except AdapterError:
+        raise
+    except Exception:  # whatever the operator raises, the checks will say
+        return
 
 
 def _judge(operator: Operator, check: Check, seed: int, draws: int) -> Result:
