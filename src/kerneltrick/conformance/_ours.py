@@ -97,7 +97,7 @@ def our_operator(kind: str, engine: str, library: str, name: str) -> Operator:
     """Ours on arrays of a library, which promises everything but what the library has not."""
     call = attention_call(kind, engine)
     # Token by token in Python: a few tokens are enough, since it has no chunks.
-    sizes = TrialSizes(n=12) if engine == "recurrent" else TrialSizes()
+    sizes = TrialSizes(n=9) if engine == "recurrent" else TrialSizes()
     more: dict[str, Any] = {
         "exact": True,
         "promises": EVERYTHING,
