@@ -17,6 +17,8 @@ from kerneltrick._version import __version__
 from kerneltrick.conformance._kinds import KINDS
 from kerneltrick.conformance._operator import Operator
 
+DOT_PRODUCT = "scaled_dot_product_attention"  # of PyTorch, and of its adapter
+
 
 @dataclasses.dataclass(frozen=True)
 class KnownOperator:
@@ -106,12 +108,7 @@ def _peers() -> list[KnownOperator]:
     hf = ("_transformers_peers", "transformers", ("torch", "transformers"))
     fla = ("_fla_peers", "fla-core", ("torch", "fla", "einops"))
     rows = [
-        (
-            torch,
-            "softmax_attention",
-            "scaled_dot_product_attention",
-            "scaled_dot_product_attention",
-        ),
+        (torch, "softmax_attention", DOT_PRODUCT, DOT_PRODUCT),
         (torch, "softmax_attention", "nn.MultiheadAttention", "multihead_attention"),
         (hf, "delta_rule", "gated delta rule (chunked, then steps)", "gated_delta_rule"),
         (hf, "delta_rule", "gated delta rule (recurrent)", "recurrent_gated_delta_rule"),
