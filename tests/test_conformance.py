@@ -1,6 +1,8 @@
 """The checks find what is wrong, say so in a program that runs, and pass what is right."""
 
+import contextlib
 import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -14,8 +16,6 @@ import kerneltrick as kt
 from kerneltrick import conformance
 from kerneltrick._install import install_command
 from kerneltrick.conformance import CHECKS, KINDS, Operator, check
-
-OURS = [known.name for known in conformance.known() if "PyTorch" not in known.name]
 
 
 def delta(q, k, v, beta, log_decay, *, mask=None, segment_ids=None, state=None, dtype=None):
@@ -84,41 +84,289 @@ def rounds_twice(q, k, v, beta, log_decay, *, dtype=None):
     return out if dtype is None else np.float32(np.round(out * 64) / 64)
 
 
-MUTANTS = {
-    "equals its definition in float64": [wrong_scale],
-    "past keeps its bits": [sees_the_future],
-    "padding changes nothing": [counts_pads, reads_pads],
-    "packed = separate": [ignores_segments],
-    "prefill = decode at any split": [ignores_state],
-    "batch of one = batch of many": [mixes_rows],
-    "NaN stays where it depends": [spreads_nan, swallows_nan],
-    "masked rows": [masks_keys_only],
-    "rollback": [changes_its_state],
-    "half precision within its error": [rounds_twice],
-}
+# What needs a kind of input, a size or a second call to be seen.
 
 
-def mutant(run, **more):
+def causal_scores(q, k):
+    score = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1], dtype=q.dtype)
+    return np.where(np.tri(q.shape[2], dtype=bool), score, -np.inf)
+
+
+def softmax(score):
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    return weight / weight.sum(-1, keepdims=True)
+
+
+def no_maximum(q, k, v):
+    weight = np.exp(causal_scores(q, k))
+    return weight / weight.sum(-1, keepdims=True) @ v
+
+
+def zero_times_nan(q, k, v):
+    return softmax(causal_scores(q, k)) @ v  # the weights of later tokens are 0
+
+
+def forgets_beyond_100(q, k, v):
+    score = causal_scores(q, k)
+    far = np.tri(q.shape[2], k=-100, dtype=bool)
+    return softmax(np.where(far, -np.inf, score)) @ v
+
+
+def third_head_reads_the_second(q, k, v):
+    k = k.copy()
+    k[:, 2:3] = k[:, 1:2] if k.shape[1] > 2 else k[:, 2:3]
+    return softmax(causal_scores(q, k)) @ v
+
+
+def reads_16_features(q, k, v):
+    score = causal_scores(q[..., :16], k[..., :16])
+    return softmax(score * np.sqrt(min(q.shape[-1], 16) / q.shape[-1], dtype=q.dtype)) @ v
+
+
+def heads_in_turn(q, k, v):
+    order = np.arange(q.shape[1]) % k.shape[1]
+    return softmax(causal_scores(q, k[:, order])) @ v[:, order]
+
+
+def leaks_into_the_third_row(q, k, v):
+    v = v.copy()
+    v[2:] += np.float32(1e-3) * v[:1]
+    return kt.softmax_attention(q, k, v, causal=True)
+
+
+def window_is_one_longer(q, k, v):
+    return kt.softmax_attention(q, k, v, causal=True, window=17, sinks=2)
+
+
+def last_key_dropped(q, k, v, log_decay):
+    n = q.shape[2]
+    if n % 64 > 1:  # of the last chunk, which is shorter
+        k = k.copy()
+        k[:, :, -1] = 0
+    return gated(q, k, v, log_decay)
+
+
+def gated(q, k, v, log_decay, **options):
+    options |= {"causal": True, "normalize": False, "scale": q.shape[-1] ** -0.5}
+    return kt.linear_attention(q, k, v, "identity", log_decay=log_decay, **options)
+
+
+def divides_decays(q, k, v, log_decay):
+    total = np.cumsum(log_decay, axis=-1)[..., None]
+    return gated(q * np.exp(total), k * np.exp(-total), v, 0 * log_decay)
+
+
+def subtracts_decays(q, k, v, log_decay):
+    total = np.cumsum(log_decay, axis=-1)
+    between = np.where(np.tri(q.shape[2], dtype=bool), total[..., None] - total[:, :, None], 0)
+    score = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1], dtype=q.dtype)
+    return np.tril(score * np.exp(between)) @ v
+
+
+def decays_after_reading(q, k, v, log_decay):
+    later = np.concatenate([0 * log_decay[..., :1], log_decay[..., :-1]], axis=-1)
+    return gated(q, k, v, later)
+
+
+def scales_in_place(q, k, v, log_decay):
+    q *= np.float32(0.5)
+    return gated(2 * q, k, v, log_decay)
+
+
+def hides_pads_in_place(q, k, v, *, mask=None):
+    k[...] = k if mask is None else np.where(mask[:, None, :, None], k, 0)
+    return kt.linear_attention(q, k, v, causal=True, mask=mask)
+
+
+CALLS = [0]
+
+
+def rarely_wrong(q, k, v, log_decay):
+    CALLS[0] += 1
+    return gated(q, k, v, log_decay) + np.float32(CALLS[0] % 13 == 0)
+
+
+def half_state(q, k, v, beta, log_decay, *, state=None):
+    state = None if state is None else kt.DeltaState(state.astype(q.dtype))
+    o, after = delta(q, k, v, beta, log_decay, state=state)
+    return o, np.array(after.S, np.float16)
+
+
+def float32_state(q, k, v, beta, log_decay, *, state=None):
+    state = None if state is None else kt.DeltaState(state.astype(q.dtype))
+    o, after = delta(q, k, v, beta, log_decay, state=state)
+    return o, np.array(after.S, np.float32)
+
+
+def scales_twice_in_half(q, k, v, *, dtype=None):
+    if dtype is not None:
+        q, k, v = (x.astype(dtype) for x in (q, k, v))
+    scale = q.shape[-1] ** (-0.5 if dtype is None else -1.0)
+    return kt.softmax_attention(q, k, v, causal=True, scale=scale)
+
+
+def adds_epsilon(q, k, v):
+    o, Z = (
+        kt.linear_attention(q, k, x, "elu", causal=True, normalize=False)
+        for x in (v, np.ones_like(v[..., :1]))
+    )
+    return o / (Z + np.float32(1e-6))
+
+
+def keeps_the_normalizer(q, k, v, *, segment_ids=None):
+    options = {"causal": True, "normalize": False}
+    o = kt.linear_attention(q, k, v, "elu", segment_ids=segment_ids, **options)
+    return o / kt.linear_attention(q, k, np.ones_like(v[..., :1]), "elu", **options)
+
+
+def multiplies_by_the_restart(q, k, v, log_decay, *, segment_ids=None):
+    if segment_ids is None:
+        return gated(q, k, v, log_decay)
+    o = np.zeros_like(v)
+    U = np.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), v.dtype)
+    for t in range(q.shape[2]):
+        same = segment_ids[:, t] == segment_ids[:, max(t - 1, 0)]
+        U = U * (same[:, None] * np.exp(log_decay[:, :, t]))[..., None, None].astype(v.dtype)
+        U += k[:, :, t, :, None] * v[:, :, t, None, :]
+        o[:, :, t] = (q[:, :, t, None, :] @ U)[..., 0, :] * q.shape[-1] ** -0.5
+    return o
+
+
+def reads_memory_in_order(x, weight, bias):
+    memory = np.lib.stride_tricks.as_strided(x, (x.size,), (x.itemsize,))
+    return kt.short_convolution(memory.reshape(x.shape), weight, bias)
+
+
+def turns_the_taps(x, weight, bias):
+    return kt.short_convolution(x, weight[:, ::-1], bias)
+
+
+def needs_a_token(C, B, x, dt, A):
+    assert x.size
+    return kt.selective_scan(x, dt, A, B, C)
+
+
+DEFINITION = "equals its definition in float64"
+UNCHANGED = "inputs and states stay as they were"
+SPLITS = "prefill = decode at any split"
+MUTANTS = [
+    (DEFINITION, "delta_rule", wrong_scale, {}),
+    ("past keeps its bits", "delta_rule", sees_the_future, {}),
+    ("padding changes nothing", "delta_rule", counts_pads, {}),
+    ("padding changes nothing", "delta_rule", reads_pads, {}),
+    ("packed = separate", "delta_rule", ignores_segments, {}),
+    (SPLITS, "delta_rule", ignores_state, {}),
+    ("batch of one = batch of many", "delta_rule", mixes_rows, {}),
+    ("NaN stays where it depends", "delta_rule", spreads_nan, {}),
+    ("NaN stays where it depends", "delta_rule", swallows_nan, {}),
+    ("masked rows", "delta_rule", masks_keys_only, {}),
+    ("rollback", "delta_rule", changes_its_state, {}),
+    ("half precision within its error", "delta_rule", rounds_twice, {}),
+    (conformance.EXTREME, "softmax_attention", no_maximum, {}),
+    ("NaN stays where it depends", "softmax_attention", zero_times_nan, {}),
+    (DEFINITION, "softmax_attention", forgets_beyond_100, {}),
+    (DEFINITION, "softmax_attention", third_head_reads_the_second, {}),
+    (DEFINITION, "softmax_attention", reads_16_features, {}),
+    (DEFINITION, "softmax_attention", heads_in_turn, {"grouped": True}),
+    ("batch of one = batch of many", "softmax_attention", leaks_into_the_third_row, {}),
+    (DEFINITION, "window_attention", window_is_one_longer, {}),
+    (DEFINITION, "gated_linear_attention", last_key_dropped, {}),
+    (conformance.EXTREME, "gated_linear_attention", divides_decays, {}),
+    (conformance.EXTREME, "gated_linear_attention", subtracts_decays, {}),
+    (DEFINITION, "gated_linear_attention", decays_after_reading, {}),
+    (UNCHANGED, "gated_linear_attention", scales_in_place, {}),
+    (UNCHANGED, "linear_attention", hides_pads_in_place, {}),
+    (UNCHANGED, "delta_rule", changes_its_state, {}),
+    ("repeated calls give the same bits", "gated_linear_attention", rarely_wrong, {}),
+    (SPLITS, "delta_rule", half_state, {}),
+    (SPLITS, "delta_rule", float32_state, {"floats": ("float32", "float64")}),
+    ("half precision within its error", "softmax_attention", scales_twice_in_half, {}),
+    (conformance.EXTREME, "linear_attention", adds_epsilon, {}),
+    ("packed = separate", "linear_attention", keeps_the_normalizer, {}),
+    ("NaN stays where it depends", "gated_linear_attention", multiplies_by_the_restart, {}),
+    ("memory layout changes nothing", "short_convolution", reads_memory_in_order, {}),
+    (DEFINITION, "short_convolution", turns_the_taps, {}),
+    ("no tokens change nothing", "selective_scan", needs_a_token, {}),
+]
+# What these do wrong shows without extreme values, of which other promises of theirs would break.
+ORDINARY = frozenset(CHECKS) - {conformance.EXTREME}
+
+
+def mutant(run, kind="delta_rule", **more):
     source = f"from test_conformance import {run.__name__}; operator = conformance.Operator("
-    source += f"{run.__name__}, 'delta_rule')"
-    return Operator(run, "delta_rule", promises=frozenset(CHECKS), source=source, **more)
+    source += f"{run.__name__}, {kind!r}{''.join(f', {k}={v!r}' for k, v in more.items())})"
+    return Operator(run, kind, promises=ORDINARY, source=source, **more)
 
 
 def test_there_is_a_mutant_for_every_check_but_those_with_their_own_test():
-    assert {*CHECKS} - {*MUTANTS} == {"gradient against float64", "state saves and loads"}
+    assert {*CHECKS} - {name for name, *_ in MUTANTS} == {
+        "gradient against float64",
+        "state saves and loads",
+        "threads change no bit",
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "run"),
-    [pytest.param(name, run, id=run.__name__) for name, runs in MUTANTS.items() for run in runs],
+    ("name", "kind", "run", "more"),
+    [pytest.param(*each, id=f"{each[2].__name__}: {each[0]}") for each in MUTANTS],
 )
-def test_a_broken_promise_is_found_and_its_program_shows_it(name, run, monkeypatch):
-    (result,) = check(mutant(run), checks=[name]).results
-    assert result.status == "failed", result
-    lines = result.reproducer.splitlines()
-    assert len(lines) <= 10, result.reproducer
+def test_a_broken_promise_is_found_and_its_program_shows_it(name, kind, run, more, monkeypatch):
+    operator = mutant(run, kind, **more)
+    result = check(operator, checks=[name])[name]
+    assert result.status == "failed", str(result)
+    assert len(result.reproducer.splitlines()) <= 12, result.reproducer
     fails(result.reproducer, monkeypatch)
-    assert "n=2" in result.reproducer or "n=3" in result.reproducer or "n=1)" in result.reproducer
+    own = {"from kerneltrick import conformance": "", operator.source: "", "print": ""}
+    assert all(part in result.again for part in own), result.again
+    if kind == "delta_rule" and not more:
+        sizes = ("n=1)", "n=2", "n=3")
+        assert any(size in result.reproducer for size in sizes), result.reproducer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_definition_itself_passes(kind, seed):
+    """Computed in float64 and rounded once: no check takes what is right for wrong."""
+
+    def definition(*arrays):
+        return KINDS[kind].definition([*arrays]).astype(arrays[0].dtype)
+
+    promises = frozenset(CHECKS)
+    sizes = {"grouped": True, "wide": True, "floats": ("float32", "float64")}
+    operator = Operator(definition, kind, exact=True, promises=promises, **sizes)
+    found = check(operator, seed=seed)
+    assert not found.failures, str(found)
+
+
+def test_plain_functions_of_numpy_pass():
+    """The readable ways to compute them in float32, with a loop or in one product."""
+
+    def one_product(q, k, v):
+        return softmax(causal_scores(q, k)) @ v
+
+    def loop(q, k, v, log_decay):
+        return multiplies_by_the_restart(q, k, v, log_decay, segment_ids=np.zeros(v.shape[::2][:2]))
+
+    for run, kind in ((one_product, "softmax_attention"), (loop, "gated_linear_attention")):
+        found = check(run, kind=kind)
+        assert not found.failures, str(found)
+
+
+def test_threads_that_change_bits_are_found():
+    count = [1]
+
+    @contextlib.contextmanager
+    def threads(number):
+        count[0] = number
+        yield
+        count[0] = 1
+
+    def run(q, k, v):
+        return kt.softmax_attention(q, k, v, causal=True) * np.float32(1 + 1e-6 * (count[0] > 2))
+
+    operator = Operator(run, "softmax_attention", exact=True, threads=threads)
+    (result,) = check(operator, checks=["threads change no bit"]).results
+    assert (result.status, result.detail[:14]) == ("failed", "with 3 threads")
 
 
 def fails(program, monkeypatch):
@@ -189,8 +437,10 @@ def test_a_history_rolls_back():
         return rewind(state, count - 1)
 
     names = ["rollback", "prefill = decode at any split"]
-    assert not check(mutant(streamed, exact=True, rewind=rewind), checks=names).failures
-    assert len(check(mutant(streamed, rewind=careless), checks=names).failures) == 1
+    own = {"promises": frozenset(names), "exact": True}
+    assert not check(Operator(streamed, "delta_rule", rewind=rewind, **own), checks=names).failures
+    found = check(Operator(streamed, "delta_rule", rewind=careless, **own), checks=names)
+    assert len(found.failures) == 1
 
 
 def test_a_file_that_loses_bits_is_found():
@@ -200,32 +450,72 @@ def test_a_file_that_loses_bits_is_found():
     def load(path):
         return kt.DeltaState(np.float32(np.load(path + ".npy")))
 
-    (result,) = check(mutant(delta, save=save, load=load), checks=["state saves and loads"]).results
+    operator = Operator(delta, "delta_rule", save=save, load=load)
+    (result,) = check(operator, checks=["state saves and loads"]).results
     assert result.status == "failed"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[] if name.endswith(("(native)", "(chunked)")) else pytest.mark.slow
-        )
-        for name in OURS
-    ],
-)
-def test_our_engines_keep_every_promise(name):
-    found = check(conformance.find(name))
-    assert not found.failures, found
-    assert [result.check for result in found.results if result.status == "not promised"] == [
-        "gradient against float64"  # NumPy has none
-    ]
+# The table of promises: every operator, engine and library that go together.
+# NumPy has every check, with sizes and values that are drawn; so has PyTorch with the compiled
+# core. Other libraries run the same code as NumPy, so that most checks are tried once. XLA compiles
+# every shape anew: `make test` tries one.
+REPEATED = "repeated calls give the same bits"
+LIKE_NUMPY = {REPEATED, "rollback", "batch of one = batch of many", "memory layout changes nothing"}
+ONE_SHAPE = [DEFINITION, conformance.EXTREME, "past keeps its bits"]
+COMPILED = [*ONE_SHAPE, "gradient against float64", "masked rows"]
+TABLE = {known.name: known for known in conformance.known(libraries=True)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_our_operators_keep_every_promise_in_pytorch(kind):
-    pytest.importorskip("torch")
-    found = check(conformance.find(f"kerneltrick {kind} (native, PyTorch)"))
-    assert {result.status for result in found.results} == {"passed"}, found
+def parts(name):
+    engine, _, library = name.partition("(")[2].rstrip(")").partition(", ")
+    return engine, library or "NumPy"
+
+
+def missing(name, kind):
+    """The checks that a row has nothing for."""
+    engine, library = parts(name)
+    states = kind in ("selective_scan", "short_convolution") or library not in ("NumPy", "PyTorch")
+    lacks = {
+        "gradient against float64": library in ("NumPy", "array-api-strict"),
+        "state saves and loads": states,
+        "half precision within its error": library in ("JAX", "array-api-strict"),
+        "threads change no bit": engine != "native",
+    }
+    return {check for check, lacking in lacks.items() if lacking}
+
+
+def row(name):
+    """An operator of ours, the checks that `make test` tries on it, and how many draws."""
+    known, (engine, library) = TABLE[name], parts(name)
+    if not known.installed:
+        pytest.skip(f"{name} needs {known.needs}")
+    operator, native = known.operator(), engine == "native"
+    if library == "NumPy" or (library == "PyTorch" and native):
+        return operator, [*CHECKS], 3
+    if library == "JAX":
+        return operator, COMPILED if native else ONE_SHAPE, 0
+    n = 66 if engine in ("chunked", "direct") else 6
+    operator = dataclasses.replace(operator, sizes=conformance.TrialSizes(n=n))
+    return operator, [check for check in CHECKS if check not in LIKE_NUMPY], 0
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_our_operators_keep_every_promise(name):
+    operator, checks, draws = row(name)
+    found = check(operator, checks=checks, draws=draws)
+    assert not found.failures, str(found)
+    untried = {result.check for result in found.results if result.status == "not promised"}
+    assert untried == missing(name, operator.kind) & {*checks}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLE)
+def test_our_operators_keep_every_promise_on_more_inputs(name):
+    """Seeds that are not the usual one; with XLA one shape, but every check."""
+    operator, _, draws = row(name)
+    for seed in range(1, 9 if draws else 2):
+        found = check(operator, seed=seed, draws=2 * draws)
+        assert not found.failures, str(found)
 
 
 PEERS = [known for known in conformance.known(peers=True) if known.package != "kerneltrick"]
@@ -246,7 +536,8 @@ def test_peers_keep_what_they_promise_and_reproducers_show_the_rest(known, monke
     if not known.installed:
         pytest.skip(f"{known.package} is not installed: {known.install}")
     found = check(known.operator(), checks=SAFE)
-    assert not found.failures, found
+    # Chunks of theirs subtract running sums of decays, which loses what follows a strong one.
+    assert {result.check for result in found.failures} <= {conformance.EXTREME}, str(found)
     for result in found.results:
         if result.reproducer:
             fails(result.reproducer, monkeypatch)

@@ -1,4 +1,4 @@
-"""Operators on tensors of PyTorch as operators on NumPy arrays."""
+"""Operators on arrays of other libraries as operators on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,51 @@ from typing import Any
 import numpy as np
 
 from kerneltrick._arrays import Array
-from kerneltrick.conformance._operator import Operator, source_of
+from kerneltrick.conformance._operator import Operator, narrowed, source_of
+
+
+def from_library(
+    function: Callable[..., Any],
+    kind: str,
+    name: str = "",
+    *,
+    asarray: Callable[[Array], Any],
+    to_numpy: Callable[[Any], Array] = np.asarray,
+    gradient: Callable[..., Any] | None = None,
+    **more: Any,
+) -> Operator:
+    """An `Operator` from a function on arrays of any library, with the same keywords.
+
+    `asarray` and `to_numpy` convert. Masks and segment ids are converted too; states stay as the
+    function returned them.
+
+    >>> import array_api_strict as xp
+    >>> def summed(x, weight, bias):
+    ...     return xp.cumulative_sum(x, axis=-2)
+    >>> operator = from_library(summed, "short_convolution", asarray=xp.asarray)
+    >>> operator(np.ones((1, 1, 2, 1)), np.ones((1, 4)), np.ones(1))[0].ravel().tolist()
+    [1.0, 2.0]
+    """
+
+    @functools.wraps(function)
+    def run(*arrays: Array, **options: Any) -> Any:
+        given = {
+            key: asarray(x) if isinstance(x, np.ndarray) and key != "state" else x
+            for key, x in options.items()
+        }
+        found = function(*map(asarray, arrays), **given)
+        o, *state = found if isinstance(found, tuple) else (found,)
+        return (to_numpy(o), *state) if state else to_numpy(o)
+
+    slope = None
+    if gradient is not None:
+
+        def slope(arrays: list[Array], cotangent: Array) -> list[Array]:
+            found = gradient(function, [asarray(x) for x in arrays], asarray(cotangent))
+            return [to_numpy(x) for x in found]
+
+    more.setdefault("source", source_of(function, kind, "from_library"))
+    return Operator(run, kind, name, gradient=slope, **more)
 
 
 def from_torch(
@@ -40,7 +84,7 @@ def from_torch(
     def run(*arrays: Array, dtype: str | None = None, **options: Any) -> Any:
         given = [torch.from_numpy(x) for x in arrays]
         if dtype is not None:
-            given = [x.to(getattr(torch, dtype)) if i < 3 else x for i, x in enumerate(given)]
+            given = narrowed(kind, given, lambda x: x.to(getattr(torch, dtype)))
         tensors = {
             key: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x
             for key, x in options.items()

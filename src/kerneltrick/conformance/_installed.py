@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ from kerneltrick._text import nearest
 from kerneltrick._version import __version__
 from kerneltrick.conformance._kinds import KINDS
 from kerneltrick.conformance._operator import Operator
+
+DOT_PRODUCT = "scaled_dot_product_attention"  # of PyTorch, and of its adapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,31 +57,28 @@ class KnownOperator:
         )
 
 
-def _ours() -> list[KnownOperator]:
+def _ours(libraries: bool) -> list[KnownOperator]:
+    """Every engine on NumPy arrays, and the compiled one on tensors; or every pair that exists."""
+    from kerneltrick.conformance import _ours
+
     made = []
     for kind in KINDS:
-        dense = () if kind.startswith("delta") else ("dense",)
-        for engine in (*dense, "recurrent", "chunked", "native"):
-            name = f"kerneltrick {kind} ({engine})"
-            made.append(KnownOperator(name, kind, "kerneltrick", (), _make_numpy(engine)))
-        name = f"kerneltrick {kind} (native, PyTorch)"
-        made.append(KnownOperator(name, kind, "kerneltrick", ("torch",), _make_torch))
+        for engine, library in itertools.product(_ours.engines_of(kind), _ours.LIBRARIES):
+            usual = library == "NumPy" or (library == "PyTorch" and engine == "native")
+            if not (usual or (libraries and _ours.goes_with(kind, engine, library))):
+                continue
+            where = "" if library == "NumPy" else f", {library}"
+            needs = (_ours.MODULES[library],) if where else ()
+            name = f"kerneltrick {kind} ({engine}{where})"
+            make = functools.partial(_make, engine, library)
+            made.append(KnownOperator(name, kind, "kerneltrick", needs, make))
     return made
 
 
-def _make_numpy(engine: str) -> Callable[[KnownOperator], Operator]:
-    def make(known: KnownOperator) -> Operator:
-        from kerneltrick.conformance import _ours
-
-        return _ours.numpy_operator(known.kind, engine, known.name)
-
-    return make
-
-
-def _make_torch(known: KnownOperator) -> Operator:
+def _make(engine: str, library: str, known: KnownOperator) -> Operator:
     from kerneltrick.conformance import _ours
 
-    return _ours.torch_operator(known.kind, "native", known.name)
+    return _ours.our_operator(known.kind, engine, library, known.name)
 
 
 def _peer(
@@ -107,12 +108,7 @@ def _peers() -> list[KnownOperator]:
     hf = ("_transformers_peers", "transformers", ("torch", "transformers"))
     fla = ("_fla_peers", "fla-core", ("torch", "fla", "einops"))
     rows = [
-        (
-            torch,
-            "softmax_attention",
-            "scaled_dot_product_attention",
-            "scaled_dot_product_attention",
-        ),
+        (torch, "softmax_attention", DOT_PRODUCT, DOT_PRODUCT),
         (torch, "softmax_attention", "nn.MultiheadAttention", "multihead_attention"),
         (hf, "delta_rule", "gated delta rule (chunked, then steps)", "gated_delta_rule"),
         (hf, "delta_rule", "gated delta rule (recurrent)", "recurrent_gated_delta_rule"),
@@ -127,8 +123,10 @@ def _peers() -> list[KnownOperator]:
         (fla, "linear_attention", "linear attention (recurrent)", "recurrent_linear_attention"),
         (fla, "softmax_attention", "softmax attention (parallel)", "parallel_attention"),
     ]
+    # Its single-token update changes the state that it is given.
+    more: dict[str, dict[str, Any]] = {"mamba2_scan": {"consumes_state": True}}
     found = [
-        _peer(module, function, f"{package} {name}", kind, package, needs)
+        _peer(module, function, f"{package} {name}", kind, package, needs, **more.get(function, {}))
         for (module, package, needs), kind, name, function in rows
     ]
     for function, kind in (
@@ -143,9 +141,12 @@ def _peers() -> list[KnownOperator]:
     return found
 
 
-def known(*, peers: bool = False) -> list[KnownOperator]:
-    """Our operators, and with `peers` those of other packages, installed or not."""
-    return _ours() + (_peers() if peers else [])
+def known(*, peers: bool = False, libraries: bool = False) -> list[KnownOperator]:
+    """Our operators, and with `peers` those of other packages, installed or not.
+
+    `libraries`: every engine of ours on arrays of every library.
+    """
+    return _ours(libraries) + (_peers() if peers else [])
 
 
 def find(name: str) -> Operator:
@@ -154,7 +155,7 @@ def find(name: str) -> Operator:
     >>> find("kerneltrick delta_rule (chunked)").kind
     'delta_rule'
     """
-    every = {each.name: each for each in known(peers=True)}
+    every = {each.name: each for each in known(peers=True, libraries=True)}
     if name not in every:
         raise ValueError(f"unknown operator {name!r}; {nearest(name, [*every])}")
     return every[name].operator()

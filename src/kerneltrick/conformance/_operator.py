@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from kerneltrick._arrays import Array
 from kerneltrick.conformance._kinds import kind_named
+from kerneltrick.conformance._tokens import USUAL_SIZES, TrialSizes
 
 KEYWORDS = ("mask", "segment_ids", "state", "dtype")
 HALVES = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the spacing of numbers at 1
@@ -18,20 +20,6 @@ HALVES = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the spacing of numbers at
 
 class AdapterError(ValueError):
     """An adapter does not return what it should."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrialSizes:
-    """The shape of the inputs: (batch, heads, n, d)."""
-
-    batch: int = 2
-    heads: int = 2
-    n: int = 70
-    d: int = 4
-
-    def __str__(self) -> str:
-        given = dataclasses.asdict(self).items()
-        return "".join(f", {name}={size}" for name, size in given if size != 1 or name == "n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +48,17 @@ class Operator:
         back by keeping the earlier state.
     halves
         What `dtype` may be.
+    floats
+        The types of its arrays.
+    grouped, wide
+        Whether some heads may be shared, and whether values may be wider or narrower than keys.
+    consumes_state
+        Whether a call may overwrite the state that it is given.
+    threads
+        threads(count) → a context in which it runs with so many threads.
     sizes
-        The inputs to check it on. Operators with chunks need more tokens than a chunk has.
+        The inputs to check it on first; others are drawn, and some have twice as many tokens.
+        Operators with chunks need more tokens than a chunk has.
     source
         The line of Python that makes `operator`, for reproducers.
 
@@ -85,7 +82,12 @@ class Operator:
     load: Callable[[str], Any] | None = None
     rewind: Callable[[Any, int], Any] | None = None
     halves: tuple[str, ...] = ("float16",)
-    sizes: TrialSizes = TrialSizes()
+    floats: tuple[str, ...] = ("float32",)
+    grouped: bool = False
+    wide: bool = False
+    consumes_state: bool = False
+    threads: Callable[[int], AbstractContextManager[Any]] | None = None
+    sizes: TrialSizes = USUAL_SIZES
     source: str = ""
     abilities: frozenset[str] = dataclasses.field(init=False)
 
@@ -105,6 +107,8 @@ class Operator:
             abilities.add("gradient")
         if self.save is not None and self.load is not None:
             abilities.add("file")
+        if self.threads is not None:
+            abilities.add("threads")
         object.__setattr__(self, "abilities", frozenset(abilities))
         if not self.name:
             object.__setattr__(self, "name", _name(self.run))
@@ -113,7 +117,12 @@ class Operator:
 
     def __call__(self, *arrays: Array, **options: Any) -> tuple[Array, Any]:
         """The output, and the state after the last token, or None where there is none."""
-        found = self.run(*(x.copy() for x in arrays), **options)
+        tokens = {key: x.copy() for key, x in options.items() if key in ("mask", "segment_ids")}
+        return self.on_these(*map(_copied, arrays), **{**options, **tokens})
+
+    def on_these(self, *arrays: Array, **options: Any) -> tuple[Array, Any]:
+        """The same on the arrays themselves, which an operator may spoil."""
+        found = self.run(*arrays, **options)
         state = None
         if "state" in self.abilities:
             if not isinstance(found, tuple) or len(found) != 2:
@@ -125,7 +134,8 @@ class Operator:
         return self._checked(found, arrays), state
 
     def _checked(self, output: Any, arrays: tuple[Array, ...]) -> Array:
-        shape = arrays[2].shape
+        kind = kind_named(self.kind)
+        shape, values = kind.output_shape([*arrays]), arrays[kind.value].shape
         if not isinstance(output, np.ndarray):
             raise AdapterError(
                 f"the adapter of {self.name} returned {type(output).__name__}; it must return a "
@@ -134,8 +144,8 @@ class Operator:
         if output.shape != shape:
             raise AdapterError(
                 f"the adapter of {self.name} returned an output of shape {output.shape} for values "
-                f"of shape {shape}; it must return (batch, heads, n, d), so transpose or reshape "
-                "there"
+                f"of shape {values}; it must return (batch, heads, n, d), {shape}, so transpose or "
+                "reshape there"
             )
         return output
 
@@ -152,6 +162,12 @@ class Operator:
         return found
 
 
+def narrowed(kind: str, arrays: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    """The inputs of an operator in a type of 16 bits: all but decays, beta and parameters."""
+    narrow = kind_named(kind).narrow
+    return [convert(x) if own else x for own, x in zip(narrow, arrays, strict=True)]
+
+
 def source_of(function: Callable[..., Any], kind: str, maker: str) -> str:
     """The line of Python that makes an operator of a function, by `Operator` or `from_torch`."""
     module, name = getattr(function, "__module__", "__main__"), _name(function)
@@ -160,3 +176,14 @@ def source_of(function: Callable[..., Any], kind: str, maker: str) -> str:
 
 def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _copied(x: Array) -> Array:
+    """A copy with the same strides unless one is negative, which PyTorch has not."""
+    if x.flags.c_contiguous or not x.size or min(x.strides) < 0:
+        return x.copy()
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+    memory = np.empty(reach // x.itemsize + 1, x.dtype)
+    made = np.lib.stride_tricks.as_strided(memory, x.shape, x.strides)
+    made[...] = x
+    return made

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from kerneltrick._text import nearest
-from kerneltrick.conformance._checks import CHECKS, Check
-from kerneltrick.conformance._operator import Operator, TrialSizes
+from kerneltrick.conformance._checks import CHECKS, EXTREME, Check
+from kerneltrick.conformance._kinds import kind_named
+from kerneltrick.conformance._operator import AdapterError, Operator
+from kerneltrick.conformance._tokens import TrialSizes, draw_sizes, ranges_of
 from kerneltrick.conformance._trial import Trial, Violation, attempt
 
 PASSED, FAILED, NOT_PROMISED = "passed", "failed", "not promised"
+DRAWS = 3  # how many inputs of other sizes each check draws
+SHAPES = ("long", "many", "wide")
 # Where a violation is looked for again, the smallest inputs first.
 SMALLER = [
-    TrialSizes(batch, heads, n, d)
-    for batch, heads, d in ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 2, 4))
-    for n in (1, 2, 3, 5, 9, 17, 33, 65)
-]
+    TrialSizes(batch, heads, n, d, groups)
+    for batch, heads, d, groups in (
+        (1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (3, 1, 1, 1), (1, 2, 1, 2), (1, 3, 1, 1),
+        (2, 2, 4, 1), (1, 1, 17, 1),
+    )
+    for n in (1, 2, 3, 5, 9, 17, 33, 65, 129)
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Result:
         In one line: how it fails, why it is not promised, or that it holds to rounding only.
     reproducer
         A program that shows the failure on the smallest inputs found, or "".
+    again
+        The line of Python that runs the check again with the same seed, or "".
     """
 
     operator: str
@@ -41,6 +53,7 @@ class Result:
     holds: bool | None
     detail: str = ""
     reproducer: str = ""
+    again: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +86,7 @@ class Conformance:
         for result in self.results:
             detail = f": {result.detail}" if result.detail else ""
             lines.append(f"  {result.check}: {result.status}{detail}")
+            lines += [f"    {result.again}"] if result.status == FAILED else []
         return "\n".join(lines)
 
 
@@ -81,8 +95,13 @@ def check(
     kind: str | None = None,
     *,
     checks: Iterable[str] | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> Conformance:
     """Run the named checks (all of them by default) on an operator.
+
+    Each is tried on inputs of the operator's own sizes, and on `draws` others that `seed` decides:
+    long texts, many rows and heads, wide heads, and values of every size.
 
     `operator` is an `Operator`, or a function on NumPy arrays together with its `kind`. A violation
     is looked for again on smaller inputs, and comes with a program that shows it.
@@ -107,39 +126,85 @@ def check(
     for name in names:
         if name not in CHECKS:
             raise ValueError(f"unknown check {name!r}; {nearest(name, [*CHECKS])}")
-    results = tuple(_judge(operator, CHECKS[name]) for name in names)
+    _try_adapter(operator, names)
+    results = tuple(_judge(operator, CHECKS[name], seed, draws) for name in names)
     return Conformance(operator.name, operator.kind, results)
 
 
-def _judge(operator: Operator, check: Check) -> Result:
+def _try_adapter(operator: Operator, names: list[str]) -> None:
+    """Raise what an adapter returns that it should not, which is no matter of promises."""
+    trial = Trial.of(operator, operator.sizes)
+    try:
+        with np.errstate(all="ignore"):
+            o = trial.output()
+            if operator.gradient is not None and "gradient against float64" in names:
+                operator.gradients(trial.arrays, o)
+    except AdapterError:
+        raise
+    except Exception:  # whatever the operator raises, the checks will say
+        return
+
+
+def _judge(operator: Operator, check: Check, seed: int, draws: int) -> Result:
     def result(status: str, holds: bool | None, detail: str = "", script: str = "") -> Result:
-        return Result(operator.name, operator.kind, check.name, status, holds, detail, script)
+        again = ""
+        if script:
+            chosen = f"checks=[{check.name!r}], seed={seed}, draws={draws}"
+            again = f"from kerneltrick import conformance; {operator.source}; "
+            again += f"print(conformance.check(operator, {chosen}))"
+        return Result(
+            operator.name, operator.kind, check.name, status, holds, detail, script, again
+        )
 
     missing = sorted(check.needs - operator.abilities)
     if missing:
         return result(NOT_PROMISED, None, f"it has no {' and no '.join(missing)}")
     promised = check.implied or check.name in operator.promises
-    trial = Trial.of(operator, operator.sizes)
-    violation = attempt(check.find, trial)
-    if violation is None:
-        to = "to rounding" if trial.rounded else ""
-        return result(PASSED, True, to) if promised else result(NOT_PROMISED, True, "holds")
-    trial, violation = next(_smaller(operator, check), (trial, violation))
-    script = trial.script(violation)
-    if promised:
-        return result(FAILED, False, violation.message, script)
-    return result(NOT_PROMISED, False, f"does not hold: {violation.message}", script)
+    rounded = False
+    for trial, values in _trials(operator, check, seed, draws):
+        violation = attempt(check, trial)
+        rounded |= bool(trial.rounded)
+        if violation is not None:
+            trial, violation = next(_smaller(trial, violation, values, check), (trial, violation))
+            script = trial.script(violation)
+            if promised:
+                return result(FAILED, False, violation.message, script)
+            return result(NOT_PROMISED, False, f"does not hold: {violation.message}", script)
+    to = "to rounding" if rounded else ""
+    return result(PASSED, True, to) if promised else result(NOT_PROMISED, True, "holds")
 
 
-def _smaller(operator: Operator, check: Check) -> Iterator[tuple[Trial, Violation]]:
-    """Violations on smaller inputs, the smallest first."""
+def _trials(operator: Operator, check: Check, seed: int, draws: int) -> Iterator[tuple[Trial, str]]:
+    """Inputs of the operator's own sizes, then some of drawn sizes, with their ranges of values."""
+    rng = np.random.default_rng([seed, zlib.crc32(check.name.encode())])
+    ranges = [values for values in check.ranges if values in ranges_of(kind_named(operator.kind))]
+    if check.name == EXTREME:
+        first = ranges
+    else:
+        first = ranges[:1]
+        ranges = ranges if EXTREME in operator.promises else first
+    for values in first:
+        yield Trial.of(operator, operator.sizes, values=values, seed=seed), values
+    start = int(rng.integers(6))
+    for i in range(draws):
+        shape, values = SHAPES[i % len(SHAPES)], ranges[(start + i) % len(ranges)]
+        dtype = operator.floats[(start + i) % len(operator.floats)]
+        sizes = draw_sizes(
+            rng, shape, 2 * operator.sizes.n, grouped=operator.grouped, wide=operator.wide
+        )
+        drawn = int(rng.integers(1, 10**6))
+        yield Trial.of(operator, sizes, dtype, values=values, seed=drawn, few=True), values
+
+
+def _smaller(
+    failed: Trial, violation: Violation, values: str, check: Check
+) -> Iterator[tuple[Trial, Violation]]:
+    """Violations on smaller inputs of the same range and seed, the smallest first."""
+    operator, dtype = failed.operator, str(failed.arrays[0].dtype)
     for sizes in SMALLER:
-        if sizes.n > operator.sizes.n:
+        if not sizes.within(failed.sizes):
             continue
-        trial = Trial.of(operator, sizes)
-        try:
-            found = attempt(check.find, trial)
-        except Exception:  # inputs that the check cannot cut, such as one token
-            continue
-        if found is not None and not found.message.startswith("it raised"):
+        trial = Trial.of(operator, sizes, dtype, values=values, seed=failed.seed)
+        found = attempt(check, trial)
+        if found is not None and found.raised == violation.raised:
             yield trial, found

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from kerneltrick.conformance._trial import Trial, Violation, listed
+from kerneltrick.conformance._trial import Trial, Violation, at, listed
 
 
 def splits(trial: Trial) -> Violation | None:
     """A text read in parts, or token by token, has the outputs of one call."""
-    whole = trial.output(state=None)
+    whole, size = trial.output(state=None), trial.kind.size(trial.arrays)
     plans = [[0, cut, trial.n] for cut in trial.cuts]
     plans += [[0, cut, *range(cut + 1, trial.n + 1)] for cut in trial.cuts[-2:]]
     plans += [[*range(min(trial.n, 9) + 1)]]
     for edges in plans:
-        outputs, state = [], None
-        for start, stop in itertools.pairwise(edges):
-            out, state = trial.operator(*trial.between(start, stop), state=state)
-            outputs.append(out)
-        wrong = trial.differ(np.concatenate(outputs, axis=2), whole[:, :, : edges[-1]])
+        stop = edges[-1]
+        parts = trial.in_parts(edges)
+        wrong = trial.differ(parts, whole[:, :, :stop], size=size[:, :, :stop])
         if wrong:
             return Violation(
                 f"reading in parts that begin at {listed(edges[:-1])} changes outputs: {wrong}",
                 (
+                    f"size = conformance.KINDS[{trial.kind.name!r}].size([{trial.given}])",
                     f"whole, _ = operator({trial.given}, state=None)",
                     "outputs, state = [], None",
                     f"for i, j in zip({edges[:-1]}, {edges[1:]}):",
-                    f"    now = [x[:, :, i:j] for x in ({trial.given})]",
+                    f"    now = conformance.at([{trial.given}], slice(i, j))",
                     "    o, state = operator(*now, state=state); outputs.append(o)",
                     "assert conformance.close(np.concatenate(outputs, axis=2), "
-                    f"whole[:, :, :{edges[-1]}])",
+                    f"whole[:, :, :{stop}], size[:, :, :{stop}])",
                 ),
             )
     return None
@@ -44,7 +40,7 @@ def file(trial: Trial) -> Violation | None:
     save, load = trial.operator.save, trial.operator.load
     assert save is not None
     assert load is not None
-    cut = trial.cuts[0]
+    cut = trial.cuts[0] if trial.cuts else trial.n
     _, state = trial.operator(*trial.between(0, cut), state=None)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "state"))
@@ -58,10 +54,11 @@ def file(trial: Trial) -> Violation | None:
     return Violation(
         f"a saved state continues differently after token {cut}: {wrong}",
         (
-            f"_, state = operator(*(x[:, :, :{cut}] for x in ({trial.given})), state=None)",
+            f"x, y = (conformance.at([{trial.given}], i) for i in "
+            f"(slice({cut}), slice({cut}, None)))",
+            "_, state = operator(*x, state=None)",
             "operator.save(state, 'state'); again = operator.load('state')",
-            f"a, _ = operator(*(x[:, :, {cut}:] for x in ({trial.given})), state=state)",
-            f"b, _ = operator(*(x[:, :, {cut}:] for x in ({trial.given})), state=again)",
+            "(a, _), (b, _) = (operator(*y, state=each) for each in (state, again))",
             "assert np.array_equal(a, b)",
         ),
     )
@@ -75,7 +72,7 @@ def rollback(trial: Trial) -> Violation | None:
             _, kept = trial.operator(*trial.between(0, cut), state=None)
             wanted = trial.output(trial.between(cut, None), state=kept)
             _, kept = trial.operator(*trial.between(0, cut), state=None)
-            drafted = [x[:, :, ::-1][:, :, :draft] for x in trial.arrays]
+            drafted = at(trial.arrays, slice(None, -1 - draft, -1))
             _, strayed = trial.operator(*drafted, state=kept)
             state = kept if back is None else back(strayed, draft)
             out = trial.output(trial.between(cut, None), state=state)
@@ -85,12 +82,11 @@ def rollback(trial: Trial) -> Violation | None:
                 return Violation(
                     f"after reading {draft} tokens too many at {cut} and going back: {wrong}",
                     (
-                        f"x, y = ([a[:, :, i] for a in ({trial.given})] for i in "
-                        f"(slice({cut}), slice({cut}, None)))",
+                        f"x, y, draft = (conformance.at([{trial.given}], i) for i in (slice({cut}),"
+                        f" slice({cut}, None), slice(None, {-1 - draft}, -1)))",
                         "wanted, _ = operator(*y, state=operator(*x, state=None)[1])",
                         "_, state = operator(*x, state=None)",
-                        f"_, strayed = operator(*(a[:, :, ::-1][:, :, :{draft}] for a in "
-                        f"({trial.given})), state=state)",
+                        "_, strayed = operator(*draft, state=state)",
                         f"o, _ = operator(*y, state={way})",
                         "assert conformance.close(o, wanted)",
                     ),
