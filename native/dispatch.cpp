@@ -6,7 +6,11 @@
 
 namespace kt {
 
+#ifdef KT_POISON
+bool poison = true;
+#else
 bool poison = false;
+#endif
 
 namespace baseline {
 extern const Kernels table;
