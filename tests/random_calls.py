@@ -500,6 +500,7 @@ def check_steps(seed: int) -> str:
     if decay is not None:
         decay = np.asarray(decay, draw.compute)
         decay = decay[:, None] if decay.ndim == 1 else decay
+        decay = decay[..., 0] if decay.ndim == 4 and decay.shape[-1] == 1 else decay
         width = decay.shape[3] if decay.ndim == 4 else 1
         decay = np.broadcast_to(decay, (batch, heads, v.shape[2], *decay.shape[3:]))
     erase_read = {name: options.pop(name) for name in ("erase", "read") if name in options}
