@@ -10,7 +10,7 @@ PIP := $(if $(CONFIGURED),KERNELTRICK_REQUIRE_NATIVE=1,rm -rf build/editable;) \
        $(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h) $(wildcard src/kerneltrick/engines/calls/*.def)
 MISSING = $(foreach tool,cmake ninja,$(if $(shell command -v $(tool) 2> /dev/null),,$(tool)))
-CASES ?= 100000
+CASES ?= 3000
 
 # pip prints nothing while it compiles, so this shows the progress.
 define INSTALL
@@ -76,21 +76,27 @@ native sanitize sanitize-arm: export PATH := $(CURDIR)/$(BIN):$(PATH)
 native: $(VENV)/.run ## recompile the core after a change in native/
 	cmake --build build/editable
 
-sanitize: $(VENV)/.backend ## run the core's fuzzer under AddressSanitizer, UBSan and ThreadSanitizer
-	cmake -S . -B build/asan -G Ninja -DKT_SANITIZE=address
+sanitize: $(VENV)/.test ## run random calls under AddressSanitizer and UBSan, and recorded ones under ThreadSanitizer
+	cmake -S . -B build/asan -G Ninja -DKT_SANITIZE=address -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	cmake --build build/asan
-	build/asan/kt_fuzz --cases $(CASES)
+	$(BIN)/python tools/sanitize.py address build/asan --cases $(CASES)
 	cmake -S . -B build/tsan -G Ninja -DKT_SANITIZE=thread
 	cmake --build build/tsan
-	build/tsan/kt_fuzz --threads 8 --cases 2000
-	build/tsan/kt_fuzz --threads 3 --callers 4 --cases 2000
+	$(MAKE) build/calls.bin
+	build/tsan/kt_replay build/calls.bin --threads 8
+	build/tsan/kt_replay build/calls.bin --threads 3 --callers 4
+
+# Calls of the core with what they gave, for machines and sanitizers without Python.
+build/calls.bin: $(VENV)/.test tests/random_calls.py tools/sanitize.py tools/record_calls.py $(NATIVE)
+	$(BIN)/python tools/sanitize.py record $@ --cases 600
 
 # AddressSanitizer does not run under qemu; UBSan does.
-sanitize-arm: $(VENV)/.backend ## run the fuzzer for ARM64, cross-compiled, in an emulator (Debian: g++-aarch64-linux-gnu qemu-user-static)
+sanitize-arm: build/calls.bin ## run recorded calls on ARM64, cross-compiled, in an emulator (Debian: g++-aarch64-linux-gnu qemu-user-static)
 	cmake -S . -B build/arm -G Ninja -DKT_SANITIZE=undefined -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	cmake --build build/arm
-	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/kt_fuzz --cases 5000
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu build/arm/kt_replay build/calls.bin --threads 3
 
 test: $(VENV)/.test ## run all tests except the slow ones
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow"

@@ -1,9 +1,9 @@
 """Random calls of every operator with every option, and what they must give.
 
-`check(seed)` draws a call, computes it pair by pair in extended precision, and compares every engine
-that can run it; `python tests/random_calls.py --cases 20000` tries many seeds. A failure names the
-seed. Nothing of the engines is used for the truth: decays are summed anew for each pair of tokens, and
-a state is the tokens that made it.
+`check(seed)` draws a call, computes it pair by pair in extended precision, and compares an engine
+that can run it; `python tests/random_calls.py --cases 20000` tries many seeds. A failure names its seed.
+Nothing of the engines is used for the truth: decays are summed anew for each pair of tokens, and a
+state is the tokens that made it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ EXACT_NEAR = 60  # how many roundings an output may be made of, beside those tha
 class Call:
     """A call by its keywords, and what it must give.
 
-    truth: the outputs; allowed: how wrong each may be, infinite where nothing is promised; size: what
-    the absolute values of all that is added up amount to, which may overflow where the output does not.
+    truth
+        The outputs.
+    allowed
+        How wrong each may be, infinite where nothing is promised.
+    size
+        The sum of the absolute values of what it adds up, which may overflow where it does not.
     """
 
     operator: str
@@ -61,9 +65,12 @@ class Call:
 class Draw:
     """Random choices of one call."""
 
-    def __init__(self, seed: int, *, mild: bool = False, stream: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, mild: bool = False, steady: bool = False, stream: bool = False
+    ) -> None:
         self.rng = np.random.default_rng(seed)
         self.mild = mild  # float64 and ordinary values, so that derivatives do not overflow
+        self.steady = mild or steady  # no sums that nearly cancel before they are divided by
         self.stream = stream  # without masks, segments and long texts, which decoders do not take
         self.dtype = np.dtype("float64" if mild else self.one(TYPES))
         self.compute = np.dtype("float64" if self.dtype == "float64" else "float32")
@@ -123,6 +130,16 @@ def spread(x: Any, batch: int, heads: int) -> Any:
     return np.broadcast_to(x, (batch, heads, x.shape[-1]))
 
 
+def spread_decay(x: Any, batch: int, heads: int, n: int) -> Any:
+    """A log-decay of any of the shapes as (batch, heads, n, 1 or m)."""
+    if x is None:
+        return None
+    x = np.asarray(x, WIDE)
+    more = {0: (), 1: (slice(None), None, None), 3: (..., None), 4: ()}[x.ndim]
+    x = x[more]
+    return np.broadcast_to(x, (batch, heads, n, x.shape[-1] if x.ndim else 1))
+
+
 def draw_linear(draw: Draw) -> Call:
     one, rng = draw.one, draw.rng
     batch, heads, groups = one((1, 1, 2, 3)), one((1, 2, 3)), one((1, 2, 3))
@@ -136,7 +153,7 @@ def draw_linear(draw: Draw) -> Call:
     k = draw.normal(batch, heads, n, d, size=size)
     v = draw.values(batch, heads, n, width)
     options: dict[str, Any] = {"causal": causal, "normalize": draw.chance(0.7), "on_zero": "nan"}
-    if draw.mild and text in SIGNED_FEATURES:
+    if draw.steady and text in SIGNED_FEATURES:
         options["normalize"] = False  # a sum that nearly cancels has derivatives without bound
     options |= draw.tokens(batch, heads, n, causal)
     if not causal and draw.chance(0.3):
@@ -186,13 +203,9 @@ def linear_truth(
     groups, first = q.shape[1] // heads, 0 if before is None else before[0].shape[-2]
     mask, ids = (spread(options.get(name), batch, heads) for name in ("mask", "segment_ids"))
     hidden = options.get("query_mask")
-    decay = options.get("log_decay")
-    if decay is not None:
-        shape = np.shape(decay)
-        decay = np.asarray(decay, WIDE)
-        decay = decay[:, None, None] if len(shape) == 1 else decay[..., None] if len(shape) == 3 else decay
-        decay = np.broadcast_to(decay, (batch, heads, n, decay.shape[-1] if decay.ndim else 1))
-    windows = np.ndim(options.get("window", 0)) and options["window"] or [options.get("window", 0)] * heads
+    decay = spread_decay(options.get("log_decay"), batch, heads, n)
+    windows = options.get("window", 0)
+    windows = windows if isinstance(windows, tuple) else (windows,) * heads
     feature_map = maps.get(text)
     truth = np.zeros((*q.shape[:-1], v.shape[-1]), WIDE)
     allowed, size = np.zeros_like(truth), np.zeros_like(truth)
@@ -203,26 +216,37 @@ def linear_truth(
         own = np.zeros(n, int) if ids is None else ids[b, g]
         rates = None if decay is None else decay[b, g]
         if before is not None:
-            keys, values = np.concatenate([before[0][b, g], keys]), np.concatenate([before[1][b, g], values])
+            keys, values = (
+                np.concatenate([before[0][b, g], keys]),
+                np.concatenate([before[1][b, g], values]),
+            )
             keep = np.concatenate([np.ones(first, bool), keep])
             own = np.concatenate([np.full(first, own[0] if n else 0), own])
             if rates is not None:
                 early = np.zeros((first, rates.shape[1]), WIDE)
                 if np.ndim(options["log_decay"]) < 2:
-                    early[:] = rates[:1] if n else np.broadcast_to(np.asarray(options["log_decay"], WIDE), (heads,))[g]
+                    early[:] = (
+                        rates[:1]
+                        if n
+                        else np.broadcast_to(np.asarray(options["log_decay"], WIDE), (heads,))[g]
+                    )
                 rates = np.concatenate([early, rates])
         truth[b, h], allowed[b, h], size[b, h] = one_head(
             draw, feature_map, q[b, h], keys, values, keep, own, rates, first,
             window=windows[g], sinks=options.get("sinks", 0),
-            far=far_of(options, feature_map, d, h) if windows[g] != 0 or options.get("sinks") else (0.0, False),
+            far=far_of(options, feature_map, d, h, bool(windows[g] != 0 or options.get("sinks"))),
             causal=options["causal"], normalize=options["normalize"], scale=options.get("scale"),
             shown=None if hidden is None else hidden[b],
         )  # fmt: skip
     return truth, allowed, size
 
 
-def far_of(options: dict[str, Any], feature_map: Any, d: int, head: int) -> tuple[float, bool]:
+def far_of(
+    options: dict[str, Any], feature_map: Any, d: int, head: int, near: bool
+) -> tuple[float, bool]:
     """The gain of far weights of a query head, and whether it is relative to the near ones."""
+    if not near:
+        return 0.0, False
     far = options.get("far")
     if far is None:
         return -float(np.log(feature_map.unit(d))), False
@@ -231,8 +255,9 @@ def far_of(options: dict[str, Any], feature_map: Any, d: int, head: int) -> tupl
 
 
 def one_head(
-    draw: Draw, feature_map: Any, q: Any, k: Any, v: Any, keep: Any, ids: Any, rates: Any, first: int,
-    *, window: Any, sinks: int, far: Any, causal: bool, normalize: bool, scale: float | None, shown: Any,
+    draw: Draw, feature_map: Any, q: Any, k: Any, v: Any, keep: Any, ids: Any, rates: Any,
+    first: int, *, window: Any, sinks: int, far: Any, causal: bool, normalize: bool,
+    scale: float | None, shown: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     n, n_q, d = len(k), len(q), k.shape[-1]
     root = np.sqrt(feature_map.default_scale(d) if scale is None else scale)
@@ -264,11 +289,11 @@ def one_head(
         weight, loose = np.zeros(len(js), WIDE), np.zeros(len(js), WIDE)
         score = WIDE(exact) * (k[js].astype(WIDE) @ q[i].astype(WIDE))
         features = phi_k[js] * phi_q[i]
-        fades = np.ones(len(js), WIDE)
         if rates is not None:
-            past = np.array([rates[j + 1 : at + 1][keep[j + 1 : at + 1]].sum(0) for j in js]).reshape(len(js), -1)
+            past = np.array(
+                [rates[j + 1 : at + 1][keep[j + 1 : at + 1]].sum(0) for j in js]
+            ).reshape(len(js), -1)
             features = features * np.exp(past)
-            fades = 1 + np.minimum(np.abs(past), 800).max(-1)
             features_loose = (np.abs(features) * (1 + np.minimum(np.abs(past), 800))).sum(-1)
         else:
             features_loose = np.abs(features).sum(-1)
@@ -285,9 +310,14 @@ def one_head(
             parts = np.abs(features).sum(-1) * unit
             parts[near] = weight[near]
             added[i] = parts @ np.abs(v[js]) * np.maximum(scale_back / np.abs(total), 1)
-            wrong = (loose @ np.abs(v[js]) * scale_back + np.abs(out[i]) * (loose.sum() if normalize else 0)) / np.abs(total)
+            wrong = (
+                loose @ np.abs(v[js]) * scale_back
+                + np.abs(out[i]) * (loose.sum() if normalize else 0)
+            ) / np.abs(total)
             lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum())  # products smaller than any number
-            allowed[i] = EXACT_NEAR * eps * wrong + 4 * tiny * (1 + lost / np.abs(total)) * scale_back
+            allowed[i] = (
+                EXACT_NEAR * eps * wrong + 4 * tiny * (1 + lost / np.abs(total)) * scale_back
+            )
             if normalize and not np.abs(weight.sum()) > 1e4 * tiny * (1 + len(js)):
                 allowed[i] = np.inf  # as good as no weights
     return out, allowed, added
@@ -319,46 +349,46 @@ def draw_delta(draw: Draw) -> Call:
     if draw.chance(0.3):
         state = rng.standard_normal((batch, total, d, width)).astype(draw.compute)
         options["state"] = kt.DeltaState(state)
-    truth = np.zeros(arrays["v"].shape, WIDE)
-    allowed = np.zeros_like(truth)
     mask, ids = (spread(options.get(x), batch, total) for x in ("mask", "segment_ids"))
-    decay = options.get("log_decay")
-    if decay is not None:
-        shape, decay = np.shape(decay), np.asarray(decay, WIDE)
-        decay = decay[:, None, None] if len(shape) == 1 else decay[..., None] if len(shape) == 3 else decay
-        decay = np.broadcast_to(decay, (batch, total, n, decay.shape[-1] if decay.ndim else 1))
+    decay = spread_decay(options.get("log_decay"), batch, total, n)
     scale = options.get("scale", d**-0.5)
-    with np.errstate(all="ignore"):
-        for b, h in np.ndindex(batch, total):
-            g = h // groups
-            q, k, erase, read = (
-                options.get(x, arrays["k"] if x != "q" else arrays["q"])[b, g] if x != "k" else arrays["k"][b, g]
-                for x in ("q", "k", "erase", "read")
-            )
-            q = arrays["q"][b, g]
-            S = np.zeros((d, width), WIDE) if state is None else state[b, h].astype(WIDE)
-            most = np.abs(S)  # how large what is added up may have been
-            for t in range(n):
-                if ids is not None and t and ids[b, h, t] != ids[b, h, t - 1]:
-                    S, most = np.zeros_like(S), np.zeros_like(S)
-                if mask is not None and not mask[b, h, t]:
-                    continue
-                if decay is not None:
-                    a = np.exp(np.broadcast_to(decay[b, h, t], (d,)))[:, None]
-                    far = np.where(a == 0, 0, 1 + np.minimum(-np.log(np.maximum(a, 1e-4000)), 60) / 8)
-                    S, most = a * S, a * most * np.minimum(far, 8)
-                beta, x, e, y, w = (z.astype(WIDE) for z in (
-                    arrays["beta"][b, h, t], erase[t], read[t], k[t], arrays["v"][b, h, t]))  # fmt: skip
-                answer = e @ S
-                S = S - beta * np.outer(x, answer) + beta * np.outer(y, w)
-                length = np.linalg.norm(most, axis=0)  # the correction shortens, but mixes the features
-                most = np.maximum(most, length / np.sqrt(d)) + beta * np.outer(np.abs(y), np.abs(w))
-                truth[b, h, t] = scale * (q[t].astype(WIDE) @ S)
-                allowed[b, h, t] = scale * np.linalg.norm(q[t].astype(WIDE)) * np.linalg.norm(most, axis=0)
+    erase, read = (options.get(x, arrays["k"]) for x in ("erase", "read"))
+    truth, allowed = np.zeros(arrays["v"].shape, WIDE), np.zeros(arrays["v"].shape, WIDE)
+    for b, h in np.ndindex(batch, total):
+        own = [arrays["q"], arrays["k"], erase, read]
+        row = [x[b, h // groups] for x in own] + [arrays["v"][b, h], arrays["beta"][b, h]]
+        first = np.zeros((d, width)) if state is None else state[b, h]
+        keep, place, rate = (None if x is None else x[b, h] for x in (mask, ids, decay))
+        with np.errstate(all="ignore"):
+            truth[b, h], allowed[b, h] = delta_row(*row, first, keep, place, rate)
+    truth, allowed = scale * truth, scale * allowed
     size = allowed
     roundings = EXACT_NEAR * (4 if "erase" in options else 2) * np.sqrt(1 + n)
     allowed = roundings * draw.wide.eps * allowed + 4 * WIDE(draw.wide.tiny) * (1 + n)
     return Call("delta", arrays, options, truth, allowed, size)
+
+
+def delta_row(
+    q: Any, k: Any, erase: Any, read: Any, v: Any, beta: Any, S: Any, keep: Any, ids: Any, rate: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The delta rule of a row token by token, and the size of what its outputs add up."""
+    q, k, erase, read, v, beta, S = (x.astype(WIDE) for x in (q, k, erase, read, v, beta, S))
+    out, size, most = np.zeros_like(v), np.zeros_like(v), np.abs(S)
+    for t in range(len(k)):
+        if ids is not None and t and ids[t] != ids[t - 1]:
+            S, most = np.zeros_like(S), np.zeros_like(S)
+        if keep is not None and not keep[t]:
+            continue
+        if rate is not None:
+            a = np.exp(np.broadcast_to(rate[t], k.shape[1:]))[:, None]
+            rounded = np.where(a == 0, 0, 1 - np.log(np.maximum(a, 1e-4000)) / 8)
+            S, most = a * S, a * most * np.minimum(rounded, 8)
+        S = S - beta[t] * np.outer(erase[t], read[t] @ S) + beta[t] * np.outer(k[t], v[t])
+        # A correction does not lengthen the columns, but mixes their entries.
+        most = np.maximum(most, np.linalg.norm(most, axis=0) / np.sqrt(len(most)))
+        most = most + beta[t] * np.outer(np.abs(k[t]), np.abs(v[t]))
+        out[t], size[t] = q[t] @ S, np.linalg.norm(q[t]) * np.linalg.norm(most, axis=0)
+    return out, size
 
 
 def draw_scan(draw: Draw) -> Call:
@@ -366,12 +396,15 @@ def draw_scan(draw: Draw) -> Call:
     lead = one(((), (1,), (3,), (2, 2)))
     n, channels, states = one(LENGTHS), one(SIZES), one(SIZES)
     arrays: dict[str, Any] = {
-        "x": draw.normal(*lead, n, channels), "dt": rng.random((*lead, n, channels)).astype(draw.dtype),
+        "x": draw.normal(*lead, n, channels),
+        "dt": rng.random((*lead, n, channels)).astype(draw.dtype),
         "A": -np.exp(2 * rng.standard_normal((channels, states))).astype(draw.compute),
         "B": draw.normal(*lead, n, states), "C": draw.normal(*lead, n, states),
     }  # fmt: skip
     if draw.chance(0.3):
-        arrays["dt"] = (arrays["dt"] * 10 ** rng.uniform(-6, 2, arrays["dt"].shape)).astype(draw.dtype)
+        arrays["dt"] = (arrays["dt"] * 10 ** rng.uniform(-6, 2, arrays["dt"].shape)).astype(
+            draw.dtype
+        )
     if draw.chance(0.2):
         arrays["A"] *= draw.compute.type(10.0 ** one((-20, 3, 12)))
     options: dict[str, Any] = {}
@@ -394,7 +427,10 @@ def draw_convolution(draw: Draw) -> Call:
     one = draw.one
     lead = one(((), (1,), (3,), (2, 2)))
     n, channels, taps = one(LENGTHS), one(SIZES), one((1, 2, 3, 4, 4, 7))
-    arrays: dict[str, Any] = {"x": draw.values(*lead, n, channels), "weight": draw.normal(channels, taps)}
+    arrays: dict[str, Any] = {
+        "x": draw.values(*lead, n, channels),
+        "weight": draw.normal(channels, taps),
+    }
     if draw.chance(0.5):
         arrays["bias"] = draw.normal(channels)
     if draw.chance(0.4):
@@ -412,7 +448,7 @@ SHARED = ("weight", "bias", "A", "D", "dt_bias")
 def sequence_call(
     draw: Draw, operator: str, loop: Any, arrays: dict[str, Any], rows: dict[str, Any], options: Any
 ) -> Call:
-    """The truth of the scan or the convolution by the loop of the oracle, and of absolute values."""
+    """The truth of the scan or the convolution by the oracle, and its size by absolute values."""
     lead = arrays["x"].shape[:-2]
     truth = np.zeros(arrays["x"].shape)
     size = np.zeros(arrays["x"].shape)
@@ -420,7 +456,8 @@ def sequence_call(
     with np.errstate(all="ignore"):
         for index in np.ndindex(*lead):
             own = {
-                name: (x if name in SHARED else x[index]).astype(np.float64) for name, x in arrays.items()
+                name: (x if name in SHARED else x[index]).astype(np.float64)
+                for name, x in arrays.items()
             }
             place = {name: x[index] for name, x in rows.items()}
             truth[index] = loop(**own, **place, **plain)[0]
@@ -434,18 +471,25 @@ def sequence_call(
             size *= 1 + np.abs(arrays["z"].astype(np.float64))
         if operator == "convolution" and plain["silu"]:
             size *= 1 + np.minimum(size, 800)
-    allowed = EXACT_NEAR * 8 * draw.wide.eps * size + 4 * float(draw.wide.tiny) * (1 + len(arrays["x"]))
+    allowed = EXACT_NEAR * 8 * draw.wide.eps * size + 4 * float(draw.wide.tiny) * (
+        1 + len(arrays["x"])
+    )
     return Call(operator, arrays, {**rows, **options}, truth, allowed, size)
 
 
-DRAWS = {"linear": draw_linear, "delta": draw_delta, "scan": draw_scan, "convolution": draw_convolution}
+DRAWS = {
+    "linear": draw_linear,
+    "delta": draw_delta,
+    "scan": draw_scan,
+    "convolution": draw_convolution,
+}
 OPERATORS = {"linear": kt.linear_attention, "delta": kt.delta_rule,
              "scan": kt.selective_scan, "convolution": kt.short_convolution}  # fmt: skip
 
 
-def drawn(seed: int, operator: str | None = None) -> tuple[Draw, Call]:
+def drawn(seed: int, operator: str | None = None, *, steady: bool = False) -> tuple[Draw, Call]:
     """The call of a seed, of one operator if given."""
-    draw = Draw(seed)
+    draw = Draw(seed, steady=steady)
     often = ("linear", "linear", "linear", "delta", "delta", "scan", "convolution")
     return draw, DRAWS[operator or draw.one(often)](draw)
 
@@ -463,13 +507,16 @@ def compare(told: str, call: Call, found: np.ndarray) -> None:
         at = tuple(int(x) for x in np.argwhere(bad)[0])
         raise AssertionError(
             f"{told}\n{bad.sum()} of {bad.size} outputs are wrong; {at} is {found[at]!r}, not "
-            f"{float(call.truth[at])!r}; it may be wrong by {float(call.allowed[at] + rounding[at]):.2g}"
+            f"{float(call.truth[at])!r}, and may be wrong by "
+            f"{float(call.allowed[at] + rounding[at]):.2g}"
         )
 
 
-def check(seed: int, engine: str | None = None, operator: str | None = None) -> str:
+def check(
+    seed: int, engine: str | None = None, operator: str | None = None, *, steady: bool = False
+) -> str:
     """Compare an engine, one of those that can run the call, with the truth; what call it was."""
-    draw, call = drawn(seed, operator)
+    draw, call = drawn(seed, operator, steady=steady)
     if engine == "compiled":
         engine = ENGINES[call.operator][0]
     engine = engine or draw.one(ENGINES[call.operator])
@@ -490,7 +537,7 @@ def check(seed: int, engine: str | None = None, operator: str | None = None) -> 
 
 def check_steps(seed: int) -> str:
     """Compare a decoder, token by token, with the truth."""
-    draw = Draw(seed, stream=True)
+    draw = Draw(seed, steady=True, stream=True)
     call = DRAWS[draw.one(("linear", "delta"))](draw)
     told = f"seed {seed}, steps: {call}"
     k, v, options = call.arrays["k"], call.arrays["v"], dict(call.options)
@@ -505,7 +552,12 @@ def check_steps(seed: int) -> str:
         decay = np.broadcast_to(decay, (batch, heads, v.shape[2], *decay.shape[3:]))
     erase_read = {name: options.pop(name) for name in ("erase", "read") if name in options}
     options.pop("causal", None)
-    common = {"d": k.shape[-1], "value_width": v.shape[-1], "dtype": str(draw.dtype), "decay": width}
+    common = {
+        "d": k.shape[-1],
+        "value_width": v.shape[-1],
+        "dtype": str(draw.dtype),
+        "decay": width,
+    }
     groups = call.truth.shape[1] // k.shape[1]
     make = kt.DeltaDecoder if call.operator == "delta" else kt.Decoder
     decoder = make(shape=(batch, heads), groups=groups, **common, **options)
@@ -537,8 +589,12 @@ def check_gradient(seed: int, operator: str | None = None) -> str:
     slopes = []
     for engine in ("auto", other):
         dtype = draw.dtype
-        tensors = {name: torch.tensor(x.astype(dtype)).requires_grad_() for name, x in given.items()}
-        options = {name: tensor_of(x, dtype) for name, x in (call.options | {"on_zero": "zero"}).items()}
+        tensors = {
+            name: torch.tensor(x.astype(dtype)).requires_grad_() for name, x in given.items()
+        }
+        options = {
+            name: tensor_of(x, dtype) for name, x in (call.options | {"on_zero": "zero"}).items()
+        }
         if call.operator != "linear":
             options.pop("on_zero")
         arguments = call.arrays | options | tensors
@@ -559,7 +615,10 @@ def check_gradient(seed: int, operator: str | None = None) -> str:
         )
         gap = (ours.double() - truth).abs()
         good = (gap <= 1e-7 * largest + 1e-30) | ~truth.isfinite()
-        assert good.all(), f"{told}\nthe gradient of {name} is off by {float(gap.nan_to_num(9e99).max()):.2g} of {largest:.2g}"
+        assert good.all(), (
+            f"{told}\nthe gradient of {name} is off by {float(gap.nan_to_num(9e99).max()):.2g} "
+            f"of {largest:.2g}"
+        )
     return told
 
 
@@ -600,13 +659,17 @@ def main() -> int:
             if failed >= 20:
                 break
             continue
-        kind = " ".join(told.split(": ")[0].split()[2:] + [told.split(": ")[1].split()[0]])
+        head, rest = told.split(": ", 1)
+        kind = f"{head.split()[2]} {rest.split()[0]}"
         counts[kind] = counts.get(kind, 0) + 1
         if (seed + 1) % 1000 == 0:
             print(f"{seed + 1 - options.first} cases", flush=True)
     for kind, count in sorted(counts.items()):
         print(f"  {kind}: {count}")
-    print(f"{sum(counts.values())} passed, {failed} failed, KERNELTRICK_ISA={os.environ.get('KERNELTRICK_ISA', '')}")
+    print(
+        f"{sum(counts.values())} passed, {failed} failed "
+        f"(KERNELTRICK_ISA={os.environ.get('KERNELTRICK_ISA', '')})"
+    )
     return 1 if failed else 0
 
 

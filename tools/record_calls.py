@@ -1,7 +1,6 @@
 """Record what the compiled core is given and gives back, for native/replay to run again.
 
-native/replay/replay.cpp says how a file looks. A call is recorded after it has run, so that only calls
-of tests that went well so far are in it.
+native/replay/replay.cpp says how a file looks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from kerneltrick.engines import _core_call, _native_decoder
 from kerneltrick.engines._core_call import CoreCall, layout
 
-# How far the numbers of another compiler or processor may be, as a share of the largest of an array.
+# How far numbers of another compiler or processor may be, as a share of the largest of an array.
 SHARES = {"f64": 1e-9, "f32": 2e-4, "f16": 2e-3, "bf16": 2e-2}
 MAGIC = 0x4B54524550303031
 KINDS = ("forward", "backward", "step")

@@ -39,7 +39,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     """Print whether the compiled core is there, its instruction set and threads, or return them.
 
     The instruction sets are those that this machine and build have: `baseline` (SSE2 or NEON),
-    `avx2` and `avx512`, compiled from one source. The fuzzer and the tests take every one that the
+    `avx2` and `avx512`, compiled from one source. The tests take every one that the
     machine has; AVX-512 has run on processors of AMD and of Intel. KERNELTRICK_ISA=avx2 keeps away
     from it.
     `jax` is "core" where XLA calls the core for JAX arrays on the CPU, or else says why not.
