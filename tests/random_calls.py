@@ -1,9 +1,9 @@
 """Random calls of every operator with every option, and what they must give.
 
 `check(seed)` draws a call, computes it pair by pair in extended precision, and compares an engine
-that can run it; `python tests/random_calls.py --cases 20000` tries many seeds. A failure names its seed.
-Nothing of the engines is used for the truth: decays are summed anew for each pair of tokens, and a
-state is the tokens that made it.
+that can run it; `python tests/random_calls.py --cases 20000` tries many seeds. A failure names its
+seed. Nothing of the engines is used for the truth: decays are summed anew for each pair of tokens,
+and a state is the tokens that made it.
 """
 
 from __future__ import annotations
