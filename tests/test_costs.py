@@ -1,5 +1,6 @@
 """Costs agree with counted operations; orders, crossover lengths and printed numbers."""
 
+import functools
 import itertools
 import json
 import math
@@ -8,6 +9,7 @@ from fractions import Fraction
 import counted
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +61,16 @@ def favor(kind, features, seed=0):
     return phi, feature_map
 
 
+LINEAR = {"full": costs.linear, "recurrent": costs.recurrent, "chunked": costs.chunked}
+
+
+def decoder_weights(d, **columns):
+    """Matrices of d rows, and that of the output, which leads back to d columns."""
+    widths = {name: width for name, width in columns.items() if name != "o"}
+    weights = {name: rng.standard_normal((d, width)) for name, width in widths.items()}
+    return {**weights, "o": rng.standard_normal((columns["o"], d))}
+
+
 def agree(meter, cost, **sizes):
     numbers = cost.at(**sizes)
     assert meter.products == numbers.multiply_adds
@@ -79,28 +91,24 @@ def test_projections_cost_what_their_loop_does():
     assert meter.products == costs.projections().at(F=5, **SIZES).multiply_adds
 
 
-@pytest.mark.parametrize(
-    ("phi", "text"),
+@each(
+    "phi, text",
     [(elu, "elu"), (quadratic, "poly:degree=2")]
     + [(f, str(m)) for f, m in (favor(k, 8) for k in ("positive", "hyperbolic", "trig"))],
-    ids=["elu", "quadratic", "positive", "hyperbolic", "trig"],
 )
-@pytest.mark.parametrize("kind", ["full", "recurrent", "chunked"])
+@each("kind", ["full", "recurrent", "chunked"])
 def test_linear_attention_costs_what_its_loop_does(phi, text, kind):
-    meter = counted.Meter()
+    meter, causal = counted.Meter(), kind != "full"
     if kind == "chunked":
         found = counted.chunked(meter, phi, Q, K, V, 3)
-        cost = costs.chunked(text)
     else:
-        found = counted.linear(meter, phi, Q, K, V, causal=kind == "recurrent")
-        cost = costs.recurrent(text) if kind == "recurrent" else costs.linear(text)
-    causal = kind != "full"
+        found = counted.linear(meter, phi, Q, K, V, causal=causal)
     wanted = kt.linear_attention(Q, K, V, text, causal=causal, scale=1.0)
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
-    agree(meter, cost, **SIZES, C=3)
+    agree(meter, LINEAR[kind](text), **SIZES, C=3)
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "chunked"])
+@each("kind", ["recurrent", "chunked"])
 def test_the_delta_rule_costs_what_its_loop_does(kind):
     meter = counted.Meter()
     beta, log_decay = rng.random(6), -rng.random(6)
@@ -124,13 +132,11 @@ def test_the_delta_rule_takes_the_flops_that_are_published():
     assert 2 * sum(parts.values()) - parts["decay of S"] == 7 * d * d + 2 * d
 
 
-@pytest.mark.parametrize("shared", [1, 2, 4])
+@each("shared", [1, 2])
 def test_decoding_by_the_delta_rule_costs_what_its_loop_does(shared):
     b, d, h, k, M = 2, 6, 4, 3, 2
     meter = counted.Meter()
-    columns = {"q": shared * k, "k": shared * k, "v": h * M, "beta": h, "decay": h}
-    weights = {name: rng.standard_normal((d, width)) for name, width in columns.items()}
-    weights["o"] = rng.standard_normal((h * M, d))
+    weights = decoder_weights(d, q=shared * k, k=shared * k, v=h * M, beta=h, decay=h, o=h * M)
     state = np.ones((b, h, k, M))
     counted.delta_decode(meter, rng.standard_normal((b, d)), weights, state, shared)
     cost = costs.delta_decoding()
@@ -158,8 +164,8 @@ def test_summary_counts_the_delta_rule_when_asked(run):
     assert "4·n·D·M + n·M" in out
 
 
-@pytest.mark.parametrize("text", ["identity", "elu", "relu", "relu2", "exp", "square"])
-@pytest.mark.parametrize("d", [1, 2, 5])
+@each("text", ["identity", "elu", "relu", "relu2", "exp", "square"])
+@each("d", [1, 5])
 def test_maps_cost_what_their_own_code_does(text, d):
     meter, feature_map = counted.Meter(), maps.get(text)
     # If a maximum chose the constant 0, later operations on it would not be counted.
@@ -172,13 +178,9 @@ def test_maps_cost_what_their_own_code_does(text, d):
     assert meter.elementwise == cost.elementwise.at(D=d)
 
 
-@pytest.mark.parametrize("text", ["cosformer:horizon=9", "hedgehog", "t2r:features=5"])
-def test_the_number_of_features_is_the_maps(text):
-    for d in (1, 4):
-        assert costs.feature_cost(text).features.at(D=d) == maps.get(text).dim(d)
-
-
 def test_learned_weights_are_counted_as_projections():
+    for text in ("cosformer:horizon=9", "hedgehog", "t2r:features=5"):
+        assert costs.feature_cost(text).features.at(D=4) == maps.get(text).dim(4)
     weighted = maps.Hedgehog(weight=np.ones((4, 6)))
     cost = costs.feature_cost(weighted)
     assert (cost.features.at(), cost.products.at(D=4)) == (12, 24)
@@ -195,16 +197,11 @@ def test_a_function_is_counted_without_its_inside():
         costs.feature_cost(phi)
 
 
-@pytest.mark.parametrize("shared", [1, 2, 4])
+@each("shared", [1, 2])
 def test_decoding_costs_what_its_loop_does(shared):
     b, n, d, h, k, v = 2, 5, 6, 4, 3, 2
     meter = counted.Meter()
-    weights = {
-        "q": rng.standard_normal((d, h * k)),
-        "k": rng.standard_normal((d, shared * k)),
-        "v": rng.standard_normal((d, shared * v)),
-        "o": rng.standard_normal((h * v, d)),
-    }
+    weights = decoder_weights(d, q=h * k, k=shared * k, v=shared * v, o=h * v)
     cache_k = rng.standard_normal((b, n, shared, k))
     cache_v = rng.standard_normal((b, n, shared, v))
     counted.decode(meter, rng.standard_normal((b, d)), weights, cache_k, cache_v, h, shared)
@@ -217,16 +214,11 @@ def test_decoding_costs_what_its_loop_does(shared):
     assert numbers.moved == read + activations
 
 
-@pytest.mark.parametrize("shared", [1, 2, 4])
+@each("shared", [1, 2])
 def test_linear_decoding_costs_what_its_loop_does(shared):
     b, d, h, k, M = 2, 6, 4, 3, 2
     meter = counted.Meter()
-    weights = {
-        "q": rng.standard_normal((d, h * k)),
-        "k": rng.standard_normal((d, shared * k)),
-        "v": rng.standard_normal((d, shared * M)),
-        "o": rng.standard_normal((h * M, d)),
-    }
+    weights = decoder_weights(d, q=h * k, k=shared * k, v=shared * M, o=h * M)
     state = np.ones((b, shared, 10, M + 1))
     x = rng.standard_normal((b, d))
     counted.linear_decode(meter, quadratic, x, weights, state, h, shared)
@@ -241,17 +233,11 @@ def test_linear_decoding_costs_what_its_loop_does(shared):
     assert "n" not in cost.multiply_adds.symbols + cost.moved.symbols + cost.memory.symbols
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda **o: costs.decoding(2, **o),
-        lambda **o: costs.linear_decoding("elu", 2, **o),
-        lambda **o: costs.delta_decoding(**o).subs(g=2),
-    ],
-    ids=["cache", "state", "delta rule"],
-)
-def test_n_steps_cost_the_sum_of_the_steps(make):
-    sizes = {"b": 2, "d": 12, "h": 4}
+@each("name", ["decoding", "linear_decoding", "delta_decoding"])
+def test_n_steps_cost_the_sum_of_the_steps(name):
+    map_of = {"feature_map": "elu"} if name == "linear_decoding" else {}
+    make = functools.partial(getattr(costs, name), **map_of)
+    sizes = {"b": 2, "d": 12, "h": 4, "g": 2}
     steps = [make().at(n=t, **sizes) for t in range(1, 8)]
     whole = make(steps=True).at(n=7, **sizes)
     assert whole.multiply_adds == sum(s.multiply_adds for s in steps)
@@ -315,7 +301,7 @@ def test_streamed_softmax_moves_and_holds_what_its_steps_do():
     assert (memory.moved, memory.most) == (numbers.moved, numbers.memory)
 
 
-@pytest.mark.parametrize("kind", ["full", "chunked", "recurrent"])
+@each("kind", ["full", "chunked", "recurrent"])
 def test_linear_attention_moves_and_holds_what_its_steps_do(kind):
     memory, size = counted.Memory(), {"full": 6, "chunked": 3, "recurrent": 1}[kind]
     phi, values = maps.get("elu").phi, counted.with_ones(V)
@@ -347,14 +333,13 @@ def test_linear_attention_moves_and_holds_what_its_steps_do(kind):
         output = np.concatenate(outputs)
     wanted = kt.linear_attention(Q, K, V, "elu", causal=kind != "full")
     np.testing.assert_allclose(output, wanted)
-    make = {"full": costs.linear, "chunked": costs.chunked, "recurrent": costs.recurrent}[kind]
-    numbers = make("elu").at(**SIZES, w=8, C=size)
+    numbers = LINEAR[kind]("elu").at(**SIZES, w=8, C=size)
     assert (memory.moved, memory.most) == (numbers.moved, numbers.memory)
     assert values.shape == (6, M + 1)
 
 
-torch_cases = pytest.mark.parametrize(
-    ("text", "outside"),
+torch_cases = each(
+    "text, outside",
     # outside: products that are not matrix products (those of poly, and the norms of favor), which
     # the counter does not see.
     [
@@ -372,8 +357,8 @@ def costs_of_phi(text, n, D, train):
 
 
 @torch_cases
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "training"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@each("train", [False, True])
+@each("causal", [False, True])
 def test_the_engine_does_the_multiply_adds_that_are_counted(text, outside, train, causal):
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
@@ -396,7 +381,7 @@ def test_the_engine_does_the_multiply_adds_that_are_counted(text, outside, train
     assert counter.get_total_flops() == 2 * seen
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "training"])
+@each("train", [False, True])
 def test_formed_softmax_in_torch_does_the_multiply_adds_that_are_counted(train):
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
@@ -412,9 +397,9 @@ def test_formed_softmax_in_torch_does_the_multiply_adds_that_are_counted(train):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
-    ["poly:degree=1", "poly:degree=2", "poly:degree=3,constant=0", "taylor:order=4", "square"],
+    ["poly:degree=1", "poly:degree=3,constant=0", "taylor:order=4", "square"],
 )
 def test_products_of_a_map_forward_and_backward_are_those_of_torch(text):
     torch = pytest.importorskip("torch")
@@ -544,26 +529,22 @@ def test_polynomials_refuse_what_they_cannot_do():
     assert (1 / n).at(n=4) == Fraction(1, 4)
 
 
-@pytest.mark.parametrize("text", ["elu", "poly:degree=2", "favor:features=64", "taylor:order=3"])
-@pytest.mark.parametrize(("D", "M"), [(4, 4), (16, 5), (3, 20)])
+@each("text", ["elu", "poly:degree=2", "favor:features=64"])
+@each("D, M", [(4, 4), (16, 5), (3, 20)])
 def test_crossover_is_where_the_counts_cross(text, D, M):
-    found = costs.crossover(costs.softmax(), costs.linear(text), D=D, M=M)
+    slow, fast = costs.softmax(), costs.linear(text)
+    found = costs.crossover(slow, fast, D=D, M=M)
 
     def gain(n):
-        counts = (c.at(n=n, D=D, M=M).multiply_adds for c in (costs.softmax(), costs.linear(text)))
-        slow, fast = counts
-        return slow - fast
+        return slow.at(n=n, D=D, M=M).multiply_adds - fast.at(n=n, D=D, M=M).multiply_adds
 
-    assert gain(found) > 0
+    assert all(gain(found + step) > 0 for step in (0, 1, 10, 1000))
     assert found == 1 or gain(found - 1) <= 0
-    assert all(gain(found + step) > 0 for step in (1, 10, 1000))
 
 
 def test_no_crossover_where_there_is_none():
     assert costs.crossover(costs.linear("elu"), costs.softmax(), D=4, M=4) is None
     assert costs.crossover(costs.softmax(), costs.softmax(), D=4, M=4) is None
-    with pytest.raises(ValueError, match="size for M"):
-        costs.crossover(costs.softmax(), costs.linear("elu"), D=4)
 
 
 def test_summary_holds_every_row_and_its_ratio():
@@ -586,8 +567,9 @@ def test_summary_holds_every_row_and_its_ratio():
     assert "multi-query decoding, n steps" in decoding
 
 
-@pytest.mark.parametrize("text", ["elu@window=64,sinks=4", "softmax@window=64", "relu@sinks=2"])
+@each("text", ["elu@window=64,sinks=4", "softmax@window=64", "relu@sinks=2"])
 def test_summary_has_windows_and_says_from_where_on_they_pay(text):
+    assert costs.paper_crossover(costs.Sizes(n=4096, d=64), "softmax@window=8,sinks=8") == 16
     sizes = costs.Sizes(n=4096, d=64, values=32)
     rows = {row.cost.name: row for row in costs.summary(sizes, [text, "elu"])}
     assert list(rows)[3:] == [
@@ -603,46 +585,37 @@ def test_summary_has_windows_and_says_from_where_on_they_pay(text):
         assert (count < n * n * 96) == (n >= first)
 
 
-def test_a_window_pays_no_sooner_than_it_is_counted():
-    assert costs.paper_crossover(costs.Sizes(n=4096, d=64), "softmax@window=8,sinks=8") == 16
+SIZED = costs.Sizes(n=60, d=8)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "says"),
+@each(
+    "call, says",
     [
-        ("elu@window=64,sinks=4", {"n": 67}, "n ≥ window \\+ sinks = 68 tokens, not n = 67"),
-        ("elu@window=4", {"train": True}, "not training or decoding; give a map without"),
-        ("elu@sinks=1", {"decode": True}, "not training or decoding; give a map without"),
-        ("elu@window=2,sinks=3", {}, "at most window = 2 sinks, not 3"),
-        ("softmax", {}, "needs a window, such as softmax@window=64"),
+        (lambda: costs.summary(SIZED, ["elu@window=64,sinks=4"]),
+         "n ≥ window \\+ sinks = 68 tokens, not n = 60"),
+        (lambda: costs.summary(SIZED, ["elu@window=4"], train=True),
+         "not training or decoding; give a map without"),
+        (lambda: costs.summary(SIZED, ["elu@sinks=1"], decode=True),
+         "not training or decoding; give a map without"),
+        (lambda: costs.summary(SIZED, ["elu@window=2,sinks=3"]), "at most window = 2 sinks, not 3"),
+        (lambda: costs.summary(SIZED, ["softmax"]), "needs a window, such as softmax@window=64"),
+        (lambda: costs.Sizes(n=0, d=4), "n must be"),
+        (lambda: costs.Sizes(n=8, d=4, heads=8, kv_heads=3), "shared evenly"),
+        (lambda: costs.Sizes(n=8, d=4, bytes=True), "bytes must be"),
+        (lambda: costs.get("sofmax"), "did you mean 'softmax'"),
+        (lambda: costs.state_bytes("softmax", d=16, values=16, heads=2), "keep every token"),
+        (lambda: costs.state_bytes("elu@window=8,whole=1", d=16, values=16, heads=2),
+         "keep every token"),
+        (lambda: costs.crossover(costs.softmax(), costs.linear("elu"), D=4), "size for M"),
     ],
-)
-def test_windows_that_are_not_counted_are_refused(text, options, says):
-    options = dict(options)
-    sizes = costs.Sizes(n=options.pop("n", 100), d=8)
+)  # fmt: skip
+def test_what_is_not_counted_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
-        costs.summary(sizes, [text], **options)
+        call()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"n": 0}, "n must be"),
-        ({"d": -1}, "d must be"),
-        ({"heads": 8, "kv_heads": 3}, "shared evenly"),
-        ({"bytes": True}, "bytes must be"),
-    ],
-)
-def test_sizes_that_make_no_sense_are_refused(wrong, says):
-    with pytest.raises(ValueError, match=says):
-        costs.Sizes(**{"n": 8, "d": 4, **wrong})
-
-
-def test_unknown_algorithms_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'softmax'"):
-        costs.get("sofmax")
-    for name in costs.algorithms():
-        assert costs.get(name).multiply_adds
+def test_every_algorithm_has_a_count():
+    assert all(costs.get(name).multiply_adds for name in costs.algorithms())
 
 
 def test_the_picture_is_drawn(tmp_path):
@@ -664,8 +637,8 @@ def test_the_picture_is_drawn(tmp_path):
         costs.save_figure(figure, tmp_path / "costs.doc")
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(("w", "t"), [(0, 0), (0, 2), (1, 0), (1, 1), (4, 0), (4, 2), (7, 3)])
+@each("causal", [False, True])
+@each("w, t", [(0, 0), (0, 2), (1, 0), (1, 1), (7, 3)])
 def test_near_and_far_are_counted_as_a_loop_over_pairs_counts_them(w, t, causal):
     n, d, m, width = 23, 5, 5, 3
     near, reads, leaving = 0, set(), set()
@@ -685,7 +658,7 @@ def test_near_and_far_are_counted_as_a_loop_over_pairs_counts_them(w, t, causal)
     assert parts["φ(Q)·state"] == len(reads) * m * (width + 1)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@each("causal", [False, True])
 def test_heads_that_differ_cost_the_mean_of_their_heads(causal):
     n, d, width = 23, 5, 3
     found = costs.windowed("softmax@window=4+whole+7,sinks=1,whole=0", causal=causal, heads=3)
@@ -749,14 +722,8 @@ def test_heads_that_differ_cost_ranks_the_sum_of_their_heads():
     assert mixed.exposed == pytest.approx(sum(x.exposed for x in each))
 
 
-@pytest.mark.parametrize("text", ["softmax", "elu@window=8,whole=1"])
-def test_ranks_do_not_count_heads_that_keep_every_token(text):
-    with pytest.raises(ValueError, match="keep every token"):
-        costs.state_bytes(text, d=16, values=16, heads=2)
-
-
 def test_a_ring_waits_where_its_blocks_are_small():
-    slow = costs.Machine(bandwidth=1e9, latency=0, flops=1e15)
+    slow = costs.Machine(bandwidth=1e9, latency=1e-3, flops=1e15)
     found = costs.ring(4, slow, n=4096, d=64)
     step, block = 2 * 1024 * 1024 * 128 / 2 / 1e15, 1024 * 128 * 4 / 1e9
-    assert found.exposed == pytest.approx(3 * (block - step))
+    assert found.exposed == pytest.approx(3 * (1e-3 + block - step))
