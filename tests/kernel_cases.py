@@ -1,7 +1,7 @@
 """The kernels that tests go through, and data for them."""
 
 import numpy as np
-import pytest
+from cases import each
 
 from kerneltrick.kernels import (
     NTK,
@@ -47,9 +47,9 @@ INFINITE = [
 ]
 DEFINITE = EXACT + INFINITE
 INDEFINITE = [ReluDot(), EluDot()]
-every = pytest.mark.parametrize("kernel", DEFINITE + INDEFINITE, ids=str)
-definite = pytest.mark.parametrize("kernel", DEFINITE, ids=str)
-exact = pytest.mark.parametrize("kernel", EXACT, ids=str)
+every = each("kernel", DEFINITE + INDEFINITE)
+definite = each("kernel", DEFINITE)
+exact = each("kernel", EXACT)
 
 
 def points(n=12, d=3, seed=0):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import each
 from kernel_cases import problem
 
 from kerneltrick import kernels, maps
@@ -20,7 +21,6 @@ from kerneltrick.kernels import (
     Linear,
     MapKernel,
     Normalized,
-    Polynomial,
     RKHSFunction,
     compare_solvers,
     find_indefinite,
@@ -41,7 +41,6 @@ BAD = {
     "NaN": (lambda: Linear()([[1.0], [math.nan]]), ValueError, "x contains NaN or inf in row 1"),
     "infinity": (lambda: Linear()([[math.inf]]), ValueError, "NaN or inf in row 0"),
     "text": (lambda: Linear()([["a"]]), TypeError, "real numbers, not text"),
-    "complex": (lambda: Linear()([[1j]]), TypeError, "real numbers, not complex128"),
     "overflow": (
         lambda: Exponential(scale=1)([[100.0]]), ValueError, r"is inf between point 0 and point 0",
     ),
@@ -57,10 +56,7 @@ BAD = {
         "not defined at point 1",
     ),
     "length of zero": (lambda: RBF(length=0), ValueError, "rbf needs length > 0"),
-    "length as text": (lambda: RBF(length="1"), TypeError, "length to be a number"),
-    "negative constant": (lambda: Polynomial(constant=-1), ValueError, "finite constant ≥ 0"),
     "degree of three": (lambda: ArcCosine(3), ValueError, "degree 0, 1 or 2, not 3"),
-    "no layers": (lambda: NTK(hidden_layers=0), ValueError, "hidden_layers .* ≥ 1, not 0"),
     "negative multiple": (lambda: -1 * Linear(), ValueError, "c > 0 and finite, not -1"),
     "sum with a number": (lambda: Linear() + 1, TypeError, "unsupported operand"),
     "cosformer": (
@@ -82,11 +78,6 @@ BAD = {
         r"this is a feature map, and its kernel is MapKernel\('elu'\)",
     ),
     "unknown parameter": (lambda: kernels.get("rbf:width=2"), ValueError, "no parameter 'width'"),
-    "no parameters": (lambda: kernels.get("linear:c=2"), ValueError, "it has no parameters"),
-    "parameter as text": (lambda: kernels.get("rbf:length=a"), ValueError, "a number, not 'a'"),
-    "broken whole number": (
-        lambda: kernels.get("arc_cosine:degree=1.5"), ValueError, "a whole number, not '1.5'",
-    ),
     "a class": (
         lambda: kernels.get(RBF), TypeError,
         r"RBF is a class; create a kernel with RBF\(\)",
@@ -99,14 +90,6 @@ BAD = {
     "kernel that is not symmetric": (
         lambda: gram(lambda a, b: a[:, :1] + 2 * b[:, :1].T, [[1.0], [2.0]]), ValueError,
         r"not symmetric: k\(x0, x1\) = 5 but k\(x1, x0\) = 4",
-    ),
-    "ridge with it": (
-        lambda: KernelRidge(lambda a, b: a @ b.T + a[:, :1], mean_penalty=1).fit(x, y), ValueError,
-        "not symmetric",
-    ),
-    "descent with it": (
-        lambda: rkhs_descent(lambda a, b: a @ b.T + a[:, :1], x, y, mean_penalty=1), ValueError,
-        "not symmetric",
     ),
     "no random features": (lambda: Linear().random_features(4), ValueError, "no random features"),
     "deep random features": (
@@ -139,8 +122,6 @@ BAD = {
     ),
     "no penalty": (lambda: KernelRidge("rbf"), ValueError, "mean_penalty .*λ.* sum_penalty .*Nλ"),
     "λ of zero": (lambda: KernelRidge("rbf", mean_penalty=0), ValueError, "mean_penalty > 0"),
-    "negative λ": (lambda: KernelRidge("rbf", sum_penalty=-1), ValueError, "sum_penalty > 0"),
-    "λ of NaN": (lambda: KernelRidge("rbf", mean_penalty=math.nan), ValueError, "> 0 and finite"),
     "noise of zero": (lambda: GaussianProcess("rbf", noise_variance=0), ValueError, "variance > 0"),
     "descent without λ": (
         lambda: rkhs_descent("rbf", x, y, mean_penalty=0), ValueError, "mean_penalty > 0",
@@ -175,14 +156,6 @@ BAD = {
         lambda: KernelRidge("rbf", mean_penalty=1).fit(x, y[:3]), ValueError,
         r"y \(6,\).*not \(3,\)",
     ),
-    "targets that are text": (
-        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, ["a"] * 6), TypeError,
-        "y to contain real",
-    ),
-    "targets with NaN": (
-        lambda: KernelRidge("rbf", mean_penalty=1).fit(x, [math.nan] * 6), ValueError,
-        "y contains NaN",
-    ),
     "no points": (
         lambda: KernelRidge("rbf", mean_penalty=1).fit(x[:0], []), ValueError, "at least 1 row",
     ),
@@ -213,14 +186,6 @@ BAD = {
         lambda: rkhs_descent("rbf", x, z, mean_penalty=1, loss="hinge", step_size=1), ValueError,
         "do not give step_size",
     ),
-    "no steps": (
-        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, steps=0), ValueError,
-        "steps .* ≥ 1, not 0",
-    ),
-    "negative tolerance of the gap": (
-        lambda: rkhs_descent("rbf", x, y, mean_penalty=1, tolerance=-1), ValueError,
-        "tolerance ≥ 0",
-    ),
     "search with a broken function": (
         lambda: find_indefinite(lambda a, b: a), ValueError,
         "not defined on any of the points tried: .* must map",
@@ -229,11 +194,10 @@ BAD = {
         lambda: compare_solvers("rbf"), ValueError,
         "has no finite feature map; try",
     ),
-    "search in no dimensions": (lambda: find_indefinite("rbf", 0), ValueError, "d .* ≥ 1, not 0"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_bad_input_is_refused(name):
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):

@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import definite, exact, points, problem
 
 from kerneltrick import _progress as progress_module
-from kerneltrick import maps
 from kerneltrick.kernels import (
     RBF,
     EluDot,
@@ -30,14 +30,9 @@ class TestFunctions:
     @definite
     def test_value_is_the_inner_product_with_the_kernel_at_the_point(self, kernel):
         f = RKHSFunction(kernel, points(6), points(6, 1, seed=1)[:, 0])
-        for x in points(4, seed=2):
-            expected = f.inner(RKHSFunction.at(kernel, x))
-            assert f([x])[0] == pytest.approx(expected, rel=1e-11, abs=1e-12)
-
-    @definite
-    def test_value_is_at_most_norm_times_root_of_the_diagonal(self, kernel):
-        f = RKHSFunction(kernel, points(6), points(6, 1, seed=1)[:, 0])
-        x = points(20, seed=2)
+        x = points(4, seed=2)
+        expected = [f.inner(RKHSFunction.at(kernel, one)) for one in x]
+        np.testing.assert_allclose(f(x), expected, rtol=1e-11, atol=1e-12)
         assert (np.abs(f(x)) <= f.norm * np.sqrt(kernel.diagonal(x)) * (1 + 1e-9)).all()
 
     @exact
@@ -75,7 +70,7 @@ class TestFunctions:
 
 class TestRidge:
     @exact
-    @pytest.mark.parametrize("n", [8, 60])
+    @each("n", [8, 60])
     def test_dual_and_primal_agree_to_1e_10(self, kernel, n):
         x, y, _ = problem(n)
         new = points(20, seed=9)
@@ -96,6 +91,7 @@ class TestRidge:
         system = kernel(x) + 25 * 0.03 * np.eye(25)
         np.testing.assert_allclose(system @ fit.coefficients, y, atol=1e-9)
         np.testing.assert_allclose(fit.function(x), fit.predict(x), atol=1e-9)
+        assert fit.predict(x[:0]).shape == (0,)
 
     def test_penalties_of_mean_and_sum_differ_by_n(self):
         x, y, _ = problem(30)
@@ -120,14 +116,6 @@ class TestRidge:
             assert objective(f + step) > objective(f)  # also out of the span
             assert objective(f + 1e-4 * step) - objective(f) < 1e-7  # stationary
 
-    def test_primal_is_ordinary_ridge_regression_on_the_features(self):
-        x, y, _ = problem(50)
-        fit = KernelRidge("polynomial:degree=2", sum_penalty=0.7, solver="primal").fit(x, y)
-        phi = maps.get("poly:degree=2").phi(x)
-        stacked = np.concatenate([phi, math.sqrt(0.7) * np.eye(phi.shape[1])])
-        expected, *_ = np.linalg.lstsq(stacked, np.append(y, np.zeros(phi.shape[1])), rcond=None)
-        np.testing.assert_allclose(fit.weights, expected, atol=1e-11)
-
     def test_auto_takes_the_features_where_they_are_fewer(self):
         x, y, _ = problem(9)
         ridge = KernelRidge("polynomial:degree=2", mean_penalty=0.1)  # m = 10
@@ -136,7 +124,7 @@ class TestRidge:
         assert ridge.fit(x, y).solver == "primal"
         assert KernelRidge("rbf", mean_penalty=0.1).fit(x, y).solver == "dual"
 
-    @pytest.mark.parametrize("solver", ["dual", "primal"])
+    @each("solver", ["dual", "primal"])
     def test_several_targets_are_fitted_each_for_itself(self, solver):
         x, y, z = problem(30)
         ridge = KernelRidge("taylor:order=2", mean_penalty=0.1, solver=solver)
@@ -147,13 +135,9 @@ class TestRidge:
         with pytest.raises(ValueError, match=r"2 targets; choose one of fit\.functions"):
             _ = both.function
 
-    def test_no_new_points_give_no_values(self):
-        x, y, _ = problem(10)
-        assert KernelRidge("rbf", mean_penalty=0.1).fit(x, y).predict(x[:0]).shape == (0,)
-
 
 class TestCholesky:
-    @pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
+    @each("n", [1, 63, 64, 65, 150])
     def test_solves_and_determinant_equal_numpys(self, n):
         rng = np.random.default_rng(n)
         a = rng.standard_normal((n, n))
@@ -174,7 +158,7 @@ class TestCholesky:
 
 class TestGaussianProcess:
     @exact
-    @pytest.mark.parametrize("n", [6, 50])
+    @each("n", [6, 50])
     def test_features_and_gram_matrix_agree(self, kernel, n):
         x, y, _ = problem(n)
         new = points(15, seed=4)
@@ -188,7 +172,7 @@ class TestGaussianProcess:
             primal.log_marginal_likelihood, rel=1e-11
         )
 
-    @pytest.mark.parametrize("solver", ["dual", "primal"])
+    @each("solver", ["dual", "primal"])
     def test_likelihood_is_the_gaussian_density_of_the_targets(self, solver):
         x, y, _ = problem(20)
         kernel = Polynomial(degree=2)
@@ -201,15 +185,7 @@ class TestGaussianProcess:
         )
         assert fit.log_marginal_likelihood == pytest.approx(expected, rel=1e-12)
 
-    @pytest.mark.parametrize("n", [3, 10, 40])
-    def test_determinant_identity_of_the_specification(self, n):
-        phi = np.random.default_rng(n).standard_normal((n, 6))
-        s = 0.3
-        left = np.linalg.slogdet(phi @ phi.T + s * np.eye(n))[1]
-        right = np.linalg.slogdet(phi.T @ phi + s * np.eye(6))[1] + (n - 6) * math.log(s)
-        assert left == pytest.approx(right, rel=1e-12)
-
-    @pytest.mark.parametrize("solver", ["dual", "primal"])
+    @each("solver", ["dual", "primal"])
     def test_mean_and_variance_are_those_of_the_conditional_gaussian(self, solver):
         x, y, _ = problem(12)
         kernel, new = Taylor(order=2, scale=1), points(5, seed=4)
@@ -244,7 +220,7 @@ class TestDescent:
         assert run.stopped == "tolerance"
         np.testing.assert_allclose(run.function.coefficients, expected, atol=1e-8)
 
-    @pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+    @each("loss", ["squared", "logistic", "hinge"])
     def test_first_steps_follow_the_functional_gradient(self, loss):
         x, _, z = problem(10)
         size = None if loss == "hinge" else 0.2
@@ -263,7 +239,7 @@ class TestDescent:
             alpha = alpha - eta * (slope(matrix @ alpha) / 10 + 2 * 0.1 * alpha)
         np.testing.assert_allclose(run.coefficients[3], alpha, atol=1e-14)
 
-    @pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+    @each("loss", ["squared", "logistic", "hinge"])
     def test_recorded_norm_loss_and_objective_are_those_of_the_recorded_function(self, loss):
         x, _, z = problem(15)
         run = rkhs_descent("rbf", x, z, mean_penalty=0.1, loss=loss, steps=20, record_every=7)
@@ -282,10 +258,10 @@ class TestDescent:
         assert (run.function.coefficients == run.coefficients[-1]).all()
         assert (run.function.points == x).all()  # it never left the span
 
-    @pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+    @each("loss", ["squared", "logistic", "hinge"])
     def test_gap_bounds_the_distance_to_the_minimum_and_goes_to_zero(self, loss):
         x, _, z = problem(25)
-        run = rkhs_descent("rbf", x, z, mean_penalty=0.02, loss=loss, steps=4000)
+        run = rkhs_descent("rbf", x, z, mean_penalty=0.02, loss=loss, steps=2000)
         best = run.objectives.min()
         assert (run.objectives - best <= run.gaps + 1e-12).all()
         assert run.gaps[-1] < (2e-3 if loss == "hinge" else 1e-12)
@@ -294,14 +270,7 @@ class TestDescent:
             f = run.at(i)
             assert 0.02 * (f - final).squared_norm <= run.gaps[i] + run.gaps[-1] + 1e-9
 
-    @pytest.mark.parametrize("loss", ["squared", "logistic"])
-    def test_objective_falls_with_every_step(self, loss):
-        x, _, z = problem(25)
-        run = rkhs_descent("rbf", x, z, mean_penalty=0.02, loss=loss, steps=100)
-        assert (np.diff(run.objectives[:10]) < 0).all()
-        assert (np.diff(run.objectives) < 1e-15).all()
-
-    @pytest.mark.parametrize("loss", ["squared", "logistic", "hinge"])
+    @each("loss", ["squared", "logistic", "hinge"])
     def test_features_and_gram_matrix_take_the_same_path(self, loss):
         x, _, z = problem(30)
         runs = [
@@ -328,7 +297,7 @@ class TestDescent:
         run = rkhs_descent("linear", x, [-1, 1], mean_penalty=1e-9, loss="logistic", steps=50)
         assert np.isfinite(run.objectives).all()
 
-    def test_interruption_returns_what_there_is(self):
+    def test_interruption_returns_what_there_is(self, monkeypatch):
         x, y, _ = problem(20)
         calls = []
 
@@ -337,12 +306,8 @@ class TestDescent:
             if len(calls) == 1:
                 raise KeyboardInterrupt
 
-        old = progress_module.PAUSE
-        progress_module.PAUSE = 0.0
-        try:
-            run = rkhs_descent("rbf", x, y, mean_penalty=0.1, steps=500, progress=report)
-        finally:
-            progress_module.PAUSE = old
+        monkeypatch.setattr(progress_module, "PAUSE", 0.0)
+        run = rkhs_descent("rbf", x, y, mean_penalty=0.1, steps=500, progress=report)
         assert run.stopped == "interrupted"
         assert run.steps[-1] == 1
         assert run.norms[-1] == pytest.approx(run.function.norm)
@@ -362,9 +327,9 @@ class TestDescent:
 
 class TestExperiment:
     def test_solvers_agree_and_each_wins_where_it_is_smaller(self):
-        result = compare_solvers("polynomial:degree=2", (12, 900), d=16)
+        result = compare_solvers("polynomial:degree=2", (12, 300), d=8)
         few, many = result.rows
-        assert few.m == many.m == math.comb(18, 2)
+        assert few.m == many.m == math.comb(10, 2)
         assert max(few.difference, many.difference) < 1e-10
         assert few.winner == "dual"
         assert many.winner == "primal"
