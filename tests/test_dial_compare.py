@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import each
 
 import kerneltrick as kt
 from kerneltrick import analysis
@@ -40,8 +41,8 @@ def result():
     return analysis.compare(data, texts, measure=False)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("text", SETTINGS)
+@each("causal", [False, True])
+@each("text", SETTINGS)
 def test_weights_are_those_of_linear_attention(arrays, text, causal):
     q, k, v = arrays
     problem = _blocks.check_problem("test", q, k, v, text, causal, None, None)
@@ -63,7 +64,9 @@ def test_near_scores_far_below_do_not_underflow():
 def test_quality_knows_the_window(arrays):
     q, k, v = arrays
     truth = kt.softmax_attention(q, k, v)
-    for text in ("elu@window=8,sinks=1", "elu@window=40"):
+    far = kt.Far(np.array([-1.0, 2.0]))  # a gain for each head
+    gains = dataclasses.replace(kt.Dial.get("elu@window=2"), far=far)
+    for text in (gains, "elu@window=8,sinks=1", "elu@window=40"):
         error = np.linalg.norm(kt.linear_attention(q, k, v, text) - truth) / np.linalg.norm(truth)
         found = analysis.analyze_map(q, k, v, text).output_relative_error
         assert found == pytest.approx(error, abs=1e-14)
@@ -86,17 +89,13 @@ def test_state_bytes_count_near_tokens_and_sinks(arrays):
     assert of["softmax"] == 40 * token
 
 
-def test_compare_holds_settings_with_and_without_a_window(result):
-    rows = {row.map: row for row in result.maps}
-    assert rows["softmax"].summary.output_error < 1e-12
-    assert math.isnan(rows["softmax@window=8,sinks=1"].summary.limit_mse)
-    assert rows["elu"].summary.limit_mse > 0
-
-
 def test_window_curves_turn_the_dial_for_the_best_maps_and_the_window_alone(result):
     assert [curve.map for curve in result.windows][-1] == "softmax"
     assert {curve.map for curve in result.windows} == {"elu", "relu", "softmax"}
     rows = {row.map: row for row in result.maps}
+    assert rows["softmax"].summary.output_error < 1e-12
+    assert math.isnan(rows["softmax@window=8,sinks=1"].summary.limit_mse)
+    assert rows["elu"].summary.limit_mse > 0
     for curve in result.windows:
         assert [point.window for point in curve.points] == list(window_lengths(32))
     elu = next(curve for curve in result.windows if curve.map == "elu")
@@ -148,14 +147,6 @@ def test_lists_of_settings_are_unambiguous():
         "favor:features=8,kind=trig@sinks=2",
         "softmax",
     ]
-
-
-def test_a_gain_for_each_head_is_used(arrays):
-    q, k, v = arrays
-    dial = dataclasses.replace(kt.Dial.get("elu@window=2"), far=kt.Far(np.array([-1.0, 2.0])))
-    truth = kt.softmax_attention(q, k, v)
-    error = np.linalg.norm(kt.linear_attention(q, k, v, dial) - truth) / np.linalg.norm(truth)
-    assert analysis.analyze_map(q, k, v, dial).output_relative_error == pytest.approx(error)
 
 
 def test_heads_with_windows_of_their_own_are_compared_as_they_attend():
