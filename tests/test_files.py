@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import textwrap
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from cases import each
 
 from kerneltrick.analysis import _files
 from kerneltrick.analysis._data import AttentionData
@@ -85,18 +85,7 @@ def test_every_kind_of_file_gives_the_same_data(tmp_path, arrays):
     assert load_attention(tmp_path / "a.npz").source == "a.npz"
 
 
-@pytest.mark.parametrize("axes", [2, 3, 4])
-def test_missing_axes_are_one_layer_and_one_head(tmp_path, axes):
-    shape = (2, 3, 6, 4)[4 - axes :]
-    q, k, v = np.random.default_rng(0).standard_normal((3, *shape))
-    np.savez(tmp_path / "x.npz", q=q, k=k, v=v)
-    data = load_attention(tmp_path / "x.npz")
-    assert data.q.shape == (1,) * (4 - axes) + shape
-    same(data, {"q": q, "k": k, "v": v})
-
-
-@pytest.mark.parametrize("dtype", ["<f2", ">f2", "<f4", ">f4", "<f8", ">f8"])
-@pytest.mark.parametrize("order", ["C", "F"])
+@each("dtype, order", [("<f2", "F"), (">f2", "C"), ("<f4", "C"), (">f4", "F"), (">f8", "C")])
 def test_byte_and_axis_order_do_not_matter(tmp_path, arrays, dtype, order):
     arrays = {name: np.asarray(x, dtype, order=order) for name, x in arrays.items()}
     np.savez_compressed(tmp_path / "x.npz", **arrays)
@@ -104,6 +93,11 @@ def test_byte_and_axis_order_do_not_matter(tmp_path, arrays, dtype, order):
         np.save(tmp_path / f"{name}.npy", array)
     same(load_attention(tmp_path / "x.npz"), arrays)
     same(load_attention(tmp_path), arrays)
+    first = {name: x[0, 0] for name, x in arrays.items()}  # one layer and one head
+    np.savez(tmp_path / "y.npz", **first)
+    data = load_attention(tmp_path / "y.npz")
+    assert data.q.shape == (1, 1, *first["q"].shape)
+    same(data, first)
 
 
 def test_bfloat16_becomes_float32_without_loss(tmp_path, arrays):
@@ -193,25 +187,18 @@ BAD_NPZ = {
     "keys": (TRIO[1:], ("no array 'q'", "expected q, k and v", "found k, v")),
     "pickle": (with_q(npy(np.array([{}], object))), ("q contains pickled objects",)),
     "dtype": (with_q(npy(GOOD.astype(np.int64))), ("q has dtype int64", "float32")),
-    "complex": (with_q(npy(GOOD.astype(complex))), ("q has dtype complex128",)),
-    "text": (with_q(npy(np.array(["a"]))), ("q has dtype <U1",)),
     "record": (with_q(npy(np.zeros(2, "f4,f4"))), ("q has dtype [('f0'",)),
     "dtypes": (with_q(npy(GOOD.astype(np.float64))), ("one dtype", "float64")),
-    "one axis": (with_q(npy(GOOD[0, 0])), ("q is (4,)",)),
     "five axes": ([(n, npy(np.ones((1, 1, 2, 6, 4)))) for n, _ in TRIO], ("(1, 1, 2, 6, 4)",)),
     "features": (with_q(npy(GOOD[..., :3])), ("keys have 4 features but queries have 3",)),
     "no token": ([(n, npy(GOOD[:, :0])) for n, _ in TRIO], ("a token", "(1, 2, 0, 4)")),
     "twice": ([*TRIO, TRIO[0]], ("q.npy more than once",)),
-    "noise": (with_q(b"noise and more"), ("q is not a NumPy array", "noise")),
     "empty": (with_q(b""), ("ends within",)),
     "short": (with_q(npy(GOOD)[:-4]), ("declares (2, 6, 4)", "192 bytes", "188")),
-    "long": (with_q(npy(GOOD) + b"...."), ("192 bytes", "196")),
-    "no header": (with_q(npy_header(plain((2,)))[:20]), ("ends within",)),
     "header is code": (with_q(npy_header(b"__import__('os').abort()")), ("not NumPy's",)),
     "deep header": (with_q(npy_header(b"(" * 9000)), ("not NumPy's",)),
     "long header": (with_q(npy_header(b" " * 20, 2, 1 << 31)), ("header of 2,147,483,648 bytes",)),
     "negative": (with_q(npy_header(plain((-1, 4))) + bytes(16)), ("shape (-1, 4)",)),
-    "fraction": (with_q(npy_header(plain((1.0, 4))) + bytes(16)), ("shape (1.0, 4)",)),
     "overflow": (with_q(npy_header(plain((2**62, 4))) + bytes(16)), ("73,786,976,294,838,",)),
     "wraps to 16": (with_q(npy_header(plain((2**62 + 1, 4))) + bytes(16)), ("bytes, but",)),
     "many axes": (with_q(npy_header(plain((1,) * 60)) + bytes(4)), ("declares the shape",)),
@@ -219,16 +206,16 @@ BAD_NPZ = {
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", BAD_NPZ)
+@each("name", BAD_NPZ)
 def test_bad_archives_are_refused_with_what_was_expected_and_found(tmp_path, name):
     members, words = BAD_NPZ[name]
     path = archive(tmp_path / "bad.npz", members)
     refused(path, *words)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_compression_that_cannot_be_bounded_is_refused(tmp_path, method):
-    refused(archive(tmp_path / "x.npz", TRIO, method), "compressed with method", "expected deflate")
+def test_compression_that_cannot_be_bounded_is_refused(tmp_path):
+    path = archive(tmp_path / "x.npz", TRIO, zipfile.ZIP_LZMA)
+    refused(path, "compressed with method", "expected deflate")
 
 
 # name: (header, bytes after it, length of the header or None for the true one, words of the error)
@@ -237,42 +224,34 @@ BAD_SAFETENSORS = {
     "long": (b"{}", b"", 2**63, ("header of 9,223,372,036,854,775,808 bytes",)),
     "noise": (b"noise", b"", None, ("not JSON",)),
     "deep": (b"[" * 100_000, b"", None, ("not JSON",)),
-    "list": (b"[]", b"", None, ("not a table of tensors",)),
     "nothing": (b"{}", b"", None, ("no array 'q'", "found none")),
     "twice": (b'{"q": 1, "q": 2}', b"", None, ("names something twice",)),
     "no dtype": ({"q": {}}, b"", None, ("q has no dtype, shape and data_offsets",)),
     "negative": ({"q": entry(shape=(-2, 6, 4))}, bytes(192), None, ("make no sense",)),
-    "true": ({"q": entry(shape=(True, 12, 4))}, bytes(192), None, ("make no sense",)),
     "size": ({"q": entry(shape=(2**40, 6, 4))}, bytes(192), None, ("declares (1099511627776",)),
     "backwards": ({"q": entry(offsets=(192, 0))}, bytes(192), None, ("bytes 192 to 0",)),
     "overlap": ({"q": entry(), "k": entry()}, bytes(192), None, ("starts at byte",)),
     "short": ({"q": entry()}, bytes(100), None, ("describes", "but the file has")),
-    "more": ({"q": entry()}, bytes(999), None, ("describes", "but the file has")),
     "dtype": ({"q": entry("I32")}, bytes(192), None, ("q has dtype I32", "expected F16")),
     "metadata": ({"__metadata__": {"a": 1}}, b"", None, ("__metadata__",)),
     "ragged": (*layered({**ONE_LAYER, **{f"layers.1.{x}": (2, 5, 4) for x in "qkv"}}), None,
                ("layers.1.q is (2, 5, 4)", "layers.0.q is (2, 6, 4)", "same for every layer")),
     "no k": (*layered({"layers.0.q": (2, 6, 4), "layers.0.v": (2, 6, 4)}), None,
              ("no array 'layers.0.k'",)),
-    "axes": (*layered({f"layers.0.{x}": (6, 4) for x in "qkv"}), None, ("(heads, n, d)",)),
     "both": (*layered({**ONE_LAYER, "q": (2, 6, 4)}), None, ("both 'q' and layers.0.q",)),
     "format": (*layered(ONE_LAYER, {"format": "kerneltrick.qkv/9"}), None, ("kerneltrick.qkv/9",)),
     "scaling": (*layered(ONE_LAYER, {**OURS, "scaling": "-1"}), None, ("scale > 0",)),
-    "scaling true": (*layered(ONE_LAYER, {**OURS, "scaling": "true"}), None, ("not a number",)),
     "scaling digits": (*layered(ONE_LAYER, {**OURS, "scaling": "9" * 999}), None, ("scale > 0",)),
     "head digits": (*layered(ONE_LAYER, {**OURS, "heads": f"[{'9' * 9999}]"}), None, ("not JSON",)),
     "scaling text": (*layered(ONE_LAYER, {**OURS, "scaling": '"x"'}), None, ("not a number",)),
     "causal": (*layered(ONE_LAYER, {**OURS, "causal": "1"}), None, ("causal is 1",)),
     "mask": (*layered(ONE_LAYER, {**OURS, "mask": "[true]"}), None, ("(6,)", "(1,)")),
-    "mask kind": (*layered(ONE_LAYER, {**OURS, "mask": "[1]"}), None, ("mask", "list of bool")),
-    "tokens": (*layered(ONE_LAYER, {**OURS, "tokens": '["a"]'}), None, ("1 token texts for 6",)),
     "excluded": (*layered(ONE_LAYER, {**OURS, "excluded": "[[0]]"}), None, ("excluded",)),
-    "excluded head": (*layered(ONE_LAYER, {**OURS, "excluded": "[[0, 9]]"}), None, ("head 9",)),
     "not json": (*layered(ONE_LAYER, {**OURS, "mask": "[["}), None, ("mask is not JSON",)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_SAFETENSORS)
+@each("name", BAD_SAFETENSORS)
 def test_bad_safetensors_are_refused_with_what_was_expected_and_found(tmp_path, name):
     header, data, length, words = BAD_SAFETENSORS[name]
     refused(tensors(tmp_path / "bad.safetensors", header, data, length), *words)
@@ -291,12 +270,8 @@ def test_files_that_are_not_there_are_named(tmp_path):
         load_attention([tmp_path / "q.npy"])
     with pytest.raises(ValueError, match=r"\*\.npz or \*\.safetensors"):
         load_attention(tmp_path / "data.csv")
-
-
-def test_an_npy_file_of_the_wrong_length_is_refused(tmp_path):
-    for name in "qkv":
-        np.save(tmp_path / f"{name}.npy", GOOD)
-    (tmp_path / "k.npy").write_bytes(npy(GOOD)[:-5])
+    for name in "kv":
+        (tmp_path / f"{name}.npy").write_bytes(npy(GOOD)[:-5])
     with pytest.raises(ValueError, match=r"k\.npy cannot be read: .*192 bytes, but 187 follow"):
         load_attention(tmp_path)
 
@@ -327,7 +302,7 @@ WHOLE = list(whole_files())
     cut=st.integers(0, 1200),
     changes=st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 255)), max_size=6),
 )
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=200)
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_file_is_read_or_refused_but_never_crashes(which, cut, changes):
     suffix, content = WHOLE[which]
@@ -347,7 +322,7 @@ def test_a_damaged_file_is_read_or_refused_but_never_crashes(which, cut, changes
     assert str(path) in message
 
 
-# Memory. Each file is read in its own process, which prints by how much its peak grew.
+# Memory. The files are read in a process of their own, which prints by how much its peak grew.
 
 MEASURE = """
 import sys
@@ -358,25 +333,28 @@ def peak():  # not ru_maxrss, which a new process inherits
         (line,) = (line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
-before = peak()
-try:
-    outcome = load_attention(sys.argv[1]).q.shape
-except (ValueError, TypeError) as error:
-    outcome = "refused: " + str(error)
-print(peak() - before, outcome)
+for path in sys.argv[1:]:
+    before = peak()
+    try:
+        outcome = load_attention(path).q.shape
+    except (ValueError, TypeError) as error:
+        outcome = "refused: " + str(error)
+    print(peak() - before, outcome)
 """
 MIB = 1 << 20
 
 
-def measure(path):
+def measure(*paths):
+    """Yield for each file the bytes that the peak of memory grew by, and what came of it."""
     if sys.platform != "linux":
         pytest.skip("the peak is read from /proc")
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEASURE), path],
+        [sys.executable, "-c", MEASURE, *paths],
         capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    added, _, outcome = done.stdout.partition(" ")
-    return int(added), outcome
+    for line in done.stdout.splitlines():
+        added, _, outcome = line.partition(" ")
+        yield int(added), outcome
 
 
 def zeros(size, head=b""):
@@ -412,22 +390,22 @@ def honest(name):
     return (f"{name}.npy", deflated(data), len(data), zlib.crc32(data))
 
 
-SIZE = 2 << 30
+SIZE = 1 << 29
 
 
 def bomb(kind, folder):
-    path, head = folder / "bomb.npz", npy(GOOD)
-    if kind == "declares little, holds two gibibytes":
+    path, head = folder / f"{kind}.npz", npy(GOOD)
+    if kind == "declares little, holds much":
         # The checksum matches the declared part, so only the sizes reveal it.
         return raw_archive(
             path,
             [("q.npy", zeros(SIZE, head), len(head), zlib.crc32(head)), honest("k"), honest("v")],
         )
-    header = npy_header(plain((8, 1 << 19, 128)))
-    if kind == "declares two gibibytes, all zeros":
+    header = npy_header(plain((8, 1 << 17, 128)))
+    if kind == "declares much, all zeros":
         size = len(header) + SIZE
         return raw_archive(path, [("q.npy", zeros(SIZE, header), size, 0), honest("k")])
-    if kind == "declares two gibibytes, holds little":
+    if kind == "declares much, holds little":
         data = deflated(header + np.random.default_rng(0).bytes(24 * MIB))
         return raw_archive(path, [("q.npy", data, len(header) + SIZE, 0), honest("k"), honest("v")])
     if kind == "a directory of a million members":
@@ -436,41 +414,30 @@ def bomb(kind, folder):
         end = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 65535, 65535, len(directory), 0, 0)
         path.write_bytes(directory + end)
         return path
-    count = {"a long header of lists": 20_000_000, "the longest header of lists": 690_000}[kind]
+    count = {"a long header of lists": 5_000_000, "the longest header of lists": 690_000}[kind]
     header = b'{"q":[' + b"[]," * count + b"[]]}"
-    return tensors(folder / "bomb.safetensors", header)
+    return tensors(folder / f"{kind}.safetensors", header)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "declares little, holds two gibibytes",
-        "declares two gibibytes, all zeros",
-        "declares two gibibytes, holds little",
+def test_a_bomb_is_refused_in_little_memory(tmp_path):
+    kinds = (
+        "declares little, holds much",
+        "declares much, all zeros",
+        "declares much, holds little",
         "a directory of a million members",
         "a long header of lists",
         "the longest header of lists",
-    ],
-)
-def test_a_bomb_is_refused_in_little_memory(tmp_path, kind):
-    added, outcome = measure(bomb(kind, tmp_path))
-    assert outcome.startswith("refused")
-    assert added < 64 * MIB
+    )
+    found = measure(*(bomb(kind, tmp_path) for kind in kinds))
+    for kind, (added, outcome) in zip(kinds, found, strict=True):
+        assert outcome.startswith("refused"), kind
+        assert added < 64 * MIB, kind
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "compressed",
-        "bfloat16",
-        "npy",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("npz", "fortran", "big-endian")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["compressed", "bfloat16", "npy", "fortran"])
 def test_memory_stays_below_twice_the_declared_bytes(tmp_path, kind):
     x = np.random.default_rng(0).standard_normal((8, 1 << 13, 128), dtype=np.float32)  # 32 MiB
-    declared = 3 * x.nbytes
-    path = tmp_path / "x.npz"
+    declared, path = 3 * x.nbytes, tmp_path / "x.npz"
     if kind == "bfloat16":
         path, declared = tmp_path / "x.safetensors", declared // 2
         half, size = x.astype(ml_dtypes.bfloat16).tobytes(), x.nbytes // 2
@@ -487,8 +454,8 @@ def test_memory_stays_below_twice_the_declared_bytes(tmp_path, kind):
         x[:, 512:] = 0  # quick to compress, and a sixteenth of its size is still there
         np.savez_compressed(path, q=x, k=x, v=x)
     else:
-        x = {"npz": x, "fortran": np.asfortranarray(x), "big-endian": x.astype(">f4")}[kind]
+        x = np.asfortranarray(x.astype(">f4"))
         np.savez(path, q=x, k=x, v=x)
-    added, outcome = measure(path)
-    assert outcome.strip() == "(1, 8, 8192, 128)"
+    ((added, outcome),) = measure(path)
+    assert outcome == "(1, 8, 8192, 128)"
     assert added < 2 * declared + 64 * MIB
