@@ -7,21 +7,27 @@ import sys
 
 import numpy as np
 import pytest
+from cases import each
 
 from kerneltrick import _files, kernels, simulate
 from kerneltrick.simulate import _features, _moments, _scaling, _svm
 
 NAMES = ("moments", "scaling", "features", "representer", "svm")
 SMALL = {
-    "moments": ("--d", "16", "--draws", "200"),
-    "scaling": ("--d", "16", "--n", "32", "--queries", "8"),
-    "features": ("--d", "4", "--n", "8", "--m", "32", "--draws", "2"),
-    "representer": ("--n", "8", "--steps", "20"),
-    "svm": (
-        "--n",
-        "40",
-    ),
+    "moments": {"widths": [16], "draws": 200},
+    "scaling": {"widths": [16], "n": 32, "queries": 8},
+    "features": {"counts": [32], "d": 4, "n": 8, "draws": 2},
+    "representer": {"n": 8, "steps": 20},
+    "svm": {"n": 40},
 }
+
+
+def small(name):
+    """The same as options of the command."""
+    called = {"widths": "d", "counts": "m"}
+    for key, value in SMALL[name].items():
+        yield f"--{called.get(key, key)}"
+        yield value[0] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +52,11 @@ class TestMoments:
         row = simulate.moments([16], mu=0.5, sigma=2.0, draws=10).rows[0]
         assert (row.theory_mean, row.theory_variance) == (4.0, 16 * (16 + 2))
         assert row.theory_scaled_variance == 18.0
+        assert [row.d for row in simulate.moments([8, 2, 8], draws=10).rows] == [2, 8]
 
-    @pytest.mark.parametrize(("mu", "sigma"), [(0.0, 1.0), (0.0, 0.3), (2.0, 1.0), (-1.0, 2.0)])
+    @each("mu, sigma", [(0.0, 0.3), (2.0, 1.0), (-1.0, 2.0)])
     def test_measured_variance_is_that_of_the_theory(self, mu, sigma):
-        found = simulate.moments([1, 7, 64, 300], mu=mu, sigma=sigma, draws=40_000, seed=3)
+        found = simulate.moments([1, 7, 64], mu=mu, sigma=sigma, draws=20_000, seed=3)
         for row in found.rows:
             assert abs(row.z_score) < 4.5
             deviation = math.sqrt(row.theory_variance / found.draws)
@@ -62,21 +69,14 @@ class TestMoments:
         assert np.mean([row.standard_error for row in found]) == pytest.approx(spread, rel=0.15)
         assert np.std([row.z_score for row in found]) == pytest.approx(1, abs=0.25)
 
-    @pytest.mark.parametrize("block", [1, 7, 1000])
+    @each("block", [1, 7, 1000])
     def test_blocks_of_any_size_fill_every_draw(self, monkeypatch, block):
         monkeypatch.setattr(_moments, "_BLOCK", block)
         row = simulate.moments([3], draws=5_001, mu=5.0).rows[0]
         assert abs(row.z_score) < 4.5
 
-    def test_widths_are_sorted_and_named_once(self):
-        assert [row.d for row in simulate.moments([8, 2, 8], draws=10).rows] == [2, 8]
-
 
 class TestScaling:
-    def test_focus_of_uniform_and_of_one_key(self):
-        assert _scaling.focus(np.full((3, 8), 1 / 8)) == pytest.approx((math.log(8), 1 / 8, 7 / 8))
-        assert _scaling.focus(np.eye(8)) == (0.0, 1.0, 0.0)
-
     def test_gradient_is_the_trace_of_the_jacobian(self):
         scores = np.random.default_rng(0).standard_normal(6)
 
@@ -89,6 +89,8 @@ class TestScaling:
             for i, e in enumerate(np.eye(6))
         )
         assert _scaling.focus(softmax(scores)[None]).gradient == pytest.approx(trace, rel=1e-7)
+        assert _scaling.focus(np.full((3, 8), 1 / 8)) == pytest.approx((math.log(8), 1 / 8, 7 / 8))
+        assert _scaling.focus(np.eye(8)) == (0.0, 1.0, 0.0)
 
     def test_entropy_is_that_of_softmax_over_the_keys(self):
         found = simulate.scaling([5], n=40, queries=3, seed=2).rows[0]
@@ -115,22 +117,20 @@ class TestScaling:
             assert row.scaled.entropy == pytest.approx(row.theory_scaled, abs=0.1)
             assert row.scaled.gradient > 0.99
 
-    @pytest.mark.parametrize("variance", [0.25, 1.0, 2.0])
+    @each("variance", [0.25, 2.0])
     def test_theory_of_the_entropy_holds_for_gaussian_scores(self, variance):
         rng = np.random.default_rng(0)
         weights = np.exp(math.sqrt(variance) * rng.standard_normal((50, 20_000)))
         found = _scaling.focus(weights / weights.sum(axis=1, keepdims=True)).entropy
         assert found == pytest.approx(_scaling.gaussian_entropy(20_000, variance), abs=0.03)
-
-    def test_theory_freezes_at_twice_the_logarithm(self):
-        edge = 2 * math.log(100)
+        edge = 2 * math.log(100)  # there it freezes
         assert _scaling.gaussian_entropy(100, edge * 1.001) == 0
         assert _scaling.gaussian_entropy(100, edge * 0.999) > 0
 
 
 class TestFeatures:
-    @pytest.mark.parametrize("kind", _features.KINDS)
-    @pytest.mark.parametrize(("a", "b"), [(0.7, 0.4), (-0.5, 0.8), (1.0, 1.0), (0.3, -0.3)])
+    @each("kind", _features.KINDS)
+    @each("a, b", [(0.7, 0.4), (-0.5, 0.8), (1.0, 1.0), (0.3, -0.3)])
     def test_relative_variance_by_quadrature(self, kind, a, b):
         def product(omega):
             if kind == "trig":  # cos·cos + sin·sin of one draw, two features
@@ -157,7 +157,7 @@ class TestFeatures:
         assert found == pytest.approx(expected, rel=1e-9)
 
     def test_short_vectors_follow_the_theory(self):
-        found = simulate.features([64, 256, 1024], d=8, n=24, size=0.3, draws=40)
+        found = simulate.features([64, 256, 1024], d=8, n=24, size=0.3, draws=30)
         for row in found.rows:
             assert row.kernel == pytest.approx(row.theory, rel=0.12)
         for row in found.rows[1:3]:  # positive
@@ -178,8 +178,8 @@ class TestFeatures:
         lengths = [np.sum((a + b) ** 2) / math.sqrt(6) for a in q for b in k]
         assert found.mean_square == pytest.approx(np.mean(lengths), rel=1e-12)
 
-    @pytest.mark.parametrize(
-        ("errors", "expected"),
+    @each(
+        "errors, expected",
         [((3, 0.5, 0.4), 32), ((0.5, 3, 0.4), 64), ((3, 3, 3), None), ((0.4, 0.3, 0.2), 16),
          ((0.1, 0.1, 1.0), None)],
     )  # fmt: skip
@@ -220,6 +220,7 @@ class TestRepresenter:
         assert path.rows[0][:3] == (0, pytest.approx(np.mean(path.y**2)), 0.0)
         assert path.rows[0].distance == pytest.approx(path.ridge.norm)
         assert path.rows[-1].distance < 0.01 < path.rows[-2].distance
+        assert [row.step for row in simulate.representer(n=5, steps=7).rows] == [0, 1, 3, 7]
 
     def test_curves_are_those_of_the_coefficients(self, path):
         f = kernels.RKHSFunction(kernels.RBF(path.length), path.x[:, None], path.coefficients)
@@ -241,9 +242,6 @@ class TestRepresenter:
             assert point.loss == pytest.approx(np.mean(misfit**2), rel=1e-6)
         for row in path.rows:  # nothing has a smaller loss at a smaller norm
             assert all(p.loss <= row.loss for p in path.ridge_path if p.norm >= row.norm)
-
-    def test_last_step_is_always_shown(self):
-        assert [row.step for row in simulate.representer(n=5, steps=7).rows] == [0, 1, 3, 7]
 
 
 class TestSVM:
@@ -307,46 +305,32 @@ class TestSVM:
         assert y.sum() == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_seed_decides_everything(name):
     if name == "svm":
         pytest.importorskip("sklearn")
-    small = {
-        "moments": {"widths": [8], "draws": 50},
-        "scaling": {"widths": [8], "n": 16, "queries": 4},
-        "features": {"counts": [16], "d": 4, "n": 8, "draws": 2},
-        "representer": {"n": 8, "steps": 10},
-        "svm": {"n": 40},
-    }[name]
-    simulation = getattr(simulate, name)
-    first, again, other = (simulation(**small, seed=seed) for seed in (4, 4, 5))
+    first, again, other = (getattr(simulate, name)(**SMALL[name], seed=s) for s in (4, 4, 5))
     assert repr(first) == repr(again)
     numbers = "machines" if name == "svm" else "rows"
     assert getattr(first, numbers) != getattr(other, numbers)
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "part"),
+@each(
+    "name, wrong, part",
     [
         ("moments", {"widths": []}, "at least one"),
         ("moments", {"widths": [0]}, "≥ 1"),
-        ("moments", {"widths": [2.5]}, "whole number"),
         ("moments", {"sigma": 0.0}, "sigma > 0"),
         ("moments", {"mu": math.nan}, "finite mu"),
-        ("moments", {"draws": 1}, "draws"),
         ("moments", {"draws": 2**28}, "at most"),
-        ("scaling", {"n": 1}, "n to be"),
         ("scaling", {"n": 2**20, "queries": 2**10}, "at most"),
         ("scaling", {"seed": -1}, "seed"),
         ("features", {"counts": [15]}, "even"),
         ("features", {"size": -1.0}, "size > 0"),
-        ("features", {"size": math.inf}, "size > 0"),
         ("representer", {"mean_penalty": 0.0}, "mean_penalty > 0"),
         ("representer", {"noise": -1.0}, "noise"),
-        ("representer", {"steps": True}, "steps"),
         ("svm", {"order": 15}, "even order"),
         ("svm", {"order": 62}, "60"),
-        ("svm", {"C": 0.0}, "C > 0"),
         ("svm", {"n": 3}, "≥ 4"),
     ],
 )
@@ -365,48 +349,24 @@ class TestPictures:
         if name == "svm":
             pytest.importorskip("sklearn")
         monkeypatch.chdir(tmp_path)
-        code, out, err = run("simulate", name, *SMALL[name], "--out", f"{name}.png")
+        code, out, err = run("simulate", name, *small(name), "--out", f"{name}.png", "--seed", 3)
         assert (code, err) == (0, "")
+        assert "seed 3" in out
         assert max(map(len, out.splitlines())) <= 100
         assert out.endswith(f"wrote {name}.png\n")
+        assert [p.name for p in tmp_path.iterdir()] == [f"{name}.png"]
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
-    @pytest.mark.parametrize("name", NAMES)
-    def test_without_a_picture_asked_for_nothing_is_written(self, run, tmp_path, monkeypatch, name):
-        if name == "svm":
-            pytest.importorskip("sklearn")
+    def test_without_a_picture_asked_for_nothing_is_written(self, run, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(_files, "check_writable", None)  # as in a read-only folder
         monkeypatch.setattr(simulate, "save_figure", None)
-        code, out, err = run("simulate", name, *SMALL[name])
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        code, out, err = run("simulate", "moments", *small("moments"))
         assert (code, err) == (0, "")
         assert "seed 0" in out
-        assert not list(tmp_path.iterdir())
-
-    def test_a_picture_that_cannot_be_written_does_not_cost_the_table(
-        self, run, tmp_path, monkeypatch
-    ):
-        pytest.importorskip("matplotlib")
-
-        def full(figure, path):
-            raise OSError("no space left on device")
-
-        monkeypatch.setattr(simulate, "save_figure", full)
-        code, out, err = run("simulate", "moments", *SMALL["moments"], "--out", tmp_path / "a.png")
-        assert code == 1
         assert "Var[q·k/√d]" in out
-        assert "no space left on device" in err
-
-    def test_the_picture_goes_where_it_is_asked_for(self, run, tmp_path, monkeypatch):
-        pytest.importorskip("matplotlib")
-        monkeypatch.chdir(tmp_path)
-        code, out, err = run(
-            "simulate", "moments", *SMALL["moments"], "--out", "x.svg", "--seed", 3
-        )
-        assert (code, err) == (0, "")
-        assert "seed 3" in out
-        assert "<svg" in (tmp_path / "x.svg").read_text()
-        assert [p.name for p in tmp_path.iterdir()] == ["x.svg"]
+        assert not list(tmp_path.iterdir())
 
     def test_table_holds_the_numbers_of_the_function(self, run, tmp_path):
         pytest.importorskip("matplotlib")
@@ -418,42 +378,41 @@ class TestPictures:
             assert cells[2:5] == [f"{row.d}", f"{row.variance:.4g}", f"{3 * row.d}"]
             assert cells[6:] == [f"{row.scaled_variance:.3f}", "3"]
 
-    def test_same_numbers_make_the_same_file(self, tmp_path):
-        pytest.importorskip("matplotlib")
+    def test_same_numbers_make_the_same_file_and_leave_the_style_of_others(self, tmp_path):
+        matplotlib = pytest.importorskip("matplotlib")
+        before = dict(matplotlib.rcParams)
         found = simulate.scaling([1, 4], n=16, queries=4)
         for name in ("a.svg", "b.svg"):
             simulate.save_figure(simulate.scaling_figure(found), tmp_path / name)
         assert filecmp.cmp(tmp_path / "a.svg", tmp_path / "b.svg", shallow=False)
+        assert dict(matplotlib.rcParams) == before
 
-    def test_a_picture_that_fails_leaves_what_was_there(self, tmp_path, monkeypatch):
-        pytest.importorskip("matplotlib")
-        figure = simulate.moments_figure(simulate.moments([1, 2], draws=10))
+    def test_a_picture_that_fails_leaves_what_was_there_and_the_table(
+        self, run, tmp_path, monkeypatch
+    ):
+        matplotlib = pytest.importorskip("matplotlib")
         target = tmp_path / "a.png"
         target.write_bytes(b"before")
 
-        def broken(file, **_):
+        def broken(figure, file, **_):
             file.write(b"half")
-            raise OSError("disk full")
+            raise OSError("no space left on device")
 
-        monkeypatch.setattr(figure, "savefig", broken)
-        with pytest.raises(OSError, match="disk full"):
-            simulate.save_figure(figure, target)
+        monkeypatch.setattr(matplotlib.figure.Figure, "savefig", broken)
+        code, out, err = run("simulate", "moments", *small("moments"), "--out", target)
+        assert code == 1
+        assert "Var[q·k/√d]" in out
+        assert "no space left on device" in err
         assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
         assert target.read_bytes() == b"before"
-
-    def test_drawing_leaves_the_style_of_others_alone(self):
-        matplotlib = pytest.importorskip("matplotlib")
-        before = dict(matplotlib.rcParams)
-        simulate.moments_figure(simulate.moments([1, 2], draws=10))
-        assert dict(matplotlib.rcParams) == before
 
     def test_without_a_name_all_are_listed(self, run):
         code, out, err = run("simulate")
         assert (code, err) == (0, "")
         assert all(f"\n  {name} " in out for name in NAMES)
 
-    @pytest.mark.parametrize(
-        ("arguments", "part"),
+    @each(
+        "arguments, part",
         [
             (("moments", "--out", "a.txt"), ".png"),
             (("moments", "--out", "nowhere/a.png"), "nowhere"),
@@ -478,14 +437,6 @@ class TestPictures:
         assert out == ""
         assert err.count("\n") == 1
         assert part in err
-        assert not list(tmp_path.iterdir())
-
-    def test_without_matplotlib_there_is_the_table(self, run, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        code, out, err = run("simulate", "moments", "--d", 4)
-        assert (code, err) == (0, "")
-        assert "Var[q·k/√d]" in out
         assert not list(tmp_path.iterdir())
 
     def test_a_picture_asked_for_without_matplotlib_fails_before_the_work(

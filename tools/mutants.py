@@ -688,7 +688,7 @@ MUTANTS = [
         "simulate/_features.py",
         "found = found * -np.expm1(-together)",
         "pass",
-        "test_simulate.py::TestFeatures::test_relative_variance_by_quadrature[0.7-0.4-hyperbolic]",
+        "test_simulate.py::TestFeatures::test_relative_variance_by_quadrature",
     ),
     Mutant(
         "limit without cross term",
