@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each
 
 import kerneltrick as kt
 
@@ -19,7 +20,37 @@ def _path(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-@pytest.mark.parametrize("n", [1, 64, 150])
+def quick(name, *options):
+    """What a benchmark prints of tiny sizes."""
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(module, folder, *options):
+    """The rows of the tables that a benchmark writes into a page, between its marks."""
+    page = folder / "performance.md"
+    page.write_text(f"title\n{module.START}\n{module.END}\nend\n", encoding="utf-8")
+    printed = quick(module.__name__, "--write", page, *options)
+    text = page.read_text(encoding="utf-8")
+    stamp, rest = text.removeprefix(f"title\n{module.START}\n").split("\n", 1)
+    assert stamp.startswith("<!-- made by kerneltrick ")
+    assert rest == f"{printed}{module.END}\nend\n"
+    assert str(folder) not in text
+    return [line for line in printed.splitlines() if line.startswith("| ")]
+
+
+def check_starts(rows, *expected):
+    """Each row starts as one of (start, how many rows)."""
+    for start, count in expected:
+        found = [row for row in rows if row.startswith(f"| {start}")]
+        assert len(found) == count, start
+        rows = [row for row in rows if row not in found]
+    assert rows == []
+
+
+@each("n", [1, 150])
 def test_formulas_by_hand_equal_the_engines(n):
     import bench
 
@@ -46,21 +77,13 @@ def test_cases_that_would_need_too_much_memory_are_known():
 def test_a_quick_run_writes_its_tables(tmp_path):
     import bench
 
-    path = tmp_path / "performance.md"
-    path.write_text(f"title\n{bench.START}\n{bench.END}\nend\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "bench.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("title\n")
-    assert text.endswith("end\n")
-    rows = [line for line in text.splitlines() if line.startswith("| PyTorch, **kerneltrick**")]
+    rows = [row for row in written(bench, tmp_path) if "**kerneltrick**" in row]
+    rows = [row for row in rows if row.startswith("| PyTorch")]
     assert len(rows) == 4
     assert all(len(row.split("|")) == 3 + len(bench.QUICK_LENGTHS) for row in rows)
     assert rows[0].count("(×1.00)") == len(bench.QUICK_LENGTHS)
     assert "–" not in rows[0]
-    assert list(tmp_path.iterdir()) == [path]
-    assert str(tmp_path) not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["performance.md"]
 
 
 def test_useful_flops_are_those_of_the_targets():
@@ -73,8 +96,8 @@ def test_useful_flops_are_those_of_the_targets():
     assert native.favor_flops(n, m) == n * H * (4 * m * M + 64 * (m + M) + 4 * D * m)
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "limits", "shown"),
+@each(
+    "value, digits, limits, shown",
     [
         (0.5968, 2, {"least": 0.6}, "0.597"),  # "0.60" would look as if it met the target
         (0.59996, 2, {"least": 0.6}, "0.59996"),
@@ -91,14 +114,8 @@ def test_a_measured_figure_never_contradicts_its_verdict(value, digits, limits, 
     import native
 
     assert native.rounded(value, digits, **limits) == shown
-
-
-def test_three_digits_of_a_time_become_more_where_its_limit_needs_them():
-    import native
-
     assert native.significant(41.23, most=60) == "41.2"
     assert native.significant(10.04, most=10) == "10.04"
-    assert native.significant(120.3, most=120) == "120.3"
 
 
 def test_a_rate_just_below_its_target_is_printed_with_the_digits_that_show_it(monkeypatch):
@@ -133,23 +150,14 @@ def test_a_quick_run_prints_every_target_of_the_delta_rule(tmp_path):
 
     pytest.importorskip("kerneltrick._core")
     pytest.importorskip("transformers")
-    path = tmp_path / "performance.md"
-    path.write_text(f"{delta_peers.START}\n{delta_peers.END}\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "delta_peers.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
-    for start, count in (
+    check_starts(
+        written(delta_peers, tmp_path)[1:],
         ("gated, forward, n =", 9),
         ("gated, forward+backward, n =", 1),
         ("KDA, ", 3),
         ("general rule ", 1),
         ("a decoding step ", 2),
-    ):
-        found = [row for row in rows if row.startswith(f"| {start}")]
-        assert len(found) == count, start
-        rows = [row for row in rows if row not in found]
-    assert rows == []
+    )
 
 
 @pytest.mark.slow
@@ -158,19 +166,9 @@ def test_a_quick_run_prints_every_target_of_jax(tmp_path):
 
     pytest.importorskip("kerneltrick._core")
     pytest.importorskip("jax")
-    path = tmp_path / "performance.md"
-    path.write_text(f"{jax_peers.START}\n{jax_peers.END}\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "jax_peers.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
-    assert [row.split(",")[0] for row in rows] == [
-        "| elu",
-        "| elu",
-        "| Hedgehog",
-        "| gated delta rule",
-        "| a call of 16 tokens",
-    ]
+    rows = written(jax_peers, tmp_path)[1:]
+    cases = ["elu", "elu", "Hedgehog", "gated delta rule", "a call of 16 tokens"]
+    assert [row.split(",")[0] for row in rows] == [f"| {case}" for case in cases]
 
 
 @pytest.mark.slow
@@ -179,12 +177,7 @@ def test_a_quick_run_prints_a_layer_in_onnx_runtime(tmp_path):
 
     for package in ("kerneltrick._core", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    path = tmp_path / "performance.md"
-    path.write_text(f"{onnx_layers.START}\n{onnx_layers.END}\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "onnx_layers.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    rows = [row for row in written(onnx_layers, tmp_path) if row.startswith("| `")]
     cases = ("prefill, n = 32", "prefill, n = 64", "a decoding step")
     assert [row.split(" | ")[0] for row in rows] == [
         f"| `{onnx_layers.MIXERS[0]}`, {case}" for case in cases
@@ -199,21 +192,16 @@ def test_a_benchmark_of_models_continues_after_its_last_phase(tmp_path):
     import models
 
     pytest.importorskip("transformers")
-    page, kept = tmp_path / "performance.md", tmp_path / "models.json"
-    page.write_text(f"{models.START}\n{models.END}\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "models.py"), "--quick", "--results", str(kept)]
-    command += ["--models", "mamba:130m", "--write", str(page)]
-    subprocess.run(command, capture_output=True, check=True)
-    whole = json.loads(kept.read_text(encoding="utf-8"))
-    phases = whole["models"]["mamba:130m float32"]
-    assert tuple(phases) == models.PHASES
-    before = phases.pop("training")
-    kept.write_text(json.dumps(whole), encoding="utf-8")
-    subprocess.run(command, capture_output=True, check=True)
-    again = json.loads(kept.read_text(encoding="utf-8"))["models"]["mamba:130m float32"]
-    assert {name: again[name] for name in phases} == phases
-    assert again["training"]["time"] != before["time"]
-    row = next(x for x in page.read_text(encoding="utf-8").splitlines() if "mamba:130m" in x)
+    results, name = tmp_path / "models.json", "mamba:130m float32"
+    before = {"time": [2.0, 1.0], "memory": [2.0, 1.0], "tokens": 32}
+    settings = {"version": kt.__version__, "tokens": 32, "layers": 4}
+    kept = {"settings": settings, "models": {name: {"prefill": before}}}
+    results.write_text(json.dumps(kept), encoding="utf-8")
+    rows = written(models, tmp_path, "--results", results, "--models", "mamba:130m")
+    found = json.loads(results.read_text(encoding="utf-8"))["models"][name]
+    assert set(found) == set(models.PHASES)
+    assert found["prefill"] == before
+    (row,) = [row for row in rows if "mamba:130m" in row]
     assert row.count("× (") == 5
 
 
@@ -223,12 +211,7 @@ def test_a_quick_run_prints_every_step_of_decoding(tmp_path):
 
     pytest.importorskip("kerneltrick._core")
     pytest.importorskip("transformers")
-    path = tmp_path / "performance.md"
-    path.write_text(f"{steps.START}\n{steps.END}\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "steps.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "| "][1:]
+    rows = written(steps, tmp_path)[1:]
     assert len(rows) == 6
     assert all("× (" in row for row in rows)
 
@@ -238,19 +221,14 @@ def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
     import native
 
     pytest.importorskip("kerneltrick._core")
-    path = tmp_path / "performance.md"
-    path.write_text(f"title\n{native.START}\n{native.END}\nend\n", encoding="utf-8")
-    command = [sys.executable, str(FOLDER / "native.py"), "--quick", "--write", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    text = path.read_text(encoding="utf-8")
-    stamp, rest = text.removeprefix(f"title\n{native.START}\n").split("\n", 1)
-    assert stamp.startswith("<!-- made by kerneltrick ")
-    assert rest == f"{done.stdout}{native.END}\nend\n"
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    lines = written(native, tmp_path)[1:]
+    rows = [line.split(" | ") for line in lines]
     assert {len(row) for row in rows} == {4}
-    cases = [row[0] for row in rows]
-    for start, count in (
+    measured = [row for row in rows if not row[1].startswith("skipped")]
+    assert {row[3].split()[0] for row in measured} <= {"yes", "**no**"}
+    assert len(rows) - len(measured) <= 4
+    check_starts(
+        lines,
         ("causal ELU forward, n =", 2),
         ("causal ELU float64 forward, n =", 1),
         ("full ELU forward, n =", 2),
@@ -274,15 +252,7 @@ def test_a_quick_run_prints_every_target_of_the_core(tmp_path):
         ("a call of 16 tokens, ", 2),
         ("wheel", 1),
         ("import ", 1),
-    ):
-        found = [case for case in cases if case.startswith(f"| {start}")]
-        assert len(found) == count, start
-        cases = [case for case in cases if case not in found]
-    assert cases == []
-    measured = [row for row in rows if not row[1].startswith("skipped")]
-    assert {row[3].split()[0] for row in measured} <= {"yes", "**no**"}
-    assert len(rows) - len(measured) <= 4
-    assert str(tmp_path) not in text
+    )
 
 
 def test_maps_whose_memory_is_measured_are_the_fused_ones():
@@ -295,14 +265,20 @@ def test_maps_whose_memory_is_measured_are_the_fused_ones():
 
 
 @pytest.mark.slow
-def test_a_quick_run_compares_one_thread_with_two():
+def test_other_quick_runs_print_their_tables():
+    """Threads, a language model, its levels, and several processes."""
     pytest.importorskip("kerneltrick._core")
-    command = [sys.executable, str(FOLDER / "threads.py"), "--quick", "--load", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split(" | ") for line in done.stdout.splitlines() if " ms | " in line]
+    printed = quick("threads", "--load", 1)
+    rows = [line.split(" | ") for line in printed.splitlines() if " ms | " in line]
     assert len(rows) == 2 * 3 + 1
     assert all(float(row[3]) > 0 for row in rows)
+    assert quick("language_model").count("| elu") == 6
+    rows = [line.split(" | ") for line in quick("levels").splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [10, 10, 10]
+    printed = quick("scale")
+    assert printed.count("(target ×") == 2
+    assert "of state bytes × ranks" in printed
+    assert "the same numbers" in printed
 
 
 def test_the_model_that_ours_is_timed_against_computes_softmax_attention():
@@ -323,14 +299,6 @@ def test_the_model_that_ours_is_timed_against_computes_softmax_attention():
     assert sum(x.nbytes for x in state) == sum(x.nbytes for x in kept)
 
 
-@pytest.mark.slow
-def test_a_quick_run_of_the_language_model_prints_its_tables():
-    command = [sys.executable, str(FOLDER / "language_model.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| elu") == 6
-
-
 def test_both_passes_of_a_level_give_the_same_shape_and_the_softmax_one_is_softmax():
     import levels
     import torch
@@ -345,22 +313,3 @@ def test_both_passes_of_a_level_give_the_same_shape_and_the_softmax_one_is_softm
         torch.testing.assert_close(theirs(x)[0], ours(x)[0])
         logits = [call()[0].shape for call in levels.models(12)]
         assert logits == [(1, 12, levels.VOCABULARY)] * 2
-
-
-@pytest.mark.slow
-def test_a_quick_run_prints_the_operator_a_layer_and_a_model():
-    command = [sys.executable, str(FOLDER / "levels.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert [len(row) for row in rows] == [10, 10, 10]
-
-
-@pytest.mark.slow
-def test_ratios_of_several_processes_are_printed():
-    command = [sys.executable, str(FOLDER / "scale.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("(target ×") == 2
-    assert "of state bytes × ranks" in done.stdout
-    assert "the same numbers" in done.stdout
