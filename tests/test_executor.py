@@ -257,7 +257,7 @@ def test_a_cluster_that_is_not_there_is_one_line(run):
     assert code == 2
 
 
-OPTIONS = {"window": 4, "sinks": 1, "steps": 8, "seed": 2}
+OPTIONS = {"window": 4, "sinks": 1, "steps": 4, "seed": 2}
 
 
 def test_a_fit_over_an_executor_is_that_of_each_layer_alone():
@@ -275,7 +275,7 @@ def test_a_fit_over_an_executor_is_that_of_each_layer_alone():
         assert str(found.maps.dials[layer]) == str(alone.maps.dials[layer])
         assert found.after[layer] == alone.after[layer]
         assert (found.maps.seen[layer] == alone.maps.seen[layer]).all()
-    assert found.steps == found.history[-1][0] == 8
+    assert found.steps == found.history[-1][0] == 4
 
 
 @pytest.mark.slow
@@ -290,7 +290,7 @@ def test_a_fit_by_workers_goes_on_and_does_not_depend_on_their_number(run, two, 
     assert fit(data, **OPTIONS, executor=two, resume=resume).maps.digest == found.maps.digest
     save, out = tmp_path / "qkv.safetensors", tmp_path / "one.safetensors"
     analysis.save_attention(data, save)
-    arguments = ("--window", 4, "--sinks", 1, "--steps", 8, "--seed", 2, "--jobs", 1)
+    arguments = ("--window", 4, "--sinks", 1, "--steps", 4, "--seed", 2, "--jobs", 1)
     assert run("fit", save, "--out", out, *arguments)[0] == 0
     assert analysis.FittedMaps.load(out).digest == found.maps.digest
     assert not [x.name for x in tmp_path.iterdir() if x.name.startswith(".")]
