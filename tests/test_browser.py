@@ -110,7 +110,7 @@ def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_head
     n, d = 24, 8
     texts = [text.format(n=n) for text in [*MAPS, *OTHERS]]
     tab = open_report(comparison_of(2, 4, kv_heads, n, d, causal=causal, texts=texts))
-    q, k, v = (x.astype(np.float64) for x in topical(2, 4, kv_heads, n, d, 0))
+    q, k, v = (x.astype(np.float64) for x in topical(2, 4, kv_heads, n, d))
     _, truth = kt.softmax_attention(q, k, v, causal=causal, return_weights=True)
     for layer, head in [(0, 0), (1, 3)]:
         np.testing.assert_allclose(tab.weights(layer, head, None), truth[layer, head], atol=1e-14)
@@ -131,7 +131,7 @@ def test_no_weight_overflows_where_an_exponential_would(open_report):
     texts = ["exp", "favor:features=64", "favor:features=64,kind=hyperbolic",
              "hedgehog:activation=exp", "hedgehog", "taylor:order=2"]  # fmt: skip
     loud = comparison_of(1, 1, 1, 12, 8, texts=texts) | {"curves": [], "timing": None}
-    q, k, _ = topical(1, 1, 1, 12, 8, 0)
+    q, k, _ = topical(1, 1, 1, 12, 8)
     loud["picture"] |= {"q": encoded(q * 60, "<f2"), "k": encoded(k * 60, "<f2")}
     tab = open_report(loud)
     for at in (None, *range(len(texts))):
@@ -145,7 +145,7 @@ def test_choosing_hovering_and_keys_read_out_the_right_numbers(open_report, comp
     page.select_option("#map", str(at))
     page.select_option("#layer", label="2")
     page.select_option("#head", label="3")
-    q, k, v = (x.astype(np.float64) for x in topical(2, 4, 4, 24, 8, 0))
+    q, k, v = (x.astype(np.float64) for x in topical())
     _, soft = kt.softmax_attention(q[1, 3], k[1, 3], v[1, 3], return_weights=True)
     mapped = kt.attention_weights(q[1, 3], k[1, 3], "taylor:order=2")
 
@@ -240,6 +240,11 @@ def test_tables_hold_the_data_and_sort_by_mouse_and_by_key(open_report, comparis
     assert any("–" in text for text in texts)
     assert any("∞" in text for text in texts)
 
+    before = page.locator("#map").input_value()
+    uniform = page.locator("#maps-table tbody tr", has_text="uniform")
+    assert uniform.locator("button").count() == 0  # it cannot be chosen
+    uniform.click()
+    assert page.locator("#map").input_value() == before
     page.locator("#maps-table tbody th button", has_text=re.compile("^elu$")).click()
     assert page.locator("#map option:checked").inner_text() == "elu"
     assert tab.text("#heads-title") == "All heads with elu"
@@ -281,8 +286,15 @@ def test_heads_are_chosen_with_arrow_keys_and_maps_with_a_dot(open_report, compa
 
 
 def test_charts_show_every_map_every_family_and_the_crossover(open_report, comparison):
-    tab = open_report(comparison)
+    loud = copy.deepcopy(comparison)
+    for point in loud["curves"][2]["points"]:
+        point["output_error"] = 1e6  # far above looking at nothing, so it is cut off
+    tab = open_report(loud)
     page = tab.page
+    assert page.locator("#curves path.point").count() >= 5
+    assert "triangle" in page.locator("#curves-reading").text_content()
+    ticks = page.locator("#curves .tick[text-anchor=end]").all_text_contents()
+    assert max(map(float, ticks)) < 10
     for x, y in [("time", "output"), ("memory", "mse")]:
         page.locator(f"#pareto-x input[value={x}]").check(force=True)
         page.locator(f"#pareto-y input[value={y}]").check(force=True)
@@ -318,74 +330,42 @@ def test_the_page_computes_weights_with_a_window_as_the_library_does(open_report
     assert tab.page.locator("#windows-legend span").last.text_content() == "window alone"
 
 
-def test_a_curve_far_above_looking_at_nothing_is_cut_off(open_report, comparison):
-    loud = copy.deepcopy(comparison)
-    for point in loud["curves"][2]["points"]:
-        point["output_error"] = 1e6
-    page = open_report(loud).page
-    assert page.locator("#curves path.point").count() >= 5
-    assert "triangle" in page.locator("#curves-reading").text_content()
-    ticks = [
-        float(text) for text in page.locator("#curves .tick[text-anchor=end]").all_text_contents()
-    ]
-    assert max(ticks) < 10
-
-
-def test_uniform_weights_are_a_row_that_cannot_be_chosen(open_report, comparison):
-    page = open_report(comparison).page
-    row = page.locator("#maps-table tbody tr", has_text="uniform")
-    assert row.locator("button").count() == 0
-    before = page.locator("#map").input_value()
-    row.click()
-    assert page.locator("#map").input_value() == before
-
-
-def test_an_estimate_of_the_limit_is_called_so(open_report, comparison):
-    guessed = copy.deepcopy(comparison)
-    for row in guessed["maps"]:
-        row["summary"]["limit_kind"] = "estimate"
-        for cell in (cell for line in row["heads"] for cell in line):
-            cell["limit_kind"] = "estimate"
-    for data, expected in [(guessed, True), (comparison, False)]:
-        tab = open_report(data, fragment="#error=mse&curve=mse")
-        for place in ("#pareto-reading", "#curves-legend", "#maps-section .reading", "#stats"):
-            assert ("estimate" in tab.text(place)) == expected, place
-
-
 def test_hostile_texts_are_shown_as_text(open_report, comparison):
     tab = open_report(hostile(comparison))
     assert tab.page.locator("#source").text_content() == HOSTILE[0]
     assert tab.page.locator("#notes li").all_text_contents()[:5] == HOSTILE[:5]
     assert tab.page.locator("script").count() == 3
     assert tab.page.locator("img").count() == 0
-
-
-def test_without_times_costs_are_bytes_and_charts_keep_their_scale(open_report, comparison):
-    untimed = copy.deepcopy(comparison)
-    untimed["timing"] = None
-    for row in (untimed["softmax"], untimed["uniform"], *untimed["maps"]):
-        row["ms_per_1000_tokens"] = None
-    page = open_report(untimed).page
-    assert page.locator("#pareto .dot").count() == len(untimed["maps"])
-    assert page.locator("#pareto-x input").count() == 1
-    assert page.locator("#timing-section").is_hidden()
-    drawn, shown = page.locator("#curves svg").evaluate(
-        "svg => [svg.viewBox.baseVal.width, svg.getBoundingClientRect().width]"
-    )
-    assert drawn == pytest.approx(shown, abs=1)
+    check_width_and_colours(tab.page)
 
 
 def test_gaps_in_the_data_are_shown_as_gaps(open_report, comparison):
     bare = copy.deepcopy(comparison)
     bare["data"]["tokens"] = bare["timing"] = bare["maps"][0]["heads"][0][0] = None
     bare["softmax"]["heads"][0][0] = None
-    bare["curves"] = []
     bare["picture"]["maps"] = bare["picture"]["maps"][1:]
-    tab = open_report(bare, fragment="#layer=0&head=0&map=elu")
+    for row in (bare["softmax"], bare["uniform"], *bare["maps"]):
+        row["ms_per_1000_tokens"] = None
+    for row in bare["maps"]:
+        row["summary"]["limit_kind"] = "estimate"
+        for cell in (cell for line in row["heads"] for cell in line if cell):
+            cell["limit_kind"] = "estimate"
+    places = ("#pareto-reading", "#curves-legend", "#maps-section .reading")
+    tab = open_report(bare, fragment="#layer=0&head=0&map=elu&error=mse&curve=mse")
+    page = tab.page
     assert tab.text("#stats [data-key=mse] dd") == "–"
     assert tab.readout("map") == "–"
     assert "cannot be drawn" in tab.text("#panel-map .empty")
-    assert not tab.page.locator("#timing-section").is_visible()
+    assert page.locator("#timing-section").is_hidden()
+    assert page.locator("#pareto .dot").count() == len(bare["maps"])
+    assert page.locator("#pareto-x input").count() == 1  # without times, costs are bytes
+    drawn, shown = page.locator("#curves svg").evaluate(
+        "svg => [svg.viewBox.baseVal.width, svg.getBoundingClientRect().width]"
+    )
+    assert drawn == pytest.approx(shown, abs=1)
+    assert all("estimate" in tab.text(place) for place in places)
+    tab = open_report(comparison, fragment="#error=mse&curve=mse")
+    assert not any("estimate" in tab.text(place) for place in (*places, "#stats"))
 
 
 EVALUATION = {
@@ -411,10 +391,8 @@ EVALUATION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_of_a_linearised_model_shows_its_figures(open_report, width):
-    view = {"viewport": {"width": width, "height": 900}}
-    tab = open_report(EVALUATION, render=report.render_evaluation, **view)
+def test_the_page_of_a_linearised_model_shows_its_figures(open_report):
+    tab = open_report(EVALUATION, render=report.render_evaluation, color_scheme="light")
     assert tab.text("#source") == "<b>out</b>"
     assert rows_of(tab, "rows") == ["teacher", "hybrid", "window alone", "map alone"]
     assert "recall at 10%" in tab.text("#rows-table")
@@ -425,6 +403,13 @@ def test_the_page_of_a_linearised_model_shows_its_figures(open_report, width):
     assert tab.page.locator("#tuned circle").count() == 2
     for name in ("prefill", "decoding", "memory"):
         assert tab.page.locator(f"#{name} circle").count() == 4
+    for hidden in ("#whole-section", "#curve-section"):
+        assert not tab.page.locator(hidden).is_visible()
+    colour = "getComputedStyle(document.querySelector('#after .cell')).backgroundColor"
+    light = tab.page.evaluate(colour)
+    tab.page.click("#theme")
+    tab.page.click("#theme")
+    assert tab.page.evaluate(colour) != light
 
 
 def test_the_page_shows_what_each_head_sees_and_the_knee_of_the_curve(open_report):
@@ -466,9 +451,6 @@ def test_the_page_shows_what_each_head_sees_and_the_knee_of_the_curve(open_repor
         "layer 1, head 0: the whole text",
     ]
     assert "1 do without a map" in tab.text("#whole-reading")
-    tab = open_report(EVALUATION, render=report.render_evaluation)
-    for hidden in ("#whole-section", "#curve-section"):
-        assert not tab.page.locator(hidden).is_visible()
 
 
 def test_quality_is_drawn_against_the_bytes_of_every_stretch_of_positions(open_report):
@@ -566,16 +548,8 @@ def brightness(page: Any) -> int:
     return sum(map(int, re.findall(r"\d+", paper)[:3]))
 
 
-def test_no_page_scrolls_sideways_and_each_has_the_colours_of_the_system(open_page):
-    check_width_and_colours(open_page().page)
-
-
-def test_hostile_texts_do_not_widen_the_page(open_report, comparison):
-    check_width_and_colours(open_report(hostile(comparison)).page)
-
-
 def check_width_and_colours(page: Any) -> None:
-    for width in (1440, 768, 400, 390):
+    for width in (1440, 768, 390):
         page.set_viewport_size({"width": width, "height": 844})
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
@@ -583,8 +557,27 @@ def check_width_and_colours(page: Any) -> None:
             assert (brightness(page) > 600) == (scheme == "light")
 
 
-def test_the_colours_of_every_page_can_be_chosen_and_print_is_light(open_page):
+MEETING = """() => [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll('.tick, .note')];
+  const boxes = texts.map((x) => ({ box: x.getBoundingClientRect(), words: x.textContent }));
+  const meet = ({ box: a }, { box: b }) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 5 && b.top < a.bottom - 5;
+  return boxes.flatMap((one, i) => [
+    ...boxes.slice(i + 1).filter((x) => meet(one, x)).map((x) => `${one.words}, ${x.words}`),
+    ...(one.box.left < 0 || one.box.right > innerWidth ? [`${one.words} is outside`] : []),
+  ]);
+})"""
+
+
+def test_every_page_fits_its_screen_and_has_the_colours_that_are_chosen(open_page):
+    """Boxes of ticks, names and notes in one chart do not meet, and print is light."""
     tab = open_page(color_scheme="light")
+    check_width_and_colours(tab.page)
+    for width in (1280, 400):
+        tab.page.set_viewport_size({"width": width, "height": 844})
+        tab.page.wait_for_timeout(100)
+        assert tab.page.evaluate(MEETING) == []
+    tab.page.emulate_media(color_scheme="light")
     for name, dark in (("Light", False), ("Dark", True), ("Auto", False), ("Light", False)):
         tab.page.click("#theme")
         assert tab.text("#theme-name") == name
@@ -625,31 +618,3 @@ def test_charts_of_an_encoder_are_drawn_for_the_room_they_have(open_report):
     drawn = "[...document.querySelectorAll('.chart svg')].filter((x) => x.clientWidth)"
     wrong = f"{drawn}.filter((x) => Math.abs(x.viewBox.baseVal.width - x.clientWidth) > 1).length"
     assert tab.page.evaluate(wrong) == 0
-
-
-def test_squares_of_heads_follow_the_chosen_colours(open_report):
-    page = open_report(EVALUATION, render=report.render_evaluation, color_scheme="light").page
-    colour = "getComputedStyle(document.querySelector('#after .cell')).backgroundColor"
-    light = page.evaluate(colour)
-    page.click("#theme")
-    page.click("#theme")
-    assert page.evaluate(colour) != light
-
-
-def test_labels_and_ticks_of_every_page_lie_inside_and_apart(open_page):
-    """At 400 and 1280 pixels: the boxes of ticks, names and notes in one chart do not meet."""
-    page = open_page().page
-    found = """() => [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
-      const texts = [...svg.querySelectorAll('.tick, .note')];
-      const boxes = texts.map((x) => ({ box: x.getBoundingClientRect(), words: x.textContent }));
-      const meet = ({ box: a }, { box: b }) => a.left < b.right - 1 && b.left < a.right - 1
-        && a.top < b.bottom - 5 && b.top < a.bottom - 5;
-      return boxes.flatMap((one, i) => [
-        ...boxes.slice(i + 1).filter((x) => meet(one, x)).map((x) => `${one.words}, ${x.words}`),
-        ...(one.box.left < 0 || one.box.right > innerWidth ? [`${one.words} is outside`] : []),
-      ]);
-    })"""
-    for width in (1280, 400):
-        page.set_viewport_size({"width": width, "height": 844})
-        page.wait_for_timeout(100)
-        assert page.evaluate(found) == []
