@@ -163,8 +163,8 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(THREADS)
     quiet = Quiet(0.0 if quick else 120.0)
-    lengths, tokens = ((128, 256), 256) if quick else ((256, 2048, 8192), TOKENS)
-    prompt, steps = (256, 8) if quick else (PROMPT, STEPS)
+    lengths, tokens = ((32,), 32) if quick else ((256, 2048, 8192), TOKENS)
+    prompt, steps = (32, 2) if quick else (PROMPT, STEPS)
     note = "*: measured while other processes were busy"
     print(f"Width {WIDTH}, {LAYERS} layers, {HEADS} heads, {THREADS} threads, float32.\n")
     print(f"| training, {tokens} tokens per step | n | tokens/s | relative to SDPA | target |")

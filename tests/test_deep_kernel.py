@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import each
 
 torch = pytest.importorskip("torch")
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("deep_kernel")  # one model is trained
 def trained():
     x, y = data()
     deep = model()
-    record = deep.fit(x, y, steps=200, learning_rate=0.02)
+    record = deep.fit(x, y, steps=150, learning_rate=0.02)
     return deep, record, x, y
 
 
@@ -43,7 +44,7 @@ class TestTraining:
     def test_training_raises_the_marginal_likelihood(self, trained):
         _, record, _, _ = trained
         assert record.stopped == "steps"
-        assert len(record.likelihoods) == 201
+        assert len(record.likelihoods) == 151
         assert record.likelihoods[-1] > record.likelihoods[0] + 100
         assert record.likelihoods[-1] > 0.9 * max(record.likelihoods)
 
@@ -51,7 +52,7 @@ class TestTraining:
         deep, record, x, y = trained
         new, truth = data(400, seed=1)
         untrained = model()
-        fixed = untrained.fit(x, y, steps=200, learning_rate=0.02, train_extractor=False)
+        fixed = untrained.fit(x, y, steps=150, learning_rate=0.02, train_extractor=False)
         errors = [
             float(np.mean((m.predict(new)[0].numpy() - truth) ** 2)) for m in (deep, untrained)
         ]
@@ -103,17 +104,9 @@ class TestTraining:
         assert len(record.likelihoods) == 3
         assert deep.predict(x)[0].shape == (30,)
 
-    def test_no_steps_only_condition(self):
-        x, y = data(30)
-        deep = model()
-        record = deep.fit(x, y, steps=0)
-        assert len(record.likelihoods) == 1
-        assert float(deep.mean.detach()) == pytest.approx(y.mean())
-
 
 class TestProcess:
-    @pytest.mark.parametrize("feature_map", [None, "identity", "poly:degree=2"])
-    @pytest.mark.parametrize("n", [20, 150])
+    @each("feature_map, n", [(None, 150), ("identity", 20), ("poly:degree=2", 20)])
     def test_likelihood_and_prediction_are_those_of_the_numpy_process(self, feature_map, n):
         x, y = data(n)
         deep = model(feature_map=feature_map)
@@ -152,17 +145,13 @@ class TestProcess:
                 slope = (ends[0] - ends[1]) / 2e-5
                 assert float(gradient[i]) == pytest.approx(slope, rel=1e-5, abs=1e-6), name
 
-    def test_noise_is_recovered(self, trained):
-        deep, _, _, _ = trained
-        assert 0.003 < deep.noise_variance < 0.03  # 0.01 in the data
-
-    def test_variance_is_larger_away_from_the_data(self, trained):
+    def test_noise_is_recovered_and_variance_grows_away_from_the_data(self, trained):
         deep, _, x, _ = trained
+        assert 0.003 < deep.noise_variance < 0.03  # 0.01 in the data
         assert deep.predict(8 * x)[1].mean() > 3 * deep.predict(x)[1].mean()
 
     def test_condition_takes_new_data_without_training(self, trained):
-        deep, _, _, _ = trained
-        deep = copy.deepcopy(deep)
+        deep = copy.deepcopy(trained[0])
         before = copy.deepcopy(deep.state_dict())
         new, y = data(50, seed=7)
         deep.condition(new, y + 5)
@@ -177,11 +166,13 @@ class TestProcess:
         assert deep.predict(x)[0].dtype == torch.float64
         assert deep.extractor.weight.dtype == torch.float32
 
-    def test_constant_targets_are_fitted(self):
+    def test_constant_targets_are_fitted_and_no_steps_only_condition(self):
         x, _ = data(20)
-        deep = model()
-        deep.fit(x, np.full(20, 3.0), steps=2)
-        assert deep.predict(x)[0].numpy() == pytest.approx(np.full(20, 3.0), abs=1e-6)
+        for steps in (0, 2):
+            deep = model()
+            record = deep.fit(x, np.full(20, 3.0), steps=steps)
+            assert len(record.likelihoods) == 1 + steps
+            assert deep.predict(x)[0].numpy() == pytest.approx(np.full(20, 3.0), abs=1e-6)
 
 
 x, y = data(8)
@@ -197,13 +188,8 @@ BAD = {
     "points that are one column": (
         lambda: model().fit(x[:, 0], y), ValueError, r"\(n, d\) with n ≥ 1, not .*\(8,\)",
     ),
-    "no points": (lambda: model().fit(x[:0], y[:0]), ValueError, "n ≥ 1"),
     "NaN in points": (lambda: model().fit(x * math.nan, y), ValueError, "x holds NaN"),
-    "NaN in targets": (lambda: model().fit(x, y * math.nan), ValueError, "y holds NaN"),
     "too few targets": (lambda: model().fit(x, y[:3]), ValueError, r"\(8,\), not .* \(3,\)"),
-    "bool targets": (lambda: model().fit(x, y > 0), ValueError, "real target .* torch.bool"),
-    "text": (lambda: model().fit([["a"]], [1.0]), TypeError, "x to hold real numbers"),
-    "negative steps": (lambda: model().fit(x, y, steps=-1), ValueError, "≥ 0, not -1"),
     "learning rate of zero": (
         lambda: model().fit(x, y, learning_rate=0), ValueError, "learning_rate > 0",
     ),
@@ -218,7 +204,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_bad_input_is_refused(name):
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):
