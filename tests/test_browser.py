@@ -7,7 +7,6 @@ their absence is a failure, elsewhere a skip.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,16 @@ import pytest
 from test_report import HOSTILE, MAPS, OTHERS, comparison_of, encoded, hostile, map_of, topical
 
 import kerneltrick as kt
-from kerneltrick import analysis, report
+from kerneltrick import report
 
 SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+DIALS = [
+    "elu@window=4,sinks=2", "hedgehog@window=3,relative", "softmax@window=3,sinks=1", "softmax",
+    "favor:features=8,seed=1@window=2,gain=-1", "taylor:order=2@sinks=1", "exp@window=5",
+    "hedgehog:separate=true", "hedgehog:separate=true,activation=exp@window=3",
+]  # fmt: skip
 
 
 class Opened:
@@ -108,14 +114,16 @@ def number(value: Any) -> float:
 )
 def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_heads):
     n, d = 24, 8
-    texts = [text.format(n=n) for text in [*MAPS, *OTHERS]]
-    tab = open_report(comparison_of(2, 4, kv_heads, n, d, causal=causal, texts=texts))
+    texts = [text.format(n=n) for text in [*MAPS, *OTHERS, *DIALS]]
+    values = comparison_of(2, 4, kv_heads, n, d, causal=causal, texts=texts)
+    tab = open_report(values)
     q, k, v = (x.astype(np.float64) for x in topical(2, 4, kv_heads, n, d))
     _, truth = kt.softmax_attention(q, k, v, causal=causal, return_weights=True)
     for layer, head in [(0, 0), (1, 3)]:
         np.testing.assert_allclose(tab.weights(layer, head, None), truth[layer, head], atol=1e-14)
     for at, text in enumerate(texts):
-        truth = kt.attention_weights(q, k, map_of(text, d), causal=causal, on_zero="nan")
+        setting = text if text in DIALS else map_of(text, d)
+        truth = kt.attention_weights(q, k, setting, causal=causal, on_zero="nan")
         for layer, head in [(0, 1), (1, 2)]:
             drawn, expected = tab.weights(layer, head, at), truth[layer, head]
             if causal:  # nothing is drawn after the query, even in a row without weights
@@ -124,6 +132,8 @@ def test_every_map_draws_the_weights_of_the_library(open_report, causal, kv_head
             rounding = 1e-5 if text.startswith("favor") else 1e-12
             atol = rounding * np.nanmax(np.abs(expected)) * np.nanmax(np.abs(expected).sum(-1))
             np.testing.assert_allclose(drawn, expected, rtol=0, atol=atol, err_msg=text)
+    assert tab.page.locator("#windows .line").count() == len(values["windows"])
+    assert tab.page.locator("#windows-legend span").last.text_content() == "window alone"
 
 
 def test_no_weight_overflows_where_an_exponential_would(open_report):
@@ -308,26 +318,6 @@ def test_charts_show_every_map_every_family_and_the_crossover(open_report, compa
     for chart in ("#pareto", "#curves"):
         assert page.locator(f"{chart} .level").text_content() == "uniform weights"
     assert tab.page.locator("#crossover").text_content() == "crossover n ≈ 849"
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_the_page_computes_weights_with_a_window_as_the_library_does(open_report, causal):
-    data = analysis.synthetic_attention("clustered:n=24,d=4,heads=2")
-    half = {name: getattr(data, name).astype(np.float16).astype(np.float64) for name in "qkv"}
-    data = dataclasses.replace(data, **half)
-    texts = [
-        "elu@window=4,sinks=2", "hedgehog@window=3,relative", "softmax@window=3,sinks=1", "softmax",
-        "favor:features=8,seed=1@window=2,gain=-1", "taylor:order=2@sinks=1", "exp@window=5",
-        "hedgehog:separate=true", "hedgehog:separate=true,activation=exp@window=3",
-    ]  # fmt: skip
-    result = analysis.compare(data, texts, causal=causal, measure=False)
-    values = {**result.to_dict(), "picture": analysis.picture(data, texts)}
-    tab = open_report(values)
-    for number_, text in enumerate(texts):
-        truth = kt.attention_weights(data.q[0, 1], data.k[0, 1], text, causal=causal)
-        np.testing.assert_allclose(tab.weights(0, 1, number_), truth, atol=2e-6, err_msg=text)
-    assert tab.page.locator("#windows .line").count() == len(result.windows)
-    assert tab.page.locator("#windows-legend span").last.text_content() == "window alone"
 
 
 def test_hostile_texts_are_shown_as_text(open_report, comparison):

@@ -250,25 +250,17 @@ def test_figures_are_written_as_asked(comparison, tmp_path):
     assert all(path.stat().st_size > 3000 for path in paths)
 
 
-def test_figures_draw_the_weights_of_the_library(comparison):
-    texts = ["elu", "taylor:order=2"]
-    figure = report.weights_figure(comparison, layer=2, head=3, feature_maps=texts)
-    q, k, _ = (x.astype(np.float64) for x in topical())
+def test_figures_draw_the_weights_of_the_library_and_hide_the_future():
+    texts = ["elu", "t2r:features=6"]
+    found = comparison_of(1, 4, 2, 12, 4, causal=True, texts=texts)
+    figure = report.weights_figure(found, head=3, feature_maps=texts)
+    q, k, _ = (x.astype(np.float64) for x in topical(1, 4, 2, 12, 4))
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert len(images) == 3
     for image, text in zip(images[1:], texts, strict=True):
-        np.testing.assert_allclose(image, kt.attention_weights(q[1, 3], k[1, 3], text), rtol=1e-12)
-
-
-def test_figures_of_causal_grouped_heads_hide_the_future():
-    grouped = comparison_of(1, 4, 2, 12, 4, causal=True, texts=["elu", "t2r:features=6"])
-    figure = report.weights_figure(grouped, head=3, feature_maps=["t2r:features=6"])
-    image = figure.axes[1].images[0].get_array()
-    assert np.ma.getmaskarray(np.ma.masked_invalid(image))[np.triu_indices(12, 1)].all()
-    q, k, _ = (x.astype(np.float64) for x in topical(1, 4, 2, 12, 4))
-    learned = map_of("t2r:features=6", 4)
-    truth = kt.attention_weights(q[0, 3], k[0, 1], learned, causal=True, on_zero="nan")
-    np.testing.assert_allclose(np.tril(image), np.tril(truth), rtol=1e-12)
+        assert np.ma.getmaskarray(np.ma.masked_invalid(image))[np.triu_indices(12, 1)].all()
+        truth = kt.attention_weights(q[0, 3], k[0, 1], map_of(text, 4), causal=True, on_zero="nan")
+        np.testing.assert_allclose(np.tril(image), np.tril(truth), rtol=1e-12)
 
 
 @each(
