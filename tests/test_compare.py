@@ -293,19 +293,6 @@ def test_uniform_weights_are_what_a_map_is_measured_against(sample_result):
     assert "uniform" in sample_result._repr_html_()
 
 
-def test_the_error_of_all_heads_together_weighs_them_by_their_outputs(sample_result):
-    data = analysis.sample()
-    q, k, v = (x.astype(np.float64) for x in (data.q, data.k, data.v))
-    scale = {"scale": 1 / math.sqrt(32)}
-    truth = kt.softmax_attention(q, k, v, **scale)
-    for report in sample_result.maps[:2]:
-        ours = kt.linear_attention(q, k, v, report.map)
-        error = np.linalg.norm(ours - truth) / np.linalg.norm(truth)
-        assert report.summary.whole_error == pytest.approx(error, rel=1e-6)
-        assert report.summary.output_energy == pytest.approx(np.linalg.norm(truth) ** 2)
-        assert report.heads[0][0].whole_error == report.heads[0][0].output_error
-
-
 def of_error(report, error, **other):
     """Make a report of one head with this output error."""
     head = dataclasses.replace(

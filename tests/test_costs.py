@@ -71,6 +71,18 @@ def decoder_weights(d, **columns):
     return {**weights, "o": rng.standard_normal((columns["o"], d))}
 
 
+def agree_on_memory(cost, kept, weights, activations, **sizes):
+    """`activations` are numbers for each sequence; what is kept is read, and written if a state."""
+    numbers = cost.at(**sizes, w=8)
+    assert numbers.memory == sum(x.nbytes for x in kept)
+    moves = 2 * kept[0].nbytes if len(kept) == 1 else numbers.memory
+    read = sum(x.nbytes for x in weights.values()) + moves
+    assert numbers.moved == read + 8 * sizes["b"] * 2 * activations
+    if len(kept) == 1:
+        symbols_used = cost.multiply_adds.symbols + cost.moved.symbols + cost.memory.symbols
+        assert "n" not in symbols_used
+
+
 def agree(meter, cost, **sizes):
     numbers = cost.at(**sizes)
     assert meter.products == numbers.multiply_adds
@@ -142,11 +154,7 @@ def test_decoding_by_the_delta_rule_costs_what_its_loop_does(shared):
     cost = costs.delta_decoding()
     sizes = {"b": b, "d": d, "h": h, "g": shared, "k": k, "M": M}
     agree(meter, cost, **sizes)
-    numbers = cost.at(**sizes, w=8)
-    assert numbers.memory == state.nbytes
-    read = sum(x.nbytes for x in weights.values()) + 2 * state.nbytes
-    assert numbers.moved == read + 8 * b * (2 * d + 2 * (2 * shared * k + 2 * h * M + 2 * h))
-    assert "n" not in cost.multiply_adds.symbols + cost.moved.symbols + cost.memory.symbols
+    agree_on_memory(cost, [state], weights, d + 2 * (shared * k + h * M + h), **sizes)
 
 
 def test_summary_counts_the_delta_rule_when_asked(run):
@@ -205,13 +213,10 @@ def test_decoding_costs_what_its_loop_does(shared):
     cache_k = rng.standard_normal((b, n, shared, k))
     cache_v = rng.standard_normal((b, n, shared, v))
     counted.decode(meter, rng.standard_normal((b, d)), weights, cache_k, cache_v, h, shared)
-    cost = costs.decoding()
-    agree(meter, cost, b=b, n=n, d=d, h=h, g=shared, k=k, v=v)
-    numbers = cost.at(b=b, n=n, d=d, h=h, g=shared, k=k, v=v, w=8)
-    assert numbers.memory == cache_k.nbytes + cache_v.nbytes
-    read = sum(x.nbytes for x in (*weights.values(), cache_k, cache_v))
-    activations = 8 * b * (2 * d + 2 * (h * (k + v) + shared * (k + v)))
-    assert numbers.moved == read + activations
+    sizes = {"b": b, "n": n, "d": d, "h": h, "g": shared, "k": k, "v": v}
+    agree(meter, costs.decoding(), **sizes)
+    kept = [cache_k, cache_v]
+    agree_on_memory(costs.decoding(), kept, weights, d + (h + shared) * (k + v), **sizes)
 
 
 @each("shared", [1, 2])
@@ -225,12 +230,7 @@ def test_linear_decoding_costs_what_its_loop_does(shared):
     cost = costs.linear_decoding("poly:degree=2")
     sizes = {"b": b, "d": d, "h": h, "g": shared, "k": k, "M": M}
     agree(meter, cost, **sizes)
-    numbers = cost.at(**sizes, w=8)
-    assert numbers.memory == state.nbytes
-    activations = 8 * b * (2 * d + 2 * (h + shared) * (k + M))
-    weights_read = sum(x.nbytes for x in weights.values())
-    assert numbers.moved == weights_read + activations + 2 * state.nbytes
-    assert "n" not in cost.multiply_adds.symbols + cost.moved.symbols + cost.memory.symbols
+    agree_on_memory(cost, [state], weights, d + (h + shared) * (k + M), **sizes)
 
 
 @each("name", ["decoding", "linear_decoding", "delta_decoding"])

@@ -92,9 +92,6 @@ def test_errors_of_pieces_and_of_what_they_share_are_raised_here(two):
         list(results(square, None, [Piece("a", "a", ("text",))], two))
     with pytest.raises(ValueError, match="defined at the top level of a module"):
         list(results(square, lambda: 1, numbered(1), two))
-
-
-def test_processes_need_a_number():
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="whole number of workers"):
             Processes(wrong)

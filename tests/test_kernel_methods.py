@@ -198,19 +198,6 @@ class TestGaussianProcess:
         full = kernel(new) - across @ inverse @ across.T
         np.testing.assert_allclose(variance, np.diagonal(full), rtol=1e-9)
 
-    def test_mean_is_ridge_regression_with_the_noise_as_sum_penalty(self):
-        x, y, _ = problem(25)
-        new = points(6)
-        mean, _ = GaussianProcess("rbf", noise_variance=0.7).fit(x, y).predict(new)
-        ridge = KernelRidge("rbf", sum_penalty=0.7).fit(x, y)
-        np.testing.assert_allclose(mean, ridge.predict(new), rtol=1e-12)
-
-    def test_variance_shrinks_to_zero_at_points_seen_without_noise_and_grows_away(self):
-        x, y, _ = problem(15)
-        fit = GaussianProcess("rbf", noise_variance=1e-8).fit(x, y)
-        assert fit.predict(x)[1].max() < 1e-7
-        assert fit.predict(x + 100)[1] == pytest.approx(np.ones(15))
-
 
 class TestDescent:
     def test_squared_loss_comes_to_the_ridge_solution(self):

@@ -138,20 +138,6 @@ def test_sign_holds_on_data(text):
         assert (gram < 0).any()
 
 
-@each(
-    "text, expected",
-    [
-        ("poly:degree=2,constant=0", math.comb(65, 2)),
-        ("poly:degree=3", math.comb(67, 3)),
-        ("taylor:order=2", math.comb(66, 2)),
-        ("favor:features=100", 100),
-        ("hedgehog", 128),
-    ],
-)
-def test_dimensions_at_d_64(text, expected):
-    assert maps.get(text).dim(64) == expected
-
-
 def test_quadratic_map_has_the_root_two_on_linear_and_cross_terms():
     x = np.array([[2.0, 3.0]])
     features = maps.get("poly:degree=2").phi(x)[0]
