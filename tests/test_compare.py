@@ -46,51 +46,22 @@ def softmax(scores):
     return e / e.sum(-1, keepdims=True)
 
 
-def features(text, x):
-    """Compute φ independently, in float64."""
-    if text == "elu":
-        return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-    if text == "relu2":
-        return np.maximum(x, 0) ** 2
-    if text == "hedgehog":
-        e = np.exp(np.concatenate([x, -x], -1))
-        return e / e.sum(-1, keepdims=True)
-    if text == "taylor:order=2":
-        d = x.shape[-1]
-        i, j = np.triu_indices(d, 1)
-        parts = [np.ones_like(x[..., :1]), x, x**2 / math.sqrt(2), x[..., i] * x[..., j]]
-        return np.concatenate(parts, -1)
-    omega = maps.get(text).projection(x.shape[-1])
-    return np.exp(x @ omega.T - (x**2).sum(-1, keepdims=True) / 2) / math.sqrt(len(omega))
-
-
 @each("text", FIVE)
-def test_the_sample_agrees_with_an_independent_computation(sample_result, text):
+def test_the_sample_agrees_with_its_heads_alone_and_with_singular_values(sample_result, text):
+    """`analyze_map` itself is compared with definitions in test_analysis.py."""
     data = analysis.sample()
     report = sample_result.maps[FIVE.index(text)]
-    scale = 1 / math.sqrt(32)
-    root = math.sqrt(scale) if maps.get(text).approximates_softmax else 1.0
     for i, j in ((0, 0), (1, 7), (2, 11)):
         q, k, v = (x[i, j].astype(np.float64) for x in (data.q, data.k, data.v))
-        s = softmax(q @ k.T * scale)
-        a = features(text, q * root) @ features(text, k * root).T
-        a = a / a.sum(-1, keepdims=True)
+        alone, found = analysis.analyze_map(q, k, v, text), report.heads[i][j]
+        for name in ("mse", "max_diff", "correlation", "kl", "total_variation", "entropy",
+                     "top1_agreement", "top8_agreement"):  # fmt: skip
+            expected = pytest.approx(getattr(alone.weights, name), rel=1e-8, abs=1e-12, nan_ok=True)
+            assert getattr(found, name) == expected, name
+        assert found.output_error == pytest.approx(alone.output_relative_error)
+        s = softmax(q @ k.T / math.sqrt(32))
         sigma = np.linalg.svd(s, compute_uv=False)
         p = sigma / sigma.sum()
-        expected = {
-            "mse": np.mean((a - s) ** 2),
-            "max_diff": np.abs(a - s).max(),
-            "correlation": np.corrcoef(a.ravel(), s.ravel())[0, 1],
-            "total_variation": np.abs(a - s).sum(-1).mean() / 2,
-            "top1_agreement": np.mean(a.argmax(-1) == s.argmax(-1)),
-            "output_error": np.linalg.norm(a @ v - s @ v) / np.linalg.norm(s @ v),
-        }
-        if (a > 0).all():
-            expected["kl"] = (s * np.log(s / a)).sum(-1).mean()
-            expected["entropy"] = -(a * np.log(a)).sum(-1).mean()
-        found = report.heads[i][j]
-        for name, value in expected.items():
-            assert getattr(found, name) == pytest.approx(value, rel=1e-8, abs=1e-12), name
         bound = (sigma[report.features :] ** 2).sum() / 128**2
         assert found.limit_mse == pytest.approx(bound, rel=1e-6, abs=1e-20)
         look = sample_result.softmax.heads[i][j]

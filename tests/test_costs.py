@@ -381,22 +381,6 @@ def test_the_engine_does_the_multiply_adds_that_are_counted(text, outside, train
     assert counter.get_total_flops() == 2 * seen
 
 
-@each("train", [False, True])
-def test_formed_softmax_in_torch_does_the_multiply_adds_that_are_counted(train):
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    n, D, M = 20, 6, 7
-    q, k, v = (torch.ones(n, w, requires_grad=train) for w in (D, D, M))
-    with FlopCounterMode(display=False) as counter:
-        output = torch.softmax(q @ k.T, dim=1) @ v
-        if train:
-            output.sum().backward()
-    assert (
-        counter.get_total_flops() == 2 * costs.softmax(train=train).at(n=n, D=D, M=M).multiply_adds
-    )
-
-
 @each(
     "text",
     ["poly:degree=1", "poly:degree=3,constant=0", "taylor:order=4", "square"],
