@@ -203,7 +203,7 @@ def main() -> int:
         for phase, tokens in phases:
             print(json.dumps([phase, getattr(model, phase)(tokens)]), flush=True)
         return 0
-    tokens, repeats, layers = (32, 1, 4) if arguments.quick else (TOKENS, arguments.repeats, LAYERS)
+    tokens, repeats, layers = (16, 1, 4) if arguments.quick else (TOKENS, arguments.repeats, LAYERS)
     bench.look_for_marks(arguments.write, START, END)
     settings = {"version": __version__, "tokens": tokens, "layers": layers}
     kept: dict[str, Any] = {"settings": settings, "models": {}}

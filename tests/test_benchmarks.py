@@ -28,6 +28,21 @@ def quick(name, *options):
     return done.stdout
 
 
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """Run the main function of a benchmark in this process, and return what it prints."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+
+    def here(module):
+        monkeypatch.setattr(sys, "argv", [module.__name__, "--quick"])
+        module.main()
+        return capsys.readouterr().out
+
+    yield here
+    torch.set_num_threads(threads)
+
+
 def written(module, folder, *options):
     """The rows of the tables that a benchmark writes into a page, between its marks."""
     page = folder / "performance.md"
@@ -193,8 +208,8 @@ def test_a_benchmark_of_models_continues_after_its_last_phase(tmp_path):
 
     pytest.importorskip("transformers")
     results, name = tmp_path / "models.json", "mamba:130m float32"
-    before = {"time": [2.0, 1.0], "memory": [2.0, 1.0], "tokens": 32}
-    settings = {"version": kt.__version__, "tokens": 32, "layers": 4}
+    before = {"time": [2.0, 1.0], "memory": [2.0, 1.0], "tokens": 16}
+    settings = {"version": kt.__version__, "tokens": 16, "layers": 4}
     kept = {"settings": settings, "models": {name: {"prefill": before}}}
     results.write_text(json.dumps(kept), encoding="utf-8")
     rows = written(models, tmp_path, "--results", results, "--models", "mamba:130m")
@@ -266,19 +281,26 @@ def test_maps_whose_memory_is_measured_are_the_fused_ones():
 
 @pytest.mark.slow
 def test_other_quick_runs_print_their_tables():
-    """Threads, a language model, its levels, and several processes."""
+    """One thread with two, and several processes."""
     pytest.importorskip("kerneltrick._core")
     printed = quick("threads", "--load", 1)
     rows = [line.split(" | ") for line in printed.splitlines() if " ms | " in line]
     assert len(rows) == 2 * 3 + 1
     assert all(float(row[3]) > 0 for row in rows)
-    assert quick("language_model").count("| elu") == 4
-    rows = [line.split(" | ") for line in quick("levels").splitlines() if line.startswith("| ")]
-    assert [len(row) for row in rows] == [10, 10, 10]
     printed = quick("scale")
     assert printed.count("(target ×") == 2
     assert "of state bytes × ranks" in printed
     assert "the same numbers" in printed
+
+
+@pytest.mark.slow
+def test_quick_runs_of_a_language_model_and_of_its_levels_print_their_tables(here):
+    import language_model
+    import levels
+
+    assert here(language_model).count("| elu") == 4
+    rows = [line.split(" | ") for line in here(levels).splitlines() if line.startswith("| ")]
+    assert [len(row) for row in rows] == [10, 10, 10]
 
 
 def test_the_model_that_ours_is_timed_against_computes_softmax_attention():
