@@ -16,6 +16,7 @@ from cases import each
 
 import kerneltrick as kt
 from kerneltrick import analysis, maps, report
+from kerneltrick._install import install_command
 
 MAPS = [
     "elu", "relu", "relu2", "exp", "square", "cosformer:horizon={n}", "favor:features=256",
@@ -297,5 +298,5 @@ def test_curves_that_err_more_than_looking_at_nothing_do_not_squash_the_others(c
 
 def test_figures_without_matplotlib_say_what_to_install(comparison, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"kerneltrick\[plot\]"):
+    with pytest.raises(ImportError, match=re.escape(install_command("plot"))):
         report.pareto_figure(comparison)

@@ -10,6 +10,7 @@ import pytest
 from cases import each
 
 from kerneltrick import _files, kernels, simulate
+from kerneltrick._install import install_command
 from kerneltrick.simulate import _features, _moments, _scaling, _svm
 
 NAMES = ("moments", "scaling", "features", "representer", "svm")
@@ -444,7 +445,7 @@ class TestPictures:
         monkeypatch.setattr(simulate, "moments", None)  # not reached
         code, out, err = run("simulate", "moments", "--out", tmp_path / "a.png")
         assert (code, out) == (1, "")
-        assert "kerneltrick[plot]" in err
+        assert install_command("plot") in err
 
     def test_missing_scikit_learn_is_named(self, run, tmp_path, monkeypatch):
         pytest.importorskip("matplotlib")
@@ -454,4 +455,4 @@ class TestPictures:
         monkeypatch.setitem(sys.modules, "sklearn", None)
         code, out, err = run("simulate", "svm")
         assert (code, out) == (1, "")
-        assert "kerneltrick[sklearn]" in err
+        assert install_command("sklearn") in err
