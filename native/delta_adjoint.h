@@ -29,7 +29,7 @@ template <class T> class DeltaAdjoint {
           s(s), chunk(chunk), tokens(chunk.tokens),
           far_out(s.by_token ? arena.take<T>(s.rows * s.Ms) : d_out),
           far_z(s.by_token ? arena.take<T>(s.rows * s.Ms) : d_z), by_beta(arena.take<T>(s.rows * LANES<T>)),
-          scaled_G(arena.take<T>(s.dr * W)), turned_G(arena.take<T>(s.dp * s.Mp)), lanes(arena.take<T>(s.Mp * s.Cp + W)),
+          turned_G(arena.take<T>(s.dp * s.Mp)), lanes(arena.take<T>(s.Mp * s.Cp + W)),
           read_x(arena.take<T>(s.rows * s.Cp)), look_x(arena.take<T>(s.rows * s.Cp)),
           read_k(s.erases ? arena.take<T>(s.rows * s.Cp) : read_x),
           look_k(s.erases ? arena.take<T>(s.rows * s.Cp) : look_x) {
@@ -100,19 +100,12 @@ template <class T> class DeltaAdjoint {
 
     void values(T* G, int64_t c) {
         const int64_t n = chunk.count(), Cp = s.Cp, Ms = s.Ms;
-        const T* after = G;
-        if (s.by_feature) {
-            for (int64_t f = 0; f < s.dr; ++f)
-                for (int64_t j = 0; j < W; j += LANES<T>)
-                    store(scaled_G + f * W + j, load(G + f * W + j) * chunk.add_feature[f]);
-            after = scaled_G;
-        }
         const T sign = s.erases ? T(1) : T(-1);
         even_rows_back(chunk.rows(), [&](auto r, int64_t i) {
             constexpr int R = decltype(r)::value;
             Rows<R> y;
             y.clear();
-            y.add(chunk.lanes_x + i, 1, Cp, after, W, s.d);
+            y.add(chunk.lanes_x + i, 1, Cp, G, W, s.d);
             y.add(chunk.look_x + i * Cp + i, 1, Cp, d_out + i * Ms + c, Ms, n - i);
             y.add(chunk.read_x + (i + R) * Cp + i, 1, Cp, d_z + (i + R) * Ms + c, Ms, n - i - R);
             const T* own = chunk.read_x + i * Cp + i;
@@ -134,7 +127,7 @@ template <class T> class DeltaAdjoint {
             y.change([&](Vec<T> x, int a, int) __attribute__((always_inline)) { return x * chunk.enter[i + a]; });
             y.store(far_z + i * Ms + c, Ms);
         });
-        if (s.erases) writes(after, c);
+        if (s.erases) writes(G, c);
         even_rows(s.dr, [&](auto r, int64_t f) {
             constexpr int R = decltype(r)::value;
             Rows<R> sum;
@@ -149,13 +142,13 @@ template <class T> class DeltaAdjoint {
     }
 
     // w', where there are erase vectors.
-    void writes(const T* after, int64_t c) {
+    void writes(const T* G, int64_t c) {
         const int64_t n = chunk.count(), Cp = s.Cp, Ms = s.Ms;
         even_rows(chunk.rows(), [&](auto r, int64_t i) {
             constexpr int R = decltype(r)::value;
             Rows<R> y;
             y.clear();
-            y.add(chunk.lanes_k + i, 1, Cp, after, W, s.d);
+            y.add(chunk.lanes_k + i, 1, Cp, G, W, s.d);
             y.add(chunk.look_k + i * Cp + i, 1, Cp, d_out + i * Ms + c, Ms, n - i);
             y.add(chunk.read_k + i * Cp + i, 1, Cp, d_z + i * Ms + c, Ms, n - i);
             y.each([&](int a, int j) __attribute__((always_inline)) {
@@ -345,7 +338,7 @@ template <class T> class DeltaAdjoint {
     const DeltaChunk<T>& chunk;
     const DeltaTokens<T>& tokens;
     T *far_out, *far_z;     // o' and z' times e^{b_t}, where decays are those of tokens
-    T *by_beta, *scaled_G, *turned_G, *lanes;
+    T *by_beta, *turned_G, *lanes;
     T *read_x, *look_x, *read_k, *look_k;  // gradients of the chunk's triangles
     T *scaled_x = nullptr, *scaled_k = nullptr, *through = nullptr;
     std::optional<DeltaTokenSlope<T>> token_slope;

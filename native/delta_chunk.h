@@ -55,7 +55,7 @@ template <class T> class DeltaChunk {
     T* between;     // e^{b_t − b_s}
     double* since;  // log-decays, while they are summed
     T *read_k, *look_k, *read_x, *look_x;  // e·k, q·k, e·(−x) and q·(−x) with their decays, below the diagonal
-    T *lanes_k, *lanes_x;  // tokens in lanes; after `form`, k_s e^{b − b_s} but for add_feature
+    T *lanes_k, *lanes_x;  // tokens in lanes; after `form`, k_s e^{b − b_s}, so that no u_s is multiplied by more
     T *far_q, *far_e;      // q_t and e_t, where decays are those of features times e^{b_t}
     // Decays of features. Of a token: e^{b_t − b_a} and its inverse; of a span: e^{b_a}, also over
     // that of the span before; of the chunk: e^b, and e^{b − b_a} of the last span.
@@ -122,6 +122,15 @@ template <class T> class DeltaChunk {
         to_lanes(x + from * s.ds, s.ds, to - from, to - from, s.d, lanes + from, s.Cp);
     }
 
+    // Tokens before `to` times what each of their features counts.
+    void scale_features(const T* rate, int64_t to) {
+        for (int64_t f = 0; f < s.d; ++f)
+            for (int64_t j = f * s.Cp; j < f * s.Cp + to; j += LANES<T>) {
+                store(lanes_k + j, KT_ISA::load(lanes_k + j) * rate[f]);
+                if (s.erases) store(lanes_x + j, KT_ISA::load(lanes_x + j) * rate[f]);
+            }
+    }
+
     void scale_lanes(T* lanes) {
         for (int64_t f = 0; f < s.d; ++f)
             for (int64_t j = 0; j < count(); j += LANES<T>)
@@ -171,12 +180,7 @@ template <class T> class DeltaChunk {
             T* total = totals + int64_t(i) * ds;
             for (int64_t f = 0; f < ds; f += LANES<T>)
                 store(total + f, i ? KT_ISA::load(total - ds + f) * KT_ISA::load(rate + f) : KT_ISA::load(rate + f));
-            for (int64_t f = 0; f < s.d && a > 0; ++f) {
-                for (int64_t j = 0; j < a; j += LANES<T>) {  // those from a on are written next
-                    store(lanes_k + f * s.Cp + j, KT_ISA::load(lanes_k + f * s.Cp + j) * rate[f]);
-                    if (s.erases) store(lanes_x + f * s.Cp + j, KT_ISA::load(lanes_x + f * s.Cp + j) * rate[f]);
-                }
-            }
+            scale_features(rate, a);  // those from a on are written next
             factor_span(a, z, total);
             product(tokens.k, down, a, z, scaled);
             put_lanes(scaled, a, z, lanes_k);
@@ -191,6 +195,7 @@ template <class T> class DeltaChunk {
             store(add_feature + f, last);
             store(keep_feature + f, last * KT_ISA::load(totals + int64_t(spans.size() - 1) * ds + f));
         }
+        scale_features(add_feature, n);
         for (T* y : {far_e, far_q}) std::fill(y + n * ds, y + std::min(n + MARGIN, s.rows) * ds, T(0));
     }
 

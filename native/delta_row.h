@@ -118,16 +118,10 @@ template <class T> class DeltaPanel {
             sum.add(chunk.lanes_x + f * s.Cp, s.Cp, 1, u, stride, chunk.count());
             if (s.erases) sum.add(chunk.lanes_k + f * s.Cp, s.Cp, 1, w, stride, chunk.count());
             T* at = S + f * W;
-            if (s.by_feature)
-                sum.each([&](int a, int j) __attribute__((always_inline)) {
-                    T* to = at + a * W + j * LANES<T>;
-                    store(to, load(to) * chunk.keep_feature[f + a] + sum.acc[a][j] * chunk.add_feature[f + a]);
-                });
-            else
-                sum.each([&](int a, int j) __attribute__((always_inline)) {
-                    T* to = at + a * W + j * LANES<T>;
-                    store(to, load(to) * chunk.keep + sum.acc[a][j]);
-                });
+            sum.each([&](int a, int j) __attribute__((always_inline)) {
+                T* to = at + a * W + j * LANES<T>;
+                store(to, load(to) * (s.by_feature ? chunk.keep_feature[f + a] : chunk.keep) + sum.acc[a][j]);
+            });
         });
     }
 

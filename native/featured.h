@@ -73,7 +73,6 @@ template <class T> class Featured {
     const T* near_keys() const { return s.by_pair ? k.phi : k.scaled; }
 
     void look(const Sums<T>& sums, int64_t n, T* den) const {
-        const T share = T(scaling.state_share);
         if (q.in_rows) {
             for (int64_t i = 0; i < n; i += LANES<T>) {
                 Vec<T> total[LANES<T>] = {};
@@ -81,7 +80,7 @@ template <class T> class Featured {
 #pragma GCC unroll 16
                     for (int l = 0; l < LANES<T>; ++l)
                         total[l] += load(q.phi + (i + l) * s.m + r) * load(sums.z + r);
-                store(den + i, sums_of<T>(total) * share);
+                store(den + i, sums_of<T>(total) * scaling.of_state(i));
             }
             return;
         }
@@ -95,7 +94,7 @@ template <class T> class Featured {
                     part[l] += load(q.scaled + (r + l) * s.Cp + j) * sums.z[r + l];
             for (int half = LANES<T> / 2; half && as_rows; half /= 2)
                 for (int l = 0; l < half; ++l) part[l] += part[l + half];
-            store(den + j, part[0] * share);
+            store(den + j, part[0] * scaling.of_state(j));
         }
     }
 

@@ -35,7 +35,7 @@ template <class T, class Kernel> class Output {
     NearSums<T> near;
     Unfinished<T> unfinished;
 
-    // tile(i.., j..) of weights within the block: zero above the diagonal, whatever stood there.
+    // tile(i.., j..) of weights within the block, of gradients: zero above the diagonal, whatever stood there.
     template <int R, int N> KT_INLINE void weights(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
         kernel.products(tile, i, j);
         scaling.by_block(tile, i, j);
@@ -58,7 +58,9 @@ template <class T, class Kernel> class Output {
             Vec<T> row_sum[RP] = {};
             for (int64_t j = 0; j < limit; j += TILE_COLUMNS<T>) {
                 Tile<T, R, TILE_VECS> tile;
-                weights(tile, i, j);
+                kernel.products(tile, i, j);
+                scaling.by_row(tile, i, j);
+                tile.keep_lower(i, j);
                 tile.store(strip + j, s.Cp);
                 tile.each([&](int a, int c) __attribute__((always_inline)) { row_sum[a] += tile.acc[a][c]; });
             }
@@ -107,7 +109,9 @@ template <class T, class Kernel> class Output {
     }
 
     // The logarithm of the unit of far weights in query i of the block; `top` is the largest near by.
-    double far_scale(int64_t i, double top) const { return far_unit(p, q.gain, top, q.scale(i, scaling)); }
+    double far_scale(int64_t i, double top) const {
+        return far_unit(p, q.gain, top, q.scale(i, scaling)) + scaling.shift[i];
+    }
 
     void fill(int64_t row, int64_t t, T value) {
         for (int64_t c = 0; c < s.M; ++c) put(row, t, c, value);
@@ -136,7 +140,7 @@ template <class T, class Kernel> class Output {
         if (!p.normalize) {
             for (int a = 0; a < R; ++a) special |= (share[a] = T(q.row_factor[i + a])) == 0;
             for (int a = 0; a < R && p.normalizer; ++a)
-                p.normalizer[row * p.queries + t + i + a] = q.row_factor[i + a];
+                p.normalizer[row * p.queries + t + i + a] = q.row_factor[i + a] * std::exp(-scaling.shift[i + a]);
             return special;
         }
 #pragma GCC unroll 2
@@ -149,7 +153,7 @@ template <class T, class Kernel> class Output {
         }
         for (int a = 0; a < R; ++a) special |= std::isinf(share[a]);
         for (int a = 0; a < R && p.normalizer; ++a)
-            p.normalizer[row * p.queries + t + i + a] = double(den[i + a]);
+            p.normalizer[row * p.queries + t + i + a] = double(den[i + a]) * std::exp(scaling.shift[i + a]);
         return special;
     }
 

@@ -63,7 +63,7 @@ template <class T> class Polynomial {
                 });
             });
         });
-        for (int64_t j = 0; j < q.columns; ++j) den[j] *= T(scaling.state_share);
+        for (int64_t j = 0; j < q.columns; j += LANES<T>) store(den + j, load(den + j) * scaling.of_state(j));
     }
 
     template <int R, int N>

@@ -86,7 +86,7 @@ template <class T, class Kernel> class Row {
         kernel.form_queries(row, t, n);
         queries.read_scales(p.q_scale, row, t, n);
         kernel.scale_queries();
-        if (!p.normalize) queries.set_row_factors(scaling, n);
+        if (!p.normalize || scaling.factored) queries.set_row_factors(scaling, n);
     }
 
     // What is read next, fetched while this block is computed: n tokens of a row from t on.
@@ -115,9 +115,14 @@ template <class T, class Kernel> class Row {
     // Adds the block's keys to the sums; with `alone`, puts there what they add to them.
     void absorb(Sums<T>& sums, int64_t row, T* alone = nullptr) {
         const bool scaled = s.has_scale || s.decays || scaling.restarts(row, keys.first);
-        const double *keep = scaling.keep_state, *add = scaling.add_block;
+        const double *keep = scaling.keep_state, *add = scaling.add_sums;
         if (!alone) sums.fill(s);
-        kernel.each_key_panel([&](int64_t r0, int64_t size, const T* phi) {
+        kernel.each_key_panel([&](int64_t r0, int64_t size, T* phi) {
+            for (int64_t r = 0; r < size && scaled; ++r) {
+                const T share = scaling.on_keys[s.by_feature ? r0 + r : 0];
+                for (int64_t j = 0; j < keys.columns && share != T(1); j += LANES<T>)
+                    store(phi + r * s.Cp + j, load(phi + r * s.Cp + j) * share);
+            }
             by_rows(size, [&](auto rows, int64_t r) {
                 constexpr int R = decltype(rows)::value;
                 by_cols<T>(s.Mp, [&](auto cols, int64_t c) {

@@ -5,7 +5,10 @@
 // with bⱼ the decay since the block's first token, sⱼ the log-scale of key j and ref that of the
 // first key. Nothing of this depends on later tokens.
 //
-// The second factor grows with the decays, so strong ones would end a block after a few tokens. Where
+// The second factor grows with the decays, and values would overflow beside it. So before any value is
+// multiplied, the weights of a row are divided by the largest such factor of its keys (`lower`), and keys that
+// are added to the state are multiplied by what the block counts there (`on_keys`). And it grows out of range
+// with strong decays, which would end a block after a few tokens. Where
 // outputs are not divided by a normaliser that is as small as they are, decays of tokens come as one factor
 // e^{bᵢ − bⱼ} ≤ 1 of each pair instead (Sizes::by_pair), and blocks keep their length.
 #pragma once
@@ -38,11 +41,14 @@ template <class T> KT_INLINE Vec<T> exp_down(const double* x) {
 template <class T> class Scaling {
   public:
     Scaling(const Sizes<T>& s, Arena& arena)
-        : s(s), p(s.p), factor(arena.take<T>(s.Cp)), enter(arena.take<double>(s.w)),
-          keep_state(arena.take<double>(s.w)), add_block(arena.take<double>(s.w)),
-          b(arena.take<double>(s.Cp * s.w)), exponent(arena.take<double>(s.Cp)) {
+        : s(s), p(s.p), factored((s.has_scale || s.decays) && !s.by_pair), factor(arena.take<T>(s.Cp)),
+          enter(arena.take<double>(s.w)), keep_state(arena.take<double>(s.w)), add_block(arena.take<double>(s.w)),
+          add_sums(arena.take<double>(s.w)), on_keys(arena.take<T>(s.w)), since(arena.take<T>(s.Cp)),
+          shift(arena.take<double>(s.Cp)), b(arena.take<double>(s.Cp * s.w)), exponent(arena.take<double>(s.Cp)),
+          rise(arena.take<double>(s.Cp)), own(arena.take<T>(s.Cp)) {
+        for (double* one : {shift, rise}) std::fill(one, one + s.Cp, 0.0);
+        for (T* one : {since, own}) std::fill(one, one + s.Cp, T(1));
         if (!s.by_pair) return;
-        since = arena.take<T>(s.Cp);
         for (T** one : {&pair, &turned}) *one = arena.take<T>(s.in_lanes(s.Cp));
     }
 
@@ -87,22 +93,30 @@ template <class T> class Scaling {
         columns = s.tile_columns(n);
         ref = reference = new_ref = 0;
         state_share = block_share = 1;
-        for (int64_t f = 0; f < s.w; ++f) enter[f] = keep_state[f] = add_block[f] = 1;
+        for (int64_t f = 0; f < s.w; ++f) enter[f] = keep_state[f] = add_block[f] = add_sums[f] = on_keys[f] = 1;
         if (!s.has_scale && !s.decays) return count;
         if (restarts(row, t)) state_ref = -INF;  // forgotten, whatever it was
         if (s.has_scale) cut(row, t, key_scale);
         through_state(row, t, state_ref, key_scale);
         if (ref == -INF) block_share = 0;
-        for (int64_t f = 0; f < s.w && ref == -INF; ++f) add_block[f] = 0;
+        for (int64_t f = 0; f < s.w; ++f) {
+            if (ref == -INF) add_block[f] = 0;
+            on_keys[f] = T(std::max(add_block[f], std::exp(-RANGE<T>)));
+            add_sums[f] = add_block[f] / double(on_keys[f]);
+        }
         state_share = s.by_feature ? 1 : enter[0];
         if (s.by_pair) {
             form_pairs(row, t);
             return count;
         }
+        double highest = 0;
         for (int64_t j = 0; j < count; ++j) {
+            const bool hidden = hidden_key(row, t + j);
             const double bj = s.decays && !s.by_feature ? b[j] : 0;
-            const double lj = s.has_scale && ref > -INF && !hidden_key(row, t + j) ? key_scale[j] - ref : 0;
+            const double lj = s.has_scale && ref > -INF && !hidden ? key_scale[j] - ref : 0;
             exponent[j] = lj - bj;
+            if (!hidden) highest = std::max(highest, exponent[j] + ref - reference);
+            rise[j] = highest;
         }
         for (int64_t j = count; j < columns; ++j) exponent[j] = 0;
         take_exponents();
@@ -113,6 +127,23 @@ template <class T> class Scaling {
     void none(double state_ref) {
         state_share = block_share = 1;
         reference = s.has_scale && state_ref > -INF ? state_ref : 0;
+        std::fill(rise, rise + s.Cp, 0.0);
+    }
+
+    // Brings the sums of query j down by e^{−shift}, as far as they would be larger than what comes of them:
+    // that is e^{output} times as large, or if outputs are normalised (−INF) no larger than a value.
+    double lower(int64_t j, double output) {
+        return shift[j] = factored ? std::min(rise[j], std::max(-output, 0.0)) : 0;
+    }
+
+    // And then what they count, for n queries.
+    void form_shares(int64_t n) {
+        for (int64_t j = 0; j < s.Cp && factored; j += LANES<T>) {
+            for (int64_t l = j; l < j + LANES<T>; ++l) exponent[l] = l < n ? -shift[l] : 0;
+            const Vec<T> down = exp_wide<T>(exponent + j);
+            store(own + j, down * T(block_share));
+            store(since + j, down * T(state_share));
+        }
     }
 
     // The factors of feature r, of the keys that `keep` is not 0 for, or of queries.
@@ -126,9 +157,12 @@ template <class T> class Scaling {
         take_exponents();
     }
 
-    // What a tile of sums that the state gives to queries i … counts.
+    // What sums that the state gives to queries i … count, queries in lanes.
+    KT_INLINE Vec<T> of_state(int64_t i) const { return factored ? load(since + i) : splat(T(state_share)); }
+
+    // The same for a tile of queries in rows.
     template <int R, int N> KT_INLINE void by_state(Tile<T, R, N>& tile, int64_t i) const {
-        if (s.by_pair)
+        if (s.by_pair || factored)
             tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) {
                 return since[i + a] == T(0) ? Vec<T>{} : y * since[i + a];  // forgotten, inf too
             });
@@ -136,7 +170,15 @@ template <class T> class Scaling {
             tile.scale(T(state_share));
     }
 
-    // What a tile of weights of queries i … and keys j … counts, keys in lanes; or queries.
+    // What a tile of weights of queries i … and keys j … counts beside values.
+    template <int R, int N> KT_INLINE void by_row(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
+        if (s.by_pair)
+            times(tile, pair + i * s.Cp + j);
+        else if (factored)
+            tile.change([&](Vec<T> y, int a, int) __attribute__((always_inline)) { return y * own[i + a]; });
+    }
+
+    // The same for gradients, in which that of the outputs has e^{−shift}; keys in lanes, or queries.
     template <int R, int N> KT_INLINE void by_block(Tile<T, R, N>& tile, int64_t i, int64_t j) const {
         s.by_pair ? times(tile, pair + i * s.Cp + j) : tile.scale(T(block_share));
     }
@@ -152,6 +194,7 @@ template <class T> class Scaling {
 
     const Sizes<T>& s;
     const Problem& p;
+    const bool factored;    // decays and log-scales are factors of keys, not of pairs
     T* factor;              // e^{sⱼ − ref − bⱼ} of every key, or that of a feature
     double ref = 0;         // the log-scale of the block's first key
     double reference = 0;   // that of the sums which the block's rows see
@@ -160,7 +203,10 @@ template <class T> class Scaling {
     // Of a decay, one or for every feature: what the state counts at the block's first token (where
     // by_feature, in place of state_share); and after the block, what it keeps and what the block adds.
     double *enter, *keep_state, *add_block;
-    T* since = nullptr;  // by_pair: what the state counts at every token of the block
+    double* add_sums;  // add_block, but for what the keys are multiplied by,
+    T* on_keys;        // which is as much of it as they have grown at most
+    T* since;          // what the state counts at every token of the block
+    double* shift;     // the logarithm of what the sums of each query are divided by
 
   private:
     template <int R, int N> KT_INLINE void times(Tile<T, R, N>& tile, const T* by) const {
@@ -247,6 +293,8 @@ template <class T> class Scaling {
     }
 
     double *b, *exponent;
+    double* rise;  // the largest exponent of keys up to each token, at least 0
+    T* own;        // what the block's weights count in each row
     T *pair = nullptr, *turned = nullptr;  // by_pair: e^{bᵢ − bⱼ}, keys in lanes, and queries in lanes
     int64_t count = 0, columns = 0;
 };

@@ -163,12 +163,14 @@ template <class T> class Queries : public Side<T> {
         this->fetch_tokens(p.q, row, t, n, mask, mask_row);
     }
 
-    // Of outputs that are not normalised.
-    void set_row_factors(const Scaling<T>& scaling, int64_t n) {
+    // What the sums of n queries count, and where outputs are not normalised the outputs.
+    void set_row_factors(Scaling<T>& scaling, int64_t n) {
         for (int64_t j = 0; j < n; ++j) {
-            const double logs = scale(j, scaling) + scaling.decayed(j);
-            row_factor[j] = logs == 0 ? 1 : std::exp(logs);
+            const double logs = p.normalize ? -INF : scale(j, scaling) + scaling.decayed(j);
+            const double rest = logs + scaling.lower(j, logs);
+            if (!p.normalize) row_factor[j] = rest == 0 ? 1 : std::exp(rest);
         }
+        scaling.form_shares(n);
     }
 
     // The logarithm of what sums of query j are multiplied by, decays aside.

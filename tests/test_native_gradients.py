@@ -106,11 +106,12 @@ def test_gradients_beside_nan_are_those_of_dense(text, causal, isa):
     ("text", "kind"), [("elu", "token"), ("elu", "feature"), ("poly:degree=2", "token")]
 )
 def test_gradients_of_decays_keep_float32_precision(text, kind, strength, normalize):
-    """Relative to the largest one, however small decays make it."""
+    """Relative to the largest one, however small decays make it, and values as large as may be."""
     rng = np.random.default_rng(0)
     q, k, v, cotangent = (rng.standard_normal((h, 101, 7)).astype("f4") for h in (4, 2, 2, 4))
     if text != "elu":  # keep its normaliser away from 0
         q, k = np.abs(q) + 0.5, np.abs(k) + 0.5
+    v *= np.float32(1e30 if kind == "token" else 1e22)
     shape = (2, 101) if kind == "token" else (2, 101, 7)
     decay = (-strength * (rng.random(shape) + 0.5)).astype("f4")
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from oracle import MAPS, same_bits
 
 import kerneltrick as kt
+from kerneltrick import maps
 
 ENGINES = ["dense", "recurrent", "chunked", "native"]
 
@@ -117,6 +118,24 @@ def test_what_has_overflowed_is_forgotten_with_its_weight(how, engine):
         out = kt.linear_attention(q, k, v, **options)
     expected = kt.linear_attention(q, k, clean, **options)
     np.testing.assert_allclose(out[:, 40:], expected[:, 40:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "raw"])
+@pytest.mark.parametrize("shape", [(2,), (2, 70), (2, 70, -1)], ids=["head", "token", "feature"])
+@pytest.mark.parametrize("text", ["elu", "favor:features=16", "exp", "poly:degree=2"])
+def test_large_values_beside_decays_are_right(text, shape, normalize, engine):
+    """No factor of a value, of a sum of them or of the state is larger than its weight."""
+    q, k, v = (np.abs(x[:, :70]).astype("f4") for x in inputs())
+    v *= np.float32(1e30)
+    width = maps.get(text).dim(4)
+    rates = np.random.default_rng(1).random([width if x == -1 else x for x in shape])
+    options = {"feature_map": text, "causal": True, "normalize": normalize}
+    wide = (x.astype(float) for x in (q, k, v))
+    exact = kt.linear_attention(*wide, log_decay=-2 * rates, engine="dense", **options)
+    decay = (-2 * rates).astype("f4")
+    out = kt.linear_attention(q, k, v, log_decay=decay, engine=engine, **options)
+    np.testing.assert_allclose(out, exact, rtol=2e-5)
 
 
 class TestVanishingNormalizer:

@@ -117,8 +117,10 @@ def delta_rule(
 
     float16 and bfloat16 are computed in float32. A NaN or inf makes NaN exactly the outputs that
     depend on it: in v its column, from that token on; in k, erase, read, beta or log_decay all
-    columns, from that token on; in q its row. Earlier outputs keep every bit. Derivations:
-    docs/08_modern_kin.md.
+    columns, from that token on; in q its row. Earlier outputs keep every bit. Values may be as
+    large as sums of them fit into the arithmetic (3.4 · 10³⁸ in float32), also beside decays; but
+    beside decays of features the native engine's gradients of q, k and log_decay need |v|, times
+    those of the outputs, below 10²⁴ in float32. Derivations: docs/08_modern_kin.md.
 
     >>> import numpy as np, kerneltrick as kt
     >>> k = np.eye(4)[[0, 1, 0]]  # the first key again: its value is replaced

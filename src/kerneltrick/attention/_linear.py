@@ -138,9 +138,12 @@ def linear_attention(
     A NaN or inf in k or v makes NaN exactly the outputs that depend on it, even where the weight
     is 0. In every engine a row counts as 0 if its sum of weights, beside the largest scale that it
     sees, is below the normal numbers of the arithmetic (1.2 · 10⁻³⁸ in float32), where weights lose
-    their digits: then `on_zero` decides. Values beyond about 10²⁰ may leave the range of float32
-    while they are summed: rows that see them are then inf or NaN, although the quotient would be
-    smaller; rows in which they count exactly 0, after a strong decay, are right. Derivations:
+    their digits: then `on_zero` decides. Values are summed before they are divided: a row whose
+    Σ|φ(q)||φ(k)||v|, or whose state's Σ|φ(k)||v|, without decays and relative to the largest scale
+    leaves the range of the arithmetic (3.4 · 10³⁸ in float32) may be inf or NaN, although the
+    quotient would be smaller; rows in which such values count exactly 0, after a strong decay, are
+    right. Beside decays of features the same holds in the native engine for gradients of q and of
+    log_decay where Σ|φ(k)||v|, times those of the outputs, is beyond 10²⁴ in float32. Derivations:
     docs/02_kernel_trick.md.
 
     >>> import numpy as np, kerneltrick as kt
