@@ -905,7 +905,7 @@ MUTANTS = [
         "labs/based.py",
         "inside = (age >= 0) & (age < window)\n    t = q @ k.T / np.sqrt(q.shape[1])\n    t =",
         "inside = (age >= 0) & (age <= window)\n    t = q @ k.T / np.sqrt(q.shape[1])\n    t =",
-        "test_labs.py::TestStudentTests::test_model_answer_passes_every_test[07]",
+        "test_labs.py::TestStudentTests::test_right_answers_pass_and_the_bare_skeleton_fails_every_test[07]",
     ),
     Mutant(
         "near and far: window off by one",
