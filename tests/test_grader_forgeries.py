@@ -145,7 +145,7 @@ class TestForgeries:
             "endless(())",
             "np.zeros(6 * 10**6)",
             "np.broadcast_to(0.0, (10**6, 10**6))",
-            "{i * (2**61 - 1): 0 for i in range(5000)}",
+            "{i * (2**61 - 1): 0 for i in range(1500)}",
             "Hostile([1])",
         ):
             found, _ = changed(

@@ -312,20 +312,6 @@ class TestKernelTrick:
         assert weights.shape == (2, 3, 20, 20)
         np.testing.assert_allclose(standard, linear, rtol=1e-9, atol=1e-9)
 
-    def test_associativity_is_a_plain_bool_and_can_fail(self):
-        assert kernel_trick.verify_associativity(*kernel_trick.random_tensors(30, 8)) is True
-        big, small = np.full((2, 2), 1e200), np.full((2, 2), 1e-300)
-        assert kernel_trick.verify_associativity(big, big, small) is False
-        nan = np.full((2, 2), np.nan)
-        assert kernel_trick.verify_associativity(nan, nan, nan) is False
-        zero = np.zeros((3, 2))
-        assert kernel_trick.verify_associativity(zero, zero, zero) is True
-
-    def test_operation_counts_of_the_lab(self):
-        assert kernel_trick.standard_operation_count(4096, 64) == 4096**2 * 64 == 1_073_741_824
-        assert kernel_trick.linear_operation_count(4096, 64) == 4096 * 64**2 == 16_777_216
-        assert kernel_trick.operation_ratio(4096, 64) == 64
-
     def test_random_tensors_are_float32_and_follow_the_seed(self):
         first, again = (kernel_trick.random_tensors(5, 3, seed=1) for _ in range(2))
         assert all(x.shape == (5, 3) and x.dtype == np.float32 for x in first)
