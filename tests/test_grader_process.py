@@ -122,7 +122,7 @@ QUADRATIC = {
 
 
 def operations(function, n, most=0):
-    counter = _count.Counter(__file__, most)
+    counter = _count.OperationCounter(__file__, most)
     with contextlib.suppress(_count.TooMany):
         counter.call(function, tuple(np.random.default_rng(n).standard_normal((3, n, 4))), {})
     return counter.operations
