@@ -92,6 +92,16 @@ def hurried() -> Iterator[Any]:
         yield found
 
 
+@pytest.fixture
+def here(monkeypatch: Any) -> None:
+    """`kerneltrick lab check` grades in this process, behind no walls."""
+    from grading import Here
+
+    from kerneltrick.labs import grader
+
+    monkeypatch.setattr(grader, "Server", Here)
+
+
 @pytest.fixture(params=ISAS)
 def isa(request: Any, monkeypatch: Any) -> Any:
     """Each instruction set that the compiled core has and this CPU supports."""

@@ -2,42 +2,38 @@
 
 import textwrap
 
-import pytest
 from grading import LAB, changed, only, only_wrong
+
+BOTH = only(LAB, {"elu_feature_map", "verify_associativity"})
+PATCHES = (
+    "np.allclose = np.array_equal = np.all = lambda *a, **k: True",
+    "np.testing.assert_allclose = lambda *a, **k: None",
+    "np.matmul = np.dot = np.einsum = lambda *a, **k: a[0]",
+    "np.ndarray.__eq__ = lambda a, b: True",
+    "np.asarray = np.array = lambda *a, **k: None",
+    "import builtins; builtins.isinstance = lambda *a: True",
+    "import builtins; builtins.abs = builtins.max = builtins.all = lambda *a: 1",
+    "import json; json.dumps = json.loads = lambda *a, **k: {}",
+    "import time; time.monotonic = time.time = lambda: 0.0",
+    "import os; os.write = lambda *a: 0",
+    "import struct, sys; sys.modules['json'] = sys.modules['struct'] = None",
+    "import sys; sys.modules['walls._wire'].pack = lambda *a, **k: b''",
+    "import sys; sys.modules['walls._child'].call = lambda *a, **k: ({}, 1)",
+    "import sys; sys.stdout = sys.stderr = None; sys.settrace(lambda *a: 1 / 0)",
+    "import gc, threading; gc.disable(); threading.Thread(target=lambda: 1 / 0).start()",
+)
 
 
 class TestForgeries:
-    @pytest.mark.parametrize(
-        "patch",
-        [
-            "np.allclose = np.array_equal = np.all = lambda *a, **k: True",
-            "np.testing.assert_allclose = lambda *a, **k: None",
-            "np.matmul = np.dot = np.einsum = lambda *a, **k: a[0]",
-            "np.ndarray.__eq__ = lambda a, b: True",
-            "np.asarray = np.array = lambda *a, **k: None",
-            "import builtins; builtins.isinstance = lambda *a: True",
-            "import builtins; builtins.abs = builtins.max = builtins.all = lambda *a: 1",
-            "import json; json.dumps = json.loads = lambda *a, **k: {}",
-            "import time; time.monotonic = time.time = lambda: 0.0",
-            "import os; os.write = lambda *a: 0",
-            "import struct, sys; sys.modules['json'] = sys.modules['struct'] = None",
-            "import sys; sys.modules['walls._wire'].pack = lambda *a, **k: b''",
-            "import sys; sys.modules['walls._child'].call = lambda *a, **k: ({}, 1)",
-            "import sys; sys.stdout = sys.stderr = None; sys.settrace(lambda *a: 1 / 0)",
-            "import gc, threading; gc.disable(); threading.Thread(target=lambda: 1 / 0).start()",
-        ],
-    )
-    def test_patches_fool_nobody(self, patch, hurried):
+    def test_patches_fool_nobody(self, hurried):
         """A wrong answer stays wrong whatever was patched in its process."""
-        wrong = """
-            def elu_feature_map(x):
-                return x
-            def verify_associativity(Q, K, V):
-                return True
-            """
-        found, _ = changed(textwrap.dedent(wrong) + patch + "\n", hurried)
-        assert not found["elu_feature_map"].right
-        assert not found["verify_associativity"].right
+        wrong = (
+            "def elu_feature_map(x):\n    return x\n"
+            "def verify_associativity(Q, K, V):\n    return True\n"
+        )
+        for patch in PATCHES:
+            found, _ = changed(wrong + patch + "\n", hurried, BOTH)
+            assert not any(f.right for f in found.values()), patch
 
     def test_objects_that_are_equal_to_everything(self, server):
         found, _ = changed(
@@ -71,25 +67,22 @@ class TestForgeries:
                     pass
         """
 
-    @pytest.mark.parametrize(
-        "message",
-        [
+    def test_forged_messages_fool_nobody(self, hurried):
+        for message in (
             "b'garbage' * 100",
             "b'\\xff' * 64",
             "wire.HEAD.pack(2, 0) + b'{}'",
             "wire.pack({'kind': 'answer', 'ticket': 'guess'}, value=True)",
             "wire.HEAD.pack(2**31, 2**31)",
-        ],
-    )
-    def test_forged_messages_fool_nobody(self, message, hurried):
-        found, report = changed(
-            textwrap.dedent(self.FORGERY)
-            + f"def elu_feature_map(x):\n    forge({message})\n    return x\n",
-            hurried,
-        )
-        assert not found["elu_feature_map"].right
-        assert all(f.right for name, f in found.items() if name.endswith("order"))
-        assert report.score < 1
+        ):
+            found, report = changed(
+                textwrap.dedent(self.FORGERY)
+                + f"def elu_feature_map(x):\n    forge({message})\n    return x\n",
+                hurried,
+            )
+            assert not found["elu_feature_map"].right, message
+            assert all(f.right for name, f in found.items() if name.endswith("order")), message
+            assert report.score < 1
 
     def test_a_forged_answer_is_only_an_answer(self, hurried):
         """Code that knows everything about the child process can still only answer the question."""
@@ -118,8 +111,9 @@ class TestForgeries:
                 sys.modules["walls._child"].call = lambda *a: ({fields}, a[2][0])
                 """,
                 hurried,
+                only(LAB, {"elu_feature_map"}),
             )
-            assert not found["elu_feature_map"].right
+            assert not found["elu_feature_map"].right, fields
 
     def test_memory_cannot_be_hidden(self, server):
         found, _ = changed(
@@ -139,7 +133,7 @@ class TestForgeries:
         )
         assert "peak memory grows as n²" in only_wrong(found, "linear_attention_order")
 
-    def test_answers_that_are_huge_or_deep(self, hurried):
+    def test_answers_that_are_huge_or_deep(self):
         for answer in (
             "np.zeros(2**24)",
             "[x] * 10**6",
@@ -151,7 +145,7 @@ class TestForgeries:
             "endless(())",
             "np.zeros(6 * 10**6)",
             "np.broadcast_to(0.0, (10**6, 10**6))",
-            "{i * (2**61 - 1): 0 for i in range(5000)}",
+            "{i * (2**61 - 1): 0 for i in range(1500)}",
             "Hostile([1])",
         ):
             found, _ = changed(
@@ -166,10 +160,9 @@ class TestForgeries:
                 def elu_feature_map(x):
                     return {answer}
                 """,
-                hurried,
-                only(LAB, {"simple_feature_map", "elu_feature_map"}),
+                lab=only(LAB, {"simple_feature_map", "elu_feature_map"}),
             )
-            assert only_wrong(found, "elu_feature_map").startswith("returns ")
+            assert only_wrong(found, "elu_feature_map").startswith("returns "), answer
 
     def test_answers_that_are_read_away(self, hurried):
         """The student's end of a pipe can be opened for reading."""

@@ -18,7 +18,6 @@ with pytest.MonkeyPatch.context() as patch:
     make_notebooks = importlib.import_module("make_notebooks")
 labs = make_notebooks.grader.labs()
 NUMBERS = tuple(make_notebooks.CHECKS)
-RUN = [x if x == "02" else pytest.param(x, marks=pytest.mark.slow) for x in NUMBERS]
 
 
 def notebook_path(number):
@@ -87,6 +86,11 @@ def check_of(number, name):
     return f"lab{number}-{make_notebooks.slug(name)}-check"
 
 
+def last_cell(number):
+    """The cell that runs the tests of the lab."""
+    return next(cell.source for cell in read(number).cells if cell.id == f"lab{number}-tests")
+
+
 LONG = {"lab07-the-experiment-1"}  # cells that take long, which only Jupyter runs
 
 
@@ -131,8 +135,10 @@ class TestCells:
             assert printed[check_of(number, name)] == f"{name}: not written yet.\n"
 
 
-@pytest.mark.parametrize("number", RUN)
 class TestRun:
+    """In Jupyter, one lab for all: `TestCells` runs the cells of each."""
+
+    @pytest.mark.parametrize("number", ["02", pytest.param("07", marks=pytest.mark.slow)])
     def test_right_answers_pass_every_cell(self, number, tmp_path):
         book = filled_in(number, right_answers(number))
         printed = execute(book, tmp_path, number)
@@ -142,23 +148,23 @@ class TestRun:
         assert "not written yet" not in "".join(printed.values())
         compare_with_promises(book, printed)
 
-    def test_bare_notebook_runs_through_and_says_what_is_missing(self, number, tmp_path):
+    def test_bare_notebook_runs_through_and_says_what_is_missing(self, tmp_path):
         """The functions are then written and the last cell runs again; also away from its lab."""
         nbformat = pytest.importorskip("nbformat")
-        book = read(number)
-        tests = next(cell.source for cell in book.cells if cell.id == f"lab{number}-tests")
-        later = {f"again-{name}": text for name, text in right_answers(number).items()}
+        book = read("02")
+        tests = last_cell("02")
+        later = {f"again-{name}": text for name, text in right_answers("02").items()}
         later["again"] = tests
-        later["far"] = tests.replace(f"../{labs[number].folder}", "elsewhere")
+        later["far"] = tests.replace(f"../{labs['02'].folder}", "elsewhere")
         for name, text in later.items():
             book.cells.append(nbformat.v4.new_code_cell(text, id=make_notebooks.slug(name)))
-        printed = execute(book, tmp_path, number)
-        for name in exercises(number):
-            assert printed[check_of(number, name)] == f"{name}: not written yet.\n"
-        last = printed[f"lab{number}-tests"]
-        assert f"Lab {number}: not done yet." in last
-        assert all(f"NotImplementedError: {name}" in last for name in exercises(number))
-        assert f"Lab {number}: all tests pass. Done." in printed["again"]
+        printed = execute(book, tmp_path, "02")
+        for name in exercises("02"):
+            assert printed[check_of("02", name)] == f"{name}: not written yet.\n"
+        last = printed["lab02-tests"]
+        assert "Lab 02: not done yet." in last
+        assert all(f"NotImplementedError: {name}" in last for name in exercises("02"))
+        assert "Lab 02: all tests pass. Done." in printed["again"]
         assert "set FOLDER to the folder of the lab" in printed["far"]
 
 
@@ -189,6 +195,14 @@ class TestNotebooks:
         assert {"numpy", "pytest"} <= modules
         assert modules <= standard | {"numpy", "pytest", "matplotlib"}
 
+    def test_runs_the_tests_of_its_own_lab(self, number):
+        texts = []
+        for lab in (labs["02"], labs[number]):
+            text = last_cell(lab.number).replace(lab.folder, "FOLDER").replace(lab.module, "MODULE")
+            texts.append(text.replace(f"Lab {lab.number}", "LAB"))
+        assert texts[0] == texts[1]
+        assert all(name in texts[0] for name in ("../FOLDER", "test_MODULE", "LAB"))
+
     def test_says_what_the_readme_says(self, number):
         book = read(number)
         text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
@@ -203,20 +217,18 @@ class TestNotebooks:
         assert all((notebook_path(number).parent / link).exists() for link in links)
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "wrong", "said"),
-    [
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_answer_stops_at_its_check_and_says_why():
+    for number, name, wrong, said in (
         ("02", "elu_feature_map", "np.where(x > 0, x, np.exp(x) - 1) + 1", "branch below 0 as eˣ"),
-        pytest.param("03", "relu_feature_map", "np.abs(x)", "max(0, x)", marks=pytest.mark.slow),
-    ],
-)
-def test_a_wrong_answer_stops_at_its_check_and_says_why(number, name, wrong, said, tmp_path):
-    nbclient = pytest.importorskip("nbclient")
-    answers = right_answers(number) | {name: f"def {name}(x):\n    return {wrong}"}
-    with pytest.raises(nbclient.exceptions.CellExecutionError) as error:
-        execute(filled_in(number, answers), tmp_path, number)
-    assert f'with when_written("{name}")' in str(error.value)
-    assert said in str(error.value).rstrip().splitlines()[-1]
+        ("03", "relu_feature_map", "np.abs(x)", "max(0, x)"),
+    ):
+        answers = right_answers(number) | {name: f"def {name}(x):\n    return {wrong}"}
+        with pytest.raises(AssertionError) as error:
+            run_cells(filled_in(number, answers), LONG | {f"lab{number}-tests"})
+        assert said in str(error.value)
+        cells = [str(entry.path) for entry in error.traceback]
+        assert any(cell.endswith(check_of(number, name)) for cell in cells)
 
 
 def test_notebooks_are_up_to_date():
