@@ -89,12 +89,15 @@ def test_a_step_of_mamba_2_changes_the_state_in_place(expanded):
     if not expanded:
         options = [torch.randn(x.shape) for x in options]  # no two columns alike
     x, state = torch.randn(B, H, P), torch.randn(B, H, P, S)
-    theirs, ours = state.clone(), state.clone()
+    theirs = state.clone()
     how = {"dt_softplus": True, "z": torch.randn(B, H, P)}
     expected = mamba2.mamba2_selective_state_update(theirs, x, *options, **how)
-    close(state_update(ours, x, *options, **how), expected)
-    close(ours, theirs)
-    assert not torch.equal(ours, state)
+    assert not torch.equal(theirs, state)
+    for recorded in (False, True):
+        ours = state.clone()
+        given = x.clone().requires_grad_(recorded)
+        close(state_update(ours, given, *options, **how), expected)
+        close(ours, theirs)
 
 
 def test_a_step_of_mamba_2_has_the_gradient_of_a_scan_over_one_token():

@@ -1303,7 +1303,7 @@ MUTANTS = [
         "hf/_state_space.py",
         "    state.copy_(new.view(state.shape))\n",
         "",
-        "test_hf_functions.py::test_a_step_of_mamba_1_changes_the_state_in_place",
+        "test_hf_functions.py::test_a_step_of_mamba_2_changes_the_state_in_place",
     ),
     Mutant(
         "accelerate: the groups of Mamba-2 in another order",
