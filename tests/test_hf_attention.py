@@ -256,7 +256,8 @@ def test_gradients_are_those_of_the_dense_engine(models):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["Llama", pytest.param("Bert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Llama", "Bert"])
 def test_compiled_as_one_graph_it_computes_the_same(kind):
     sizes, name = {**MODELS[kind], "num_hidden_layers": 1}, kt.hf.register(DIALS[1])
     model, ids = tiny(kind, sizes=sizes, attn_implementation=name), rows("left")[0]
