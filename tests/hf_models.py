@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import pytest
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -50,6 +54,29 @@ def save_tiny(folder: Any, kind: str, auto: str) -> Any:
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
     fast.save_pretrained(folder)
     return folder
+
+
+def for_each(cases: Iterable[Any], after: Callable[[], Any] | None = None) -> Callable[..., Any]:
+    """Let a test walk a list of cases; its failure names all those that break the promise."""
+
+    def decorate(test: Callable[[Any], Any]) -> Callable[[], None]:
+        def walked() -> None:
+            broken = []
+            for case in cases:
+                try:
+                    test(case)
+                except Exception:
+                    broken.append(f"{case}:\n{traceback.format_exc(limit=-2)}")
+                finally:
+                    if after is not None:
+                        after()
+            if broken:
+                pytest.fail("\n".join(broken), pytrace=False)
+
+        walked.__name__ = test.__name__
+        return walked
+
+    return decorate
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Models with linear attention compute the same on the compiled core as on transformers' code."""
+"""Models with linear attention compute the same on the compiled core as on transformers' code.
+
+Each promise walks the list of types once.
+"""
 
 import re
 from pathlib import Path
@@ -9,13 +12,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from accelerated_models import (  # noqa: E402
-    CONFIGS,
     KINDS,
+    ONE_OF_EACH,
     ONLY_LINEAR,
-    TOKENS,
     VOCABULARY,
     build,
     file_of,
+    for_types,
+    ready,
     served,
 )
 
@@ -37,17 +41,10 @@ def error(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.fixture(params=KINDS)
-def model(request):
-    model = build(request.param)
-    yield model
-    hf.restore()
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    yield request.param
-    hf.restore()
+def cache_of(made):
+    """What the next call needs to go on where one ended."""
+    name = "cache_params" if "cache_params" in made else "past_key_values"
+    return {name: made[name]}
 
 
 def test_every_type_that_accelerate_serves_is_tried_and_listed():
@@ -58,29 +55,45 @@ def test_every_type_that_accelerate_serves_is_tried_and_listed():
     assert served() == {name for name in listed if hasattr(transformers.models, name)}
 
 
-def test_logits_are_those_of_the_reference(model):
-    x = tokens()
+@for_types(KINDS)
+def test_logits_are_those_of_the_reference_at_once_and_in_parts(kind):
+    model, x = ready(kind), tokens()
+
+    def in_parts():
+        made, logits = {}, []
+        for part in (x[:, :20], x[:, 20:30], x[:, 30:31]):
+            found = model(part, use_cache=True, **made)
+            made = cache_of(found)
+            logits.append(found.logits)
+        return torch.cat(logits, dim=1)
+
     with torch.no_grad():
-        expected = model(x).logits
+        expected, parts = model(x).logits, in_parts()
         with hf.accelerate(model):
             assert error(model(x).logits, expected) < 1e-4
+            assert error(in_parts(), parts) < 1e-4
         assert torch.equal(model(x).logits, expected)
 
 
-def test_greedy_generation_is_token_for_token_that_of_the_reference(model):
-    x = tokens(n=11)
+@for_types(KINDS)
+def test_padded_texts_are_read_and_continued_as_by_the_reference(kind):
+    model, x, padded = ready(kind), tokens(n=21), 9
     mask = torch.ones_like(x)
-    mask[0, :4] = 0  # left padding
+    mask[0, :padded] = 0  # on the left
     how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    expected = model.generate(x, **how)
-    with hf.accelerate(model):
-        assert torch.equal(model.generate(x, **how), expected)
+    with torch.no_grad():
+        expected, said = model(x, attention_mask=mask).logits, model.generate(x, **how)
+        with hf.accelerate(model):
+            found = model(x, attention_mask=mask).logits
+            assert torch.equal(model.generate(x, **how), said)
+    assert error(found[0, padded:], expected[0, padded:]) < 1e-4
+    assert error(found[1], expected[1]) < 1e-4
 
 
 @pytest.mark.slow
-def test_gradients_are_those_of_the_reference(model):
-    x, found = tokens(), []
-    model.train()
+@for_types(KINDS)
+def test_gradients_are_those_of_the_reference(kind):
+    model, x, found = build(kind).train(), tokens(), []
     for replaced in (False, True):
         if replaced:
             hf.accelerate(model)
@@ -96,38 +109,6 @@ def test_gradients_are_those_of_the_reference(model):
         if not float((ours[name] - gradient).abs().max()) < 1e-3 * scale:
             wrong.append(name)
     assert wrong == []
-
-
-@pytest.mark.slow
-def test_prefill_in_two_parts_gives_what_the_reference_gives(model):
-    x = tokens()
-
-    def in_parts():
-        made, logits = {}, []
-        for part in (x[:, :20], x[:, 20:30], x[:, 30:31]):
-            found = model(part, use_cache=True, **made)
-            name = "cache_params" if "cache_params" in found else "past_key_values"
-            made = {name: found[name]}
-            logits.append(found.logits)
-        return torch.cat(logits, dim=1)
-
-    with torch.no_grad():
-        expected = in_parts()
-        with hf.accelerate(model):
-            assert error(in_parts(), expected) < 1e-4
-
-
-@pytest.mark.slow
-def test_left_padding_gives_what_the_reference_gives(model):
-    x = tokens()
-    mask = torch.ones_like(x)
-    mask[0, :9] = 0
-    with torch.no_grad():
-        expected = model(x, attention_mask=mask).logits
-        with hf.accelerate(model):
-            found = model(x, attention_mask=mask).logits
-    assert error(found[0, 9:], expected[0, 9:]) < 1e-4
-    assert error(found[1], expected[1]) < 1e-4
 
 
 LENGTHS = (13, 5, 21)
@@ -150,24 +131,21 @@ def packed():
     }
 
 
-def build_apart(kind):
-    """A model whose softmax layers, if there are any, keep packed texts apart."""
-    layer = ONLY_LINEAR.get(kind)
-    return build(kind, **({"layer_types": [layer] * 2} if layer else {}))
+def each_alone(model, x):
+    """The logits of the packed texts, read one by one."""
+    parts = x.split(LENGTHS, dim=1)
+    return torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
 
 
-def test_packed_texts_give_what_each_gives_alone(kind):
-    model, (x, how) = build_apart(kind), packed()
+@for_types(KINDS)
+def test_packed_texts_give_what_each_gives_alone_with_gradient_checkpointing_too(kind):
+    layer, (x, how), found, runs = ONLY_LINEAR.get(kind), packed(), [], []
+    model = build(kind, **({"layer_types": [layer] * 2} if layer else {}))
     with torch.no_grad():
-        parts = x.split(LENGTHS, dim=1)
-        alone = torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
-        with hf.accelerate(model):
-            assert error(model(x, **how).logits, alone) < 1e-4
-
-
-def test_packed_texts_go_together_with_gradient_checkpointing(kind):
-    model, (x, how), found, runs = build_apart(kind).train(), packed(), [], []
-    hf.accelerate(model)
+        alone = each_alone(model, x)
+        hf.accelerate(model)
+        assert error(model(x, **how).logits, alone) < 1e-4
+    model.train()
     for layer in model.modules():
         layer.register_forward_pre_hook(lambda *_: runs.append(enabled))
     for enabled in (False, True):
@@ -181,22 +159,17 @@ def test_packed_texts_go_together_with_gradient_checkpointing(kind):
     assert error(found[1], found[0]) < 1e-5
 
 
-def test_beside_a_cache_softmax_layers_mix_packed_texts_and_linear_ones_do_not():
-    x, how = packed()
-    config = transformers.LlamaConfig(**{**CONFIGS["lfm2"], "layer_types": None}, **TOKENS)
-    for model, mixes in ((build("mamba2"), False), (transformers.LlamaForCausalLM(config), True)):
-        with torch.no_grad():
-            parts = x.split(LENGTHS, dim=1)
-            alone = torch.cat([model(part, use_cache=False).logits for part in parts], dim=1)
-            if not mixes:
-                hf.accelerate(model)
-            found = model(x, **{**how, "use_cache": True}).logits
-        assert (error(found, alone) > 0.1) == mixes
-    hf.restore()
+def test_linear_layers_keep_packed_texts_apart_beside_a_cache():
+    model, (x, how) = ready("mamba2"), packed()
+    with torch.no_grad():
+        alone = each_alone(model, x)
+        with hf.accelerate(model):
+            assert error(model(x, **{**how, "use_cache": True}).logits, alone) < 1e-4
 
 
-def test_a_row_with_nan_leaves_the_others_as_they_are(model):
-    x, found = tokens(n=13), []
+@for_types(ONE_OF_EACH)
+def test_a_row_with_nan_leaves_the_others_as_they_are(kind):
+    model, x, found = build(kind), tokens(n=13), []
     given = model.get_input_embeddings()(x).detach()
     spoiled = given.clone()
     spoiled[0, 5] = torch.nan
@@ -206,9 +179,8 @@ def test_a_row_with_nan_leaves_the_others_as_they_are(model):
         logits.square().sum((1, 2)).sum().backward()
         with torch.no_grad():
             made = model(inputs_embeds=inputs[:, :5], use_cache=True)
-            name = "cache_params" if "cache_params" in made else "past_key_values"
             for i in (5, 6):
-                made = model(inputs_embeds=inputs[:, [i]], use_cache=True, **{name: made[name]})
+                made = model(inputs_embeds=inputs[:, [i]], use_cache=True, **cache_of(made))
         found.append((logits.detach(), made.logits, inputs.grad))
         hf.accelerate(model)
     for expected, ours in zip(*found, strict=True):
@@ -217,6 +189,7 @@ def test_a_row_with_nan_leaves_the_others_as_they_are(model):
 
 
 @pytest.mark.slow
+@for_types(ONE_OF_EACH)
 def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
     squares = torch.zeros(2)
     for seed in range(4):
@@ -234,6 +207,7 @@ def test_bfloat16_is_no_further_from_float32_than_the_reference(kind):
 
 
 @pytest.mark.slow
+@for_types(KINDS)
 def test_float16_runs(kind):
     model = build(kind, dtype=torch.float16)
     with torch.no_grad(), hf.accelerate(model):

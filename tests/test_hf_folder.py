@@ -169,7 +169,7 @@ def test_files_that_the_user_added_stay_when_a_folder_is_replaced(made, out):
     assert names(out) == sorted(before + added)
 
 
-@pytest.mark.parametrize("name", ["README.md", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
 def test_files_that_the_user_changed_are_not_replaced(made, out, name):
     found, judged = made
     (out / name).write_text("mine")
@@ -332,13 +332,13 @@ def fail(*_):
     raise AssertionError("the work began")
 
 
-@pytest.mark.parametrize("path", ["../outside", "/etc", "a/../../b"])
-def test_modules_outside_the_model_are_refused(tmp_path, path):
-    original = save_tiny(tmp_path / "original", "Bert", "AutoModel")
-    sentence_modules(original, [*MODULES, (path, "Dense")])
-    with pytest.raises(kt.hf.CaptureError, match="names a folder outside the model"):
-        kt.hf.linearize(original, WINDOWS, "softmax@window=4", out=tmp_path / "out", progress=fail)
-    assert not (tmp_path / "out").exists()
+def test_modules_outside_the_model_are_refused(tmp_path):
+    original, out = save_tiny(tmp_path / "original", "Bert", "AutoModel"), tmp_path / "out"
+    for path in ("../outside", "/etc", "a/../../b"):
+        sentence_modules(original, [*MODULES, (path, "Dense")])
+        with pytest.raises(kt.hf.CaptureError, match="names a folder outside the model"):
+            kt.hf.linearize(original, WINDOWS, "softmax@window=4", out=out, progress=fail)
+        assert not out.exists()
 
 
 @pytest.mark.parametrize("links", [True, False])

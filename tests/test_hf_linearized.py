@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import shutil
 
@@ -36,19 +37,17 @@ def dial(kv_heads, **more):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """The folder of a linearised model, the model, and the weights of the original."""
-    made = {}
 
+    @functools.cache
     def get(kind):
-        if kind not in made:
-            original = tiny(kind, KINDS[kind]).float()
-            original.config.dtype = torch.float32  # as `linearize` loads it
-            weights = {name: x.clone() for name, x in original.state_dict().items()}
-            dials = {1: dial(2 if kind == "Llama" else 4, relative=True)}
-            model = assemble(original, dials, causal=kind != "Bert")
-            folder = tmp_path_factory.mktemp(kind)
-            model.save_pretrained(folder)
-            made[kind] = folder, model, weights
-        return made[kind]
+        original = tiny(kind, KINDS[kind]).float()
+        original.config.dtype = torch.float32  # as `linearize` loads it
+        weights = {name: x.clone() for name, x in original.state_dict().items()}
+        dials = {1: dial(2 if kind == "Llama" else 4, relative=True)}
+        model = assemble(original, dials, causal=kind != "Bert")
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return folder, model, weights
 
     return get
 
@@ -120,8 +119,9 @@ def error(found, wanted):
 HALF = [torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("Llama", HALF[0]), ("GPT2", HALF[1]), ("Bert", HALF[0])]
+)
 def test_half_precision_loses_no_more_than_it_does_with_softmax(saved, kind, dtype):
     folder, model, _ = saved(kind)
     load = getattr(transformers, KINDS[kind]).from_pretrained
@@ -139,10 +139,9 @@ def test_half_precision_loses_no_more_than_it_does_with_softmax(saved, kind, dty
         assert error(found, first(model, tokens())) < 2 * rounding < 0.1
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Bert"])
-def test_a_folder_in_half_precision_comes_back_in_it(saved, tmp_path, kind):
-    folder, _, _ = saved(kind)
-    load = getattr(transformers, KINDS[kind]).from_pretrained
+def test_a_folder_in_half_precision_comes_back_in_it(saved, tmp_path):
+    folder, _, _ = saved("Llama")
+    load = transformers.AutoModelForCausalLM.from_pretrained
     assert load(folder, dtype="auto").dtype == torch.float32
     half = load(folder, dtype=torch.bfloat16)  # `.to` would round Llama's rotary angles too
     half.save_pretrained(tmp_path)
@@ -156,20 +155,19 @@ def test_a_folder_in_half_precision_comes_back_in_it(saved, tmp_path, kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-def test_tokens_one_by_one_go_through_the_compiled_step_in_every_dtype(saved, dtype):
-    model = transformers.AutoModelForCausalLM.from_pretrained(saved("Llama")[0], dtype=dtype)
-    ids, cache, parts = tokens(), kt.hf.Cache(), []
-    whole = model(ids, use_cache=False).logits
-    for at in (slice(0, 20), *(slice(i, i + 1) for i in range(20, 30))):
-        parts.append(model(ids[:, at], past_key_values=cache).logits)
-    assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}
-    assert error(torch.cat(parts, dim=1), whole) < 4 * torch.finfo(dtype).eps
+def test_tokens_one_by_one_go_through_the_compiled_step_in_every_dtype(saved):
+    for dtype in (torch.float32, *HALF):
+        model = transformers.AutoModelForCausalLM.from_pretrained(saved("Llama")[0], dtype=dtype)
+        ids, cache, parts = tokens(), kt.hf.Cache(), []
+        whole = model(ids, use_cache=False).logits
+        for at in (slice(0, 20), *(slice(i, i + 1) for i in range(20, 30))):
+            parts.append(model(ids[:, at], past_key_values=cache).logits)
+        assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}
+        assert error(torch.cat(parts, dim=1), whole) < 4 * torch.finfo(dtype).eps, dtype
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_generates_and_learns_as_float32_does(saved, dtype):
-    folder, _, _ = saved("Llama")
+def test_half_precision_generates_and_learns_as_float32_does(saved):
+    (folder, _, _), dtype = saved("Llama"), torch.bfloat16
     load = transformers.AutoModelForCausalLM.from_pretrained
     half, wide = load(folder, dtype=dtype), load(folder, dtype=dtype).float()
     how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -209,45 +207,25 @@ def test_a_folder_without_its_maps_is_refused(saved, tmp_path):
         transformers.AutoModel.from_pretrained(folder)
 
 
-def test_a_folder_of_another_version_is_refused(saved, tmp_path):
+BROKEN = {
+    "format 7, from another version": {"format": 7},
+    "describes 0 layers, but the model has 2": {"layers": []},
+    "describes 3 layers, but the model has 2": {"layers": [{"dial": "softmax"}] * 3},
+    "has a layer {}, which is not what linearize writes": {"layers": [{"dial": "softmax"}, {}]},
+    r"has a layer .*hedgehog.* which is not what linearize writes": {
+        "layers": [{"dial": "softmax"}, {"dial": "hedgehog", "sizes": {"heads": 4}}]
+    },
+    "configuration of this linearised model does not": {"text_config": {"hidden_size": 32}},
+}
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_a_broken_configuration_is_refused(saved, tmp_path, said):
     folder = tmp_path / "model"
     shutil.copytree(saved("Bert")[0], folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "format": 7}))
-    with pytest.raises(ValueError, match="format 7, from another version"):
-        transformers.AutoModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_configuration_with_another_number_of_layers_is_refused(saved, tmp_path, layers):
-    folder = tmp_path / "model"
-    shutil.copytree(saved("Bert")[0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["layers"] = (2 * config["layers"])[:layers]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=f"describes {layers} layers, but the model has 2"):
-        transformers.AutoModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("layer", [{}, {"dial": 3}, {"dial": "hedgehog", "sizes": {"heads": 4}}])
-def test_a_configuration_with_a_broken_layer_is_refused(saved, tmp_path, layer):
-    folder = tmp_path / "model"
-    shutil.copytree(saved("Bert")[0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["layers"][1] = layer
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"has a layer .* which is not what linearize writes"):
-        transformers.AutoModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("text_config", [None, {}, {"hidden_size": 32}])
-def test_a_configuration_without_the_original_is_refused(saved, tmp_path, text_config):
-    folder = tmp_path / "model"
-    shutil.copytree(saved("Bert")[0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"] = text_config
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="configuration of this linearised model does not"):
+    (folder / "config.json").write_text(json.dumps({**config, **BROKEN[said]}))
+    with pytest.raises(ValueError, match=said):
         transformers.AutoModel.from_pretrained(folder)
 
 
@@ -261,18 +239,11 @@ def test_a_dial_for_a_layer_that_is_not_there_is_refused():
         assemble(tiny("Llama"), {2: kt.Dial.get("elu")}, causal=True)
 
 
-def test_gradients_reach_maps_and_gains(saved):
-    _, model, _ = saved("Llama")
-    model.zero_grad()
-    model(tokens(), use_cache=False)[0].square().mean().backward()
-    for name in ("weight", "gain"):
-        assert getattr(model.maps["1"], name).grad.abs().max() > 0
-    model.zero_grad()
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("padding", ["left", "right", "holes"])
-@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+@pytest.mark.parametrize(
+    ("kind", "padding"),
+    [("Llama", "left"), ("Llama", "right"), ("GPT2", "right"), ("GPT2", "holes")],
+)
 def test_padded_texts_without_positions_are_the_texts_alone(kind, padding):
     """Maps that notice where a token is, read at once and with a cache."""
     learned = dial(2 if kind == "Llama" else 4)
@@ -288,7 +259,7 @@ def test_padded_texts_without_positions_are_the_texts_alone(kind, padding):
         mask[row, 1 : length - 1 : 3] = padding != "holes"
     whole = model(ids, attention_mask=mask, use_cache=False).logits
     cache, parts, start = None, [], 0
-    for stop in (6, n, *range(n + 1, 19)):
+    for stop in range(6, 19):  # padding comes alone, too
         given = {"attention_mask": mask[:, :stop], "past_key_values": cache}
         out = model(ids[:, start:stop], use_cache=True, **given)
         cache, start = out.past_key_values, stop
@@ -308,9 +279,14 @@ def learn(model, run, ids, mask):
     return [out.detach(), *(x.grad.clone() for x in model.parameters())]
 
 
-def test_compiled_copied_and_with_checkpoints_it_learns_the_same(saved):
-    _, model, _ = saved("Llama")
-    ids = tokens()
+def one_layer():
+    """A linearised model that is quick to compile."""
+    original = tiny("Llama", "AutoModelForCausalLM", {**MODELS["Llama"], "num_hidden_layers": 1})
+    return assemble(original.float(), {0: dial(2)}, causal=True)
+
+
+def test_compiled_copied_and_with_checkpoints_it_learns_the_same():
+    model, ids = one_layer(), tokens()
     mask = torch.ones_like(ids)
     mask[0, :7] = 0
     other = copy.deepcopy(model).train()
@@ -319,20 +295,19 @@ def test_compiled_copied_and_with_checkpoints_it_learns_the_same(saved):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     runs = [(model, model), (other, other), (model, compiled)]
     expected, *found = (learn(*run, ids, mask) for run in runs)
-    model.zero_grad()
     for each in found:
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_compiled_it_goes_on_with_its_cache(saved):
-    _, model, _ = saved("Llama")
-    ids, cache, parts = tokens(), None, []
+def test_compiled_it_goes_on_with_its_cache():
+    model, ids, cache, parts = one_layer(), tokens()[:, :29], None, []
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
-    for at in (slice(0, 26), *(slice(i, i + 1) for i in range(26, 30))):
-        out = compiled(ids[:, at], past_key_values=cache, use_cache=True)
+    for at in (slice(0, 26), *(slice(i, i + 1) for i in range(26, 29))):
+        run = compiled if at.start else model  # to compile the whole text takes as long again
+        out = run(ids[:, at], past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         parts.append(out.logits)
     assert {type(layer._memory).__name__ for layer in cache.layers} == {"Decoder"}

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hf_models import for_each  # noqa: E402
+
 from kerneltrick import inspection, report  # noqa: E402
 from kerneltrick.cli import main  # noqa: E402
 from kerneltrick.inspection import _inspect  # noqa: E402
@@ -41,7 +43,7 @@ def text(n=40, seed=1):
     return torch.randint(30, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", [*mixers.MIXERS, "elu@window=4", "softmax"])
+@for_each([*mixers.MIXERS, "elu@window=4", "softmax"])
 def test_every_mixer_can_be_inspected_and_its_rows_are_shares(name):
     made = model("hyena:length=40" if name == "hyena" else name)
     found = inspection.inspect(made, text())
@@ -70,38 +72,42 @@ MEANS = {
 
 
 def test_the_measures_of_known_heads_are_known():
-    """RetNet's decay, DeltaNet's β, and one state and correction by hand."""
-    retention = inspection.inspect(model("retention"), text()).layers[0]
+    """RetNet's decay, DeltaNet's β, and the states and corrections of both by hand."""
+    made = model("retention")
+    retention = inspection.inspect(made, text()).layers[0]
     expected = [math.log(2) / -math.log1p(-(2.0 ** (-5 - h))) for h in range(2)]
     np.testing.assert_allclose([head.half_life for head in retention.heads], expected, rtol=1e-6)
+    _, rank = by_hand(made)
+    np.testing.assert_allclose([head.rank for head in retention.heads], rank, atol=1e-3)
     made = model("deltanet")
     with torch.no_grad():
         made.blocks[0].mixer.beta_proj.weight.zero_()
     delta = inspection.inspect(made, text()).layers[0]
     assert [head.beta for head in delta.heads] == [0.5, 0.5]
     assert all(head.half_life == math.inf for head in delta.heads)
-    replaced, rank = by_hand(made.blocks[0].mixer.operator(inputs(made)))
+    replaced, rank = by_hand(made)
     np.testing.assert_allclose([head.replaced for head in delta.heads], replaced, rtol=1e-5)
     np.testing.assert_allclose([head.rank for head in delta.heads], rank, atol=1e-3)
 
 
-def inputs(made):
-    x = made.embedding(text()[None])
-    return made.blocks[0].mixer_norm(x).detach()
-
-
-def by_hand(operator):
+def by_hand(made):
     """The share that corrections take out, and the rank, token by token in NumPy."""
+    mixer = made.blocks[0].mixer
+    operator = mixer.operator(made.blocks[0].mixer_norm(made.embedding(text()[None])))
     k, v = (x[0].detach().double().numpy() for x in (operator.k, operator.v))
-    k = k / np.sqrt((k**2).sum(-1, keepdims=True) + 1e-6)
+    decay, corrects = operator.options.get("log_decay"), isinstance(operator, DeltaOperator)
+    kept = [1.0] * len(k) if decay is None else np.exp(np.asarray(decay))
+    if corrects:
+        k = k / np.sqrt((k**2).sum(-1, keepdims=True) + 1e-6)
     shares, ranks = [], []
     for head in range(len(k)):
         S, taken, seen = np.zeros((k.shape[-1], v.shape[-1])), [], []
         for t in range(k.shape[1]):
-            gone = 0.5 * np.outer(k[head, t], k[head, t] @ S)
+            gone = 0.5 * np.outer(k[head, t], k[head, t] @ S) if corrects else 0 * S
             if t:
                 taken.append(np.linalg.norm(gone) / np.linalg.norm(S))
-            S = S - gone + 0.5 * np.outer(k[head, t], v[head, t])
+            written = np.outer(k[head, t], v[head, t])
+            S = kept[head] * S - gone + (0.5 * written if corrects else written)
             if (t + 1) % 5 == 0:
                 p = np.linalg.svd(S, compute_uv=False)
                 p = p / p.sum()
@@ -156,26 +162,23 @@ def inspected(monkeypatch, operator):
     return inspection.inspect(torch.nn.Linear(1, 1), torch.zeros(N, dtype=torch.int64)).layers[0]
 
 
-KINDS_OF_MEMORY = [
-    pytest.param(with_own(0.93), "unused", id="nearly-all-on-itself"),
-    pytest.param(with_own(0.87), "recency", id="a-tenth-on-its-past"),
-    pytest.param(last(8), "local", id="last-8"),
-    pytest.param(last(10), "recency", id="last-10"),
-    pytest.param(decaying(0.5), "local", id="fast-decay"),
-    pytest.param(decaying(0.05), "recency", id="slow-decay"),
-    pytest.param(decaying(0), "recency", id="mean-of-the-past"),
-    pytest.param(by_content(0.3), "recency", id="little-content"),
-    pytest.param(by_content(0.42), "associative", id="much-content"),
-    pytest.param(by_content(1), "associative", id="content-alone"),
-]
-
-
-@pytest.mark.parametrize(("weights", "kind"), KINDS_OF_MEMORY)
-def test_the_kind_of_memory_of_constructed_heads_is_known(monkeypatch, weights, kind):
-    found = inspected(monkeypatch, constructed(weights))
-    np.testing.assert_allclose(found.weights[0], weights, atol=1e-12)
-    assert (found.heads[0].memory, found.memory) == (kind, kind)
-    assert MEANS[kind] in found.told
+def test_the_kind_of_memory_of_constructed_heads_is_known(monkeypatch):
+    for name, weights, kind in (
+        ("nearly all on itself", with_own(0.93), "unused"),
+        ("a tenth on its past", with_own(0.87), "recency"),
+        ("the last 8", last(8), "local"),
+        ("the last 10", last(10), "recency"),
+        ("fast decay", decaying(0.5), "local"),
+        ("slow decay", decaying(0.05), "recency"),
+        ("mean of the past", decaying(0), "recency"),
+        ("little content", by_content(0.3), "recency"),
+        ("much content", by_content(0.42), "associative"),
+        ("content alone", by_content(1), "associative"),
+    ):
+        found = inspected(monkeypatch, constructed(weights))
+        np.testing.assert_allclose(found.weights[0], weights, atol=1e-12)
+        assert (found.heads[0].memory, found.memory) == (kind, kind), name
+        assert MEANS[kind] in found.told
 
 
 def test_a_layer_is_called_what_most_of_its_heads_are(monkeypatch):
@@ -229,28 +232,23 @@ def test_long_texts_are_measured_in_rows_and_the_note_says_so():
 
 
 def test_what_cannot_be_inspected_says_why_and_what_to_do():
-    made = model("elu")
-    with pytest.raises(ValueError, match=r"one text at a time.*once for each text"):
-        inspection.inspect(made, text(20).reshape(2, 10))
-    with pytest.raises(ValueError, match="at least 2 tokens"):
-        inspection.inspect(made, text(1))
-    with pytest.raises(ValueError, match=r"from 0 to 29.*not from 3 to 30: use its own tokenizer"):
-        inspection.inspect(made, [3, 30])
-    with pytest.raises(ValueError, match=r"whole numbers, not torch.float"):
-        inspection.inspect(made, [3.0, 4.0])
+    made, own = model("elu"), LanguageModel(30, mixer=lambda layer: Plain(), **SIZES)
+    for reads, tokens, message in (
+        (made, text(20).reshape(2, 10), r"one text at a time.*once for each text"),
+        (made, text(1), "at least 2 tokens"),
+        (made, [3, 30], r"from 0 to 29.*not from 3 to 30: use its own tokenizer"),
+        (made, [3.0, 4.0], r"whole numbers, not torch.float"),
+        (made, [True, False], r"whole numbers, not torch.bool"),
+        (model("elu").to("meta"), text(), r'model.to\("cpu"\)'),
+        (torch.nn.Linear(2, 2), text(), "LanguageModel or a model of transformers"),
+        (own, text(), "Plain does not say what it computes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            inspection.inspect(reads, tokens)
     with pytest.raises(TypeError, match="needs a model"):
         inspection.inspect("model", text())
-    with pytest.raises(ValueError, match=r'model.to\("cpu"\)'):
-        inspection.inspect(model("elu").to("meta"), text())
-    with pytest.raises(ValueError, match="LanguageModel or a model of transformers"):
-        inspection.inspect(torch.nn.Linear(2, 2), text())
     with pytest.raises(ValueError, match="1 words for 20 tokens: give one for each"):
         inspection.inspect(made, text(20), words=["whale"])
-    with pytest.raises(ValueError, match=r"whole numbers, not torch.bool"):
-        inspection.inspect(made, [True, False])
-    own = LanguageModel(30, mixer=lambda layer: Plain(), **SIZES)
-    with pytest.raises(ValueError, match="Plain does not say what it computes"):
-        inspection.inspect(own, text())
 
 
 class Plain(torch.nn.Module):
@@ -303,21 +301,18 @@ def test_the_command_inspects_a_trained_model_and_writes_both_files(tmp_path, ca
         assert run(tmp_path / "model", "--text", tmp_path / "t.txt", *beside) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_commands_that_cannot_be_say_what_is_wrong(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bytes.bin").write_bytes(b"\xff\xfe\x00")
+    Path("empty.txt").write_text("")
+    for given, message in (
         (("nowhere",), "nowhere"),
         (("--text", "missing.txt"), "cannot read missing.txt"),
         (("--text", "bytes.bin"), "is not UTF-8"),
         (("--text", "empty.txt"), "at least 2 tokens"),
-    ],
-)
-def test_commands_that_cannot_be_say_what_is_wrong(given, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("bytes.bin").write_bytes(b"\xff\xfe\x00")
-    Path("empty.txt").write_text("")
-    assert run(*given) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    ):
+        assert run(*given) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_page_shows_heads_by_mouse_and_by_keyboard(browser, tmp_path):

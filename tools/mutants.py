@@ -933,7 +933,8 @@ MUTANTS = [
         "hf/_probe.py",
         "others = (~near).nonzero()[:, 0].tolist()",
         "others = list(range(int((~near).sum())))",
-        "test_hf_heads.py::test_limited_heads_have_the_maps_that_are_given[Bert-AutoModel]",
+        "test_hf_heads.py::"
+        "test_variants_are_the_model_whose_limited_heads_have_the_maps_that_are_given[Bert-True]",
     ),
     Mutant(
         "windows by head: outputs in the order of the groups",
@@ -1393,7 +1394,7 @@ MUTANTS = [
         "hf/_state_space.py",
         "    state.copy_(new.view(state.shape))\n",
         "",
-        "test_hf_functions.py::test_a_step_of_mamba_1_changes_the_state_in_place",
+        "test_hf_functions.py::test_a_step_of_mamba_2_changes_the_state_in_place",
     ),
     Mutant(
         "accelerate: the groups of Mamba-2 in another order",
@@ -1408,6 +1409,20 @@ MUTANTS = [
         "initial_state[i : i + 1]",
         "initial_state[:1]",
         "test_hf_functions.py::test_packed_texts_have_a_state_each_in_the_delta_rule",
+    ),
+    Mutant(
+        "accelerate: tokens that no tap reaches move by as many as there are of them",
+        "hf/_convolution.py",
+        "conv_state.narrow(2, new, older)",
+        "conv_state.narrow(2, older, older)",
+        "test_hf_functions.py::test_the_next_tokens_change_the_state_of_the_convolution_in_place",
+    ),
+    Mutant(
+        "accelerate: a decay of −∞ forgets nothing",
+        "hf/_state_space.py",
+        "neginf=-1000.0",
+        "neginf=0.0",
+        "test_hf_functions.py::test_a_decay_that_is_not_finite_reaches_what_depends_on_it",
     ),
     Mutant(
         "accelerate: tensors of other devices are taken over",
@@ -1452,6 +1467,63 @@ MUTANTS = [
         "trials=trials, phrasings=FITTED_PHRASINGS, seed=seed",
         "trials=trials, seed=seed",
         "test_hf_heads.py::test_models_are_evaluated_on_phrasings_that_nothing_was_fitted_to",
+    ),
+    Mutant(
+        "evaluate: the ranges of positions begin a token late",
+        "hf/_evaluate.py",
+        "part = losses[:, a:b]",
+        "part = losses[:, a + 1 : b + 1]",
+        "test_hf_linearize.py::test_perplexity_is_that_of_the_losses",
+    ),
+    Mutant(
+        "cache: what can be taken back keeps streams that were left out",
+        "hf/_cache.py",
+        "before=state(reading.before),",
+        "before=reading.before,",
+        "test_hf_cache.py::test_a_cache_with_reach_goes_back_at_any_time",
+    ),
+    Mutant(
+        "cache: padding that comes alone is read as a token",
+        "hf/_cache.py",
+        "and (tokens.keep is None or bool(tokens.keep.all()))",
+        "and True",
+        "test_hf_linearized.py::test_padded_texts_without_positions_are_the_texts_alone",
+    ),
+    Mutant(
+        "cache: a decoder goes on with the weights that a map had",
+        "hf/_cache.py",
+        "return [*parts, *changes]",
+        "return parts",
+        "test_hf_cache.py::test_a_step_sees_that_weights_of_a_map_have_changed",
+    ),
+    Mutant(
+        "attention: positions count the padding between tokens",
+        "hf/_mask.py",
+        "(keep.long().cumsum(dim=-1) - 1)",
+        "(torch.ones_like(keep).long().cumsum(dim=-1) - 1)",
+        "test_hf_linearized.py::test_padded_texts_without_positions_are_the_texts_alone",
+    ),
+    Mutant(
+        "attention: the last queries of a mask see as little as the first",
+        "hf/_mask.py",
+        "index <= index[n_k - n_q :, None]",
+        "index <= index[:n_q, None]",
+        "test_hf_attention.py::"
+        "test_a_mask_of_one_token_is_read_as_the_model_says_and_others_as_what_they_are",
+    ),
+    Mutant(
+        "capture: chosen layers come in the order of the model",
+        "hf/_capture.py",
+        "if layers is None else list(layers)",
+        "if layers is None else sorted(layers)",
+        "test_capture.py::test_layers_are_chosen_by_number",
+    ),
+    Mutant(
+        "inspect: a state decays from the start of the text, not from its tokens",
+        "inspection/_states.py",
+        "torch.exp(since[:, t : t + 1] - since[:, : t + 1])",
+        "torch.exp(since[:, : t + 1])",
+        "test_inspect.py::test_the_measures_of_known_heads_are_known",
     ),
 ]
 
