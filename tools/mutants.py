@@ -796,6 +796,27 @@ MUTANTS = [
         "test_compare.py::test_uniform_weights_are_what_a_map_is_measured_against",
     ),
     Mutant(
+        "a hard link into a folder that is read is written over",
+        "_files.py",
+        "return inside or any(_is_same(entry, output) for entry in folder.iterdir())",
+        "return inside",
+        "test_writer.py::test_compare_does_not_overwrite_what_it_reads",
+    ),
+    Mutant(
+        "the name of a checkout stays quoted as in its address",
+        "_install.py",
+        "unquote(parts.path)",
+        "parts.path",
+        "test_cli.py::test_an_extra_is_installed_from_where_the_package_came",
+    ),
+    Mutant(
+        "a map after a map with an option is taken for another option",
+        "cli/_arguments.py",
+        'goes_on = bool(equals) and not set(":@") & set(key)',
+        "goes_on = bool(equals)",
+        "test_cli.py::test_lists_of_maps_are_unambiguous",
+    ),
+    Mutant(
         "file written in place",
         "_files.py",
         'with part.open("wb") as stream:',
@@ -985,6 +1006,15 @@ MUTANTS = [
         "before = with_far_sums(before, ahead)",
         "before = before",
         "test_distributed.py::test_several_ranks_are_one[full window]",
+    ),
+    Mutant(
+        "ranks: queries of full attention have no positions",
+        "torch/distributed/_linear.py",
+        """            positions=call.query_positions(q),
+            state=total,""",
+        """            positions=None,
+            state=total,""",
+        "test_distributed.py::test_several_ranks_are_one[full cosformer]",
     ),
     Mutant(
         "ranks: positions count on over texts",
@@ -1199,6 +1229,20 @@ MUTANTS = [
         "test_mixers.py::test_rwkv_reads_what_was_there_before_the_token_and_the_token_with_its_bonus",
     ),
     Mutant(
+        "SSD: groups are dealt to heads in turn",
+        "torch/mixers/_ssd.py",
+        "q=C.repeat_interleave(shared, dim=1)",
+        "q=C.repeat(1, shared, 1, 1)",
+        "test_mixers_peers.py::test_ssd_is_the_mixer_of_mamba_2_in_transformers[2]",
+    ),
+    Mutant(
+        "a detached state keeps the history of its convolution",
+        "torch/_mixer_state.py",
+        "MixerState(self.owner, memory, plain(self.tail), self.count)",
+        "MixerState(self.owner, memory, self.tail, self.count)",
+        "test_mixers.py::test_states_fork_and_are_saved[deltanet]",
+    ),
+    Mutant(
         "padding kept by Hyena for the next call",
         "torch/mixers/_hyena.py",
         "took = 1 if tokens.mask is None else tokens.mask[:, -1:].to(torch.int64)",
@@ -1213,11 +1257,56 @@ MUTANTS = [
         "test_recall.py::test_every_query_stands_at_an_even_offset_and_asks_for_the_value_of_its_key",
     ),
     Mutant(
+        "a point of recall has the rate of its luckiest seed",
+        "recall/_result.py",
+        "key=lambda item: _mean(item[1])",
+        "key=lambda item: max(t.accuracy for t in item[1])",
+        "test_recall.py::"
+        "test_points_are_the_means_of_the_best_rate_and_the_front_is_what_nothing_beats",
+    ),
+    Mutant(
         "a training of recall that was kept begins its order anew",
         "recall/_train.py",
         "for step in range(len(losses), settings.steps):",
         "for step in range(settings.steps - len(losses)):",
         "test_recall.py::test_a_long_training_goes_on_from_the_step_it_had_kept",
+    ),
+    Mutant(
+        "scores equal to the last of top_k are drawn too",
+        "torch/_language_model.py",
+        "scores.topk(top_k).values[:, -1:]",
+        "scores.topk(top_k + 1).values[:, -1:]",
+        "test_language_model.py::test_generating_takes_what_reading_everything_again_would",
+    ),
+    Mutant(
+        "a live state takes positions of all rows for those of each",
+        "torch/_attention.py",
+        "if state.count is not None and dial.feature_map.uses_positions:",
+        "if False:",
+        "test_torch_attention.py::test_positions_after_a_mask_are_those_of_each_row",
+    ),
+    Mutant(
+        "ONNX: NaN of an earlier call is forgotten",
+        "onnx/_export.py",
+        "hi=torch.where(carry.bad, torch.nan, carry.sums.hi)",
+        "hi=carry.sums.hi",
+        "test_onnx_export.py::test_nan_spoils_the_rest_of_its_text_in_later_calls_too[plain]",
+    ),
+    Mutant(
+        "ONNX: a window is as long as the example",
+        "onnx/_export.py",
+        "longest = max(_windows(model), default=1) or 1",
+        "longest = 1",
+        "test_onnx_export.py::"
+        "test_a_layer_streams_in_onnx_runtime_as_in_pytorch[elu@window=6,sinks=2]",
+    ),
+    Mutant(
+        "an output that its caller changes spoils the gradient",
+        "engines/_torch_operator.py",
+        "kept.append(copy(x) if i in followed and x.dtype == inputs[0].dtype else x)",
+        "kept.append(x)",
+        "test_torch_operator.py::"
+        "TestDerivatives::test_the_output_may_be_changed_before_the_backward_pass",
     ),
     Mutant(
         "a killed training forgets what Adam knew",
