@@ -104,9 +104,9 @@ def test_a_layer_streams_in_onnx_runtime_as_in_pytorch(mixer, tmp_path):
     asked = ("comba", "power_retention", "rotary, convolution, grouped queries")
     kind, path = "microsoft" if mixer in asked else "plain", tmp_path / "layer.onnx"
     check(made(mixer), path, lambda *shape: torch.randn(*shape, 16), "x", kind)
-    found = nodes(path)
-    assert ("", "Scan") in found
-    assert ("com.microsoft", "LinearAttention") not in found
+    if mixer in asked:
+        assert ("", "Scan") in nodes(path)
+    assert ("com.microsoft", "LinearAttention") not in nodes(path)
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_the_command_writes_a_trained_model(run, tmp_path):
     feeds = {"tokens": tokens.numpy(), **kt_onnx.empty_state(path)}
     np.testing.assert_allclose(session(path).run(None, feeds)[0], whole, atol=1e-5)
     for words, problem in (
-        (("export", tmp_path, "--onnx", path), "there is no trained model"),
+        (("export", tmp_path, "--onnx", path), "holds no model; export takes a model"),
         (("export", tmp_path / "model", "--onnx", tmp_path), "folder"),
         (("export", tmp_path / "model"), "--onnx"),
         ((*command, "--operators", "cuda"), "one of plain"),
