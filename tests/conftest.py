@@ -1,3 +1,4 @@
+import functools
 import gc
 import os
 import shutil
@@ -60,10 +61,23 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+@functools.cache
+def commands() -> Any:
+    """All commands, which typer builds anew at each call: nearly all the time of a short one."""
+    from typer.main import get_command
+
+    from kerneltrick.cli._app import app
+
+    return get_command(app)
+
+
 @pytest.fixture
-def run(capsys: Any) -> Any:
+def run(capsys: Any, monkeypatch: Any) -> Any:
     """Run the command line: arguments → exit code, standard output, standard error."""
     from kerneltrick.cli import main
+
+    made = commands()
+    monkeypatch.setattr("typer.main.get_command", lambda _: made)
 
     def run(*arguments: Any) -> tuple[Any, str, str]:
         with pytest.raises(SystemExit) as stopped:

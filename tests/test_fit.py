@@ -4,11 +4,8 @@ import dataclasses
 import filecmp
 import itertools
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -94,11 +91,14 @@ def test_errors_before_and_after_are_those_of_held_out_tokens(heads, found):
 
 
 def test_the_best_weights_of_each_head_are_kept_though_learning_goes_wrong(heads):
-    wild = fit(part(heads, 0, 64), steps=12, learning_rate=30.0)
+    """And the fit ends early when held-out tokens gain nothing."""
+    wild = fit(part(heads, 0, 64), steps=48, learning_rate=1e4)
     for layer in heads.layers:
         for before, after in zip(wild.before[layer], wild.after[layer], strict=True):
             assert after <= before
     assert max(error for _, error in wild.history) > np.mean([*wild.before.values()])
+    assert wild.stopped == "no better"
+    assert wild.steps < 48
 
 
 def test_a_head_keeps_its_best_weights_whatever_the_others_do(heads, monkeypatch):
@@ -112,16 +112,10 @@ def test_a_head_keeps_its_best_weights_whatever_the_others_do(heads, monkeypatch
         assert [np.array_equal(a, b) for a, b in zip(ours, first, strict=True)] == [False, True]
 
 
-def test_a_fit_ends_early_when_held_out_tokens_gain_nothing(heads):
-    wild = fit(part(heads, 0, 64), steps=48, learning_rate=1e4)
-    assert wild.stopped == "no better"
-    assert wild.steps < 48
-
-
-@pytest.mark.parametrize("loss", ["outputs", "weights", "both"])
-def test_every_loss_brings_the_map_closer(heads, loss):
-    found = fit(part(heads, 0, 64).select([2]), loss=loss, steps=16)
-    assert np.mean([*found.after.values()]) < 0.97 * np.mean([*found.before.values()])
+def test_every_loss_brings_the_map_closer(heads):
+    for loss in ("outputs", "weights", "both"):
+        found = fit(part(heads, 0, 64).select([2]), loss=loss, steps=16)
+        assert np.mean([*found.after.values()]) < 0.97 * np.mean([*found.before.values()]), loss
 
 
 def test_heads_learn_alone(heads):
@@ -200,13 +194,13 @@ def test_a_stream_is_used_once_and_let_go(heads):
         found.maps.check_unseen(pieces[4])
 
 
-@pytest.mark.parametrize("where", [(0, 40), (80, 96), (30, 128)], ids=["fit", "held-out", "some"])
-def test_tokens_that_were_fitted_to_cannot_judge(heads, found, where):
-    judged = part(heads, *where)
-    narrow = {name: getattr(judged, name).astype(np.float16) for name in "qkv"}
-    for data in (judged, judged.select([5], [7]), dataclasses.replace(judged, **narrow)):
-        with pytest.raises(ValueError, match=r"overlaps the text that .*judge it on other text"):
-            analysis.compare(data, [found.maps], measure=False)
+def test_tokens_that_were_fitted_to_cannot_judge(heads, found):
+    for where in ((0, 40), (80, 96), (30, 128)):  # fitted to, held out, some of both
+        judged = part(heads, *where)
+        narrow = {name: getattr(judged, name).astype(np.float16) for name in "qkv"}
+        for data in (judged, judged.select([5], [7]), dataclasses.replace(judged, **narrow)):
+            with pytest.raises(ValueError, match=r"overlaps the text that .*judge it on other"):
+                analysis.compare(data, [found.maps], measure=False)
 
 
 def test_held_out_tokens_must_be_others(heads):
@@ -274,36 +268,30 @@ def test_gains_stay_with_another_window_and_go_without_one(small):
     assert maps_.turned(window=9, far=kt.Far(-3.0)).dials[4].far.gain == -3.0
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("hedgehog", {}),
+def test_a_file_gives_back_what_was_fitted(tmp_path):
+    data = random_data(3, causal=True, scale=0.7)
+    for text, options in (
         ("hedgehog:activation=exp@window=4,sinks=2", {}),
         ("hedgehog:separate=true@window=4,relative", {"key_weight": True}),
         ("t2r:features=5@window=3", {}),
-        ("t2r", {"features": 7}),
         ("hedgehog", {"features": 6}),
         ("elu@window=4,gain=-2", {}),
-    ],
-)
-def test_a_file_gives_back_what_was_fitted(tmp_path, text, options):
-    data = random_data(3, causal=True, scale=0.7)
-    found = fit(data, text, steps=2, **options)
-    found.maps.save(tmp_path / "m.safetensors")
-    again = FittedMaps.load(tmp_path / "m.safetensors")
-    assert again.name == str(tmp_path / "m.safetensors")
-    assert (again.heads, again.scale, again.causal, again.source) == (
-        (0, 1, 2, 3), 0.7, True, "random 3",
-    )  # fmt: skip
-    assert [*map(str, again.dials.values())] == [*map(str, found.maps.dials.values())]
-    q, k, v = (x[1] for x in (data.q, data.k, data.v))
-    ours, theirs = (
-        kt.linear_attention(q, k, v, m.dials[4], causal=True, on_zero="zero")
-        for m in (again, found.maps)
-    )
-    assert np.array_equal(ours, theirs)
-    with pytest.raises(ValueError, match=r"overlaps the text that .* was fitted to"):
-        again.check_unseen(data)
+    ):
+        found = fit(data, text, steps=2, **options)
+        found.maps.save(tmp_path / "m.safetensors")
+        again = FittedMaps.load(tmp_path / "m.safetensors")
+        assert again.name == str(tmp_path / "m.safetensors")
+        about = (again.heads, again.scale, again.causal, again.source)
+        assert about == ((0, 1, 2, 3), 0.7, True, "random 3")
+        assert [*map(str, again.dials.values())] == [*map(str, found.maps.dials.values())]
+        q, k, v = (x[1] for x in (data.q, data.k, data.v))
+        ours, theirs = (
+            kt.linear_attention(q, k, v, m.dials[4], causal=True, on_zero="zero")
+            for m in (again, found.maps)
+        )
+        assert np.array_equal(ours, theirs), text
+        with pytest.raises(ValueError, match=r"overlaps the text that .* was fitted to"):
+            again.check_unseen(data)
 
 
 def of_tokens(rows, seed):
@@ -331,19 +319,17 @@ def test_equal_keys_by_chance_are_not_the_same_text(tmp_path):
     fit(copied, "elu@window=2", held_out=sequences[16:], steps=2, overlap=60)
 
 
-def test_the_map_of_a_layer_is_a_map_as_others_are(tmp_path, found):
-    learned = found.maps.dials[5].feature_map
-    maps.save(learned, tmp_path / "map.safetensors")
-    assert str(maps.load(tmp_path / "map.safetensors")) == str(learned)
-
-
-@pytest.mark.skipif(kt.engines.core() is None, reason="needs the compiled core")
-def test_fitted_maps_run_in_the_compiled_core(heads, found):
-    q, k, v = (getattr(heads, name)[1] for name in "qkv")
+def test_the_map_of_a_layer_is_a_map_as_others_are(tmp_path, heads, found):
+    """It has a file, and runs in the compiled core."""
     dial = found.maps.dials[5]
-    native = kt.linear_attention(q, k, v, dial, engine="native")
-    dense = kt.linear_attention(q, k, v, dial, engine="dense")
-    np.testing.assert_allclose(native, dense, atol=1e-5)
+    maps.save(dial.feature_map, tmp_path / "map.safetensors")
+    assert str(maps.load(tmp_path / "map.safetensors")) == str(dial.feature_map)
+    if kt.engines.core() is not None:
+        q, k, v = (getattr(heads, name)[1] for name in "qkv")
+        native, dense = (
+            kt.linear_attention(q, k, v, dial, engine=engine) for engine in ("native", "dense")
+        )
+        np.testing.assert_allclose(native, dense, atol=1e-5)
 
 
 def test_scale_and_causality_are_those_of_the_data_and_compare_says_if_they_differ():
@@ -364,27 +350,23 @@ def test_scale_and_causality_are_those_of_the_data_and_compare_says_if_they_diff
     ]
 
 
-def test_the_default_scale_is_not_written_down():
-    found = fit(random_data(1, d=4, scale=0.5), steps=1)
-    assert found.maps.scale is None
-
-
-@pytest.mark.parametrize("key_weight", [False, True])
-@pytest.mark.parametrize("text", ["hedgehog@window=3,sinks=1", "t2r:features=8@window=3", "t2r"])
-def test_gradients_reach_every_parameter_of_a_learned_map(text, key_weight):
-    learned = LearnedMap(text, num_heads=4, num_kv_heads=2, head_dim=6, key_weight=key_weight)
+def test_gradients_reach_every_parameter_of_a_learned_map():
     data = random_data()
     q, k, v = (torch.tensor(x[0], dtype=torch.float32) for x in (data.q, data.k, data.v))
-    learned(q, k, v, causal=True).square().sum().backward()
-    for name, x in learned.named_parameters():
-        assert bool((x.grad.abs().flatten(1).sum(1) if x.ndim > 1 else x.grad.abs()).gt(0).all()), (
-            name
-        )
-    ours = learned(q, k, v).detach().numpy()
-    exported = learned.export()
-    np.testing.assert_allclose(
-        kt.linear_attention(q.numpy(), k.numpy(), v.numpy(), exported), ours, atol=1e-5
-    )
+    for text, key_weight in (
+        ("hedgehog@window=3,sinks=1", False),
+        ("hedgehog@window=3,sinks=1", True),
+        ("t2r:features=8@window=3", False),
+        ("t2r", True),
+    ):
+        learned = LearnedMap(text, num_heads=4, num_kv_heads=2, head_dim=6, key_weight=key_weight)
+        learned(q, k, v, causal=True).square().sum().backward()
+        for name, x in learned.named_parameters():
+            reached = x.grad.abs().flatten(1).sum(1) if x.ndim > 1 else x.grad.abs()
+            assert bool(reached.gt(0).all()), (text, name)
+        ours = learned(q, k, v).detach().numpy()
+        theirs = kt.linear_attention(q.numpy(), k.numpy(), v.numpy(), learned.export())
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
 def test_an_untrained_learned_map_is_the_map_it_starts_from():
@@ -406,9 +388,8 @@ def test_learning_goes_on_from_weights_that_are_given(small):
     assert tuple(started.weight.shape) == (4, 6, 6)
 
 
-@pytest.mark.parametrize(
-    ("setting", "options", "message"),
-    [
+def test_what_cannot_be_learned_is_refused():
+    for setting, options, message in (
         ("elu", {}, "nothing to learn in elu"),
         ("softmax@window=4", {}, "nothing to learn in softmax@window=4"),
         ("hedgehog", {"features": 5}, "must be even, not 5"),
@@ -420,51 +401,43 @@ def test_learning_goes_on_from_weights_that_are_given(small):
         (maps.Hedgehog(np.eye(6)), {"features": 8}, "give 12 features, not 8"),
         (maps.T2R(weight=np.ones((6, 3))), {"features": 8}, "give 3 features, not 8"),
         (kt.Dial(maps.Hedgehog(), 3, far=np.zeros(3)), {}, "one for each of 4 heads"),
-    ],
-)
-def test_what_cannot_be_learned_is_refused(setting, options, message):
-    with pytest.raises(ValueError, match=message):
-        LearnedMap(setting, **{"num_heads": 4, "head_dim": 6, **options})
+    ):
+        with pytest.raises(ValueError, match=message):
+            LearnedMap(setting, **{"num_heads": 4, "head_dim": 6, **options})
 
 
-def _with_nan():
-    data = random_data()
-    data.k[0, 1, 3, 2] = np.nan
-    return data
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "error", "message"),
-    [
-        (random_data, {"steps": 0}, ValueError, "steps to be a whole number ≥ 1"),
-        (random_data, {"learning_rate": 0.0}, ValueError, "learning_rate > 0"),
-        (random_data, {"loss": "l2"}, ValueError, "outputs, weights, both"),
-        (random_data, {"seed": -1}, ValueError, "seed to be a whole number"),
-        (random_data, {"feature_map": "poly"}, ValueError, "nothing to learn in poly"),
-        (random_data, {"feature_map": "hedgehog@window=2", "window": 3}, ValueError, "twice"),
-        (random_data, {"held_out": []}, ValueError, "held-out sequence"),
-        (list, {}, ValueError, "the list is empty"),
-        (lambda: iter([]), {}, ValueError, "the stream is empty"),
-        (lambda: 3, {}, TypeError, "not int"),
-        (lambda: ["qkv"], {}, TypeError, "not str"),
-        (lambda: random_data(n=12), {}, ValueError, "needs 16 tokens"),
-        (_with_nan, {}, ValueError, r"layer 1 head 2 holds NaN or infinity"),
-        (lambda: [random_data(), random_data(1, d=4)], {}, ValueError, "same heads"),
-        (lambda: [random_data(), random_data(1, layers=(0, 1))], {}, ValueError, "layers"),
-        (lambda: iter([random_data(), random_data(1, d=4)]), {}, ValueError, "same heads"),
-        (lambda: tuple(np.zeros((3, 2, 20, 4))[:, :, :n] for n in (9, 20, 20)), {}, ValueError,
-         "as many queries as keys"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_refused_by_fit(data, options, error, message):
-    with pytest.raises(error, match=message):
-        fit(data(), **{"steps": 1, **options})
+def test_bad_input_is_refused_by_fit():
+    data, spoiled, short = random_data(), random_data(), np.zeros((3, 2, 20, 4))
+    spoiled.k[0, 1, 3, 2] = np.nan
+    for given, options, error, message in (
+        (data, {"steps": 0}, ValueError, "steps to be a whole number ≥ 1"),
+        (data, {"learning_rate": 0.0}, ValueError, "learning_rate > 0"),
+        (data, {"loss": "l2"}, ValueError, "outputs, weights, both"),
+        (data, {"seed": -1}, ValueError, "seed to be a whole number"),
+        (data, {"feature_map": "poly"}, ValueError, "nothing to learn in poly"),
+        (data, {"feature_map": "hedgehog@window=2", "window": 3}, ValueError, "twice"),
+        (data, {"held_out": []}, ValueError, "held-out sequence"),
+        ([], {}, ValueError, "the list is empty"),
+        (iter([]), {}, ValueError, "the stream is empty"),
+        (3, {}, TypeError, "not int"),
+        (["qkv"], {}, TypeError, "not str"),
+        (random_data(n=12), {}, ValueError, "needs 16 tokens"),
+        (spoiled, {}, ValueError, r"layer 1 head 2 holds NaN or infinity"),
+        ([data, random_data(1, d=4)], {}, ValueError, "same heads"),
+        ([data, random_data(1, layers=(0, 1))], {}, ValueError, "layers"),
+        (iter([data, random_data(1, d=4)]), {}, ValueError, "same heads"),
+        (tuple(short[:, :, :n] for n in (9, 20, 20)), {}, ValueError, "as many queries as keys"),
+    ):
+        with pytest.raises(error, match=message):
+            fit(given, **{"steps": 1, **options})
 
 
 def test_arrays_of_any_library_are_data():
-    data = random_data(layers=(0,))
+    data = random_data(layers=(0,), d=4, scale=0.5)
+    found = fit(data, steps=2)
+    assert found.maps.scale is None  # the default is not written down
     tensors = tuple(torch.tensor(x[0]) for x in (data.q, data.k, data.v))
-    assert fit(tensors, steps=2).history == fit(data, steps=2).history
+    assert fit(tensors, steps=2).history == found.history
 
 
 def test_damaged_files_are_refused(tmp_path, found):
@@ -542,44 +515,60 @@ def test_the_command_fits_and_compare_judges(run, tmp_path, heads):
     assert "overlaps the text that" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "m.npz"], "must name a .safetensors file"),
-        (["--loss", "mse"], "--loss must be outputs, weights or both"),
-        (["--map", "hedgehig"], "unknown feature map"),
-        (["--map", "hedgehog@window=3", "--window", "4"], "window twice"),
-        (["--steps", "0"], "--steps"),
-        (["--layers", "9"], "there is no layer 9"),
-        (["q.safetensors"], "given twice"),
-    ],
-)
-def test_the_command_refuses_what_it_cannot_do(run, tmp_path, monkeypatch, arguments, message):
+def test_the_command_refuses_what_it_cannot_do(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     analysis.save_attention(random_data(), "q.safetensors")
-    code, text, err = run("fit", "q.safetensors", "--out", "m.safetensors", *arguments)
-    assert (code, text) == (2, "")
-    assert message in err
-    assert [x.name for x in tmp_path.iterdir()] == ["q.safetensors"]
+    for arguments, message in (
+        (("--out", "m.npz"), "must name a .safetensors file"),
+        (("--loss", "mse"), "--loss must be outputs, weights or both"),
+        (("--map", "hedgehig"), "unknown feature map"),
+        (("--map", "hedgehog@window=3", "--window", "4"), "window twice"),
+        (("--steps", "0"), "--steps"),
+        (("--layers", "9"), "there is no layer 9"),
+        (("q.safetensors",), "given twice"),
+    ):
+        code, text, err = run("fit", "q.safetensors", "--out", "m.safetensors", *arguments)
+        assert (code, text) == (2, "")
+        assert message in err
+        assert [x.name for x in tmp_path.iterdir()] == ["q.safetensors"]
 
 
 @pytest.mark.slow
-def test_after_kill_9_the_same_command_writes_the_same_file(tmp_path):
-    analysis.save_attention(analysis.sample(), tmp_path / "qkv.safetensors")
-    command = [
-        sys.executable, "-m", "kerneltrick", "fit", "qkv.safetensors", "--window", "4", "--steps",
-        "300", "--out",
-    ]  # fmt: skip
-    subprocess.run([*command, "whole.safetensors"], cwd=tmp_path, check=True)
+def test_after_kill_9_the_same_command_writes_the_same_file(run, tmp_path, monkeypatch):
+    """The child is killed in the middle of a step, after it has kept several."""
+    monkeypatch.chdir(tmp_path)
+    analysis.save_attention(random_data(), "qkv.safetensors")
+    command = ["fit", "qkv.safetensors", "--window", "4", "--steps", "12", "--out"]
+    script = f"""
+import time
+import torch
+from kerneltrick.cli import main
+from kerneltrick.torch import _transfer
+torch.set_num_threads({torch.get_num_threads()})
+step, taken = _transfer.Transfer._take_step, []
+def take(*arguments):
+    taken.append(step(*arguments))
+    if len(taken) == 7:
+        print("now", flush=True)
+        time.sleep(600)
+_transfer.Transfer._take_step, _transfer.PAUSE = take, 0.0
+main({[*command, "maps.safetensors"]!r})
+"""
+    start = [sys.executable, "-c", script]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "now\n"
+        child.kill()
     kept = tmp_path / ".maps.safetensors.unfinished"
-    with subprocess.Popen([*command, "maps.safetensors"], cwd=tmp_path) as process:
-        while process.poll() is None and not kept.exists():
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
+    ours, whole = (tmp_path / f"{x}.safetensors" for x in ("maps", "whole"))
     assert kept.exists()
-    assert not (tmp_path / "maps.safetensors").exists()
-    subprocess.run([*command, "maps.safetensors"], cwd=tmp_path, check=True)
-    ours, whole = (tmp_path / name for name in ("maps.safetensors", "whole.safetensors"))
+    assert not ours.exists()
+    taken, step = [], transfer_module.Transfer._take_step
+    monkeypatch.setattr(
+        transfer_module.Transfer, "_take_step", lambda self, x: (taken.append(x), step(self, x))
+    )
+    assert run(*command, ours.name)[0] == 0
+    assert 0 < len(taken) < 12
+    assert run(*command, whole.name)[0] == 0
     assert same_files(ours, whole)
     assert not kept.exists()
 

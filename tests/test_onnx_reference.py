@@ -65,39 +65,22 @@ def check(found, expected):
         np.testing.assert_allclose(x, y, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("decay", [None, "head", "feature"])
-def test_linear_attention_is_that_of_onnx(arrays, decay):
+def test_linear_attention_is_that_of_onnx(arrays):
     q, k, v = (arrays[name] for name in "qkv")
-    given = {} if decay is None else {"decay": arrays[decay]}
-    o, state = kt.linear_attention(
-        q,
-        k,
-        v,
-        "identity",
-        causal=True,
-        normalize=False,
-        scale=1.0,
-        log_decay=given.get("decay"),
-        return_state=True,
-    )
-    rule = "linear" if decay is None else "gated"
-    check((o, state.U), reference(rule, 1.0, query=q, key=k, value=v, **given))
+    options = {"causal": True, "normalize": False, "scale": 1.0, "return_state": True}
+    for rule, name in (("linear", None), ("gated", "head"), ("gated", "feature")):
+        decay = arrays.get(name)
+        o, state = kt.linear_attention(q, k, v, "identity", log_decay=decay, **options)
+        given = {} if decay is None else {"decay": decay}
+        check((o, state.U), reference(rule, 1.0, query=q, key=k, value=v, **given))
 
 
-@pytest.mark.parametrize("decay", [None, "head", "feature"])
-def test_the_delta_rule_is_that_of_onnx(arrays, decay):
+def test_the_delta_rule_is_that_of_onnx(arrays):
     q, k, v, beta, before = (arrays[name] for name in ("q", "k", "v", "beta", "state"))
-    given = {} if decay is None else {"decay": arrays[decay]}
-    o, state = kt.delta_rule(
-        q,
-        k,
-        v,
-        beta,
-        scale=0.5,
-        log_decay=given.get("decay"),
-        state=kt.DeltaState(before),
-        return_state=True,
-    )
-    rule = "delta" if decay is None else "gated_delta"
-    options = {"query": q, "key": k, "value": v, "beta": beta, "past_state": before}
-    check((o, state.S), reference(rule, 0.5, **options, **given))
+    options = {"scale": 0.5, "state": kt.DeltaState(before), "return_state": True}
+    for rule, name in (("delta", None), ("gated_delta", "head"), ("gated_delta", "feature")):
+        decay = arrays.get(name)
+        o, state = kt.delta_rule(q, k, v, beta, log_decay=decay, **options)
+        given = {"query": q, "key": k, "value": v, "beta": beta, "past_state": before}
+        given |= {} if decay is None else {"decay": decay}
+        check((o, state.S), reference(rule, 0.5, **given))

@@ -57,11 +57,10 @@ def calls(monkeypatch):
 
 STATES_ALONE = [
     {"causal": True},
-    {"causal": False},
     {"causal": True, "masked": True, "heads": (6, 2)},
     {"causal": False, "masked": True, "heads": (6, 2)},
     {"causal": True, "normalize": False, "feature_map": "taylor:order=2"},
-    {"causal": True, "feature_map": "hedgehog", "heads": (4, 1)},
+    {"causal": False, "feature_map": "hedgehog", "heads": (4, 1)},
 ]
 
 
@@ -308,8 +307,7 @@ class TestDerivatives:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
 
-    @pytest.mark.parametrize("reentrant", [False, True])
-    def test_activation_checkpointing(self, reentrant):
+    def test_activation_checkpointing(self):
         from torch.utils.checkpoint import checkpoint
 
         def block(q, k, v):
@@ -317,48 +315,37 @@ class TestDerivatives:
 
         leaves = tensors()
         expected = torch.autograd.grad(block(*leaves).sum(), leaves)
-        out = checkpoint(block, *leaves, use_reentrant=reentrant)
-        if reentrant:
-            out.sum().backward()
-            got = tuple(x.grad for x in leaves)
-        else:
-            got = torch.autograd.grad(out.sum(), leaves)
-        torch.testing.assert_close(got, expected)
+        out = checkpoint(block, *leaves, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), leaves), expected)
+        checkpoint(block, *leaves, use_reentrant=True).sum().backward()
+        torch.testing.assert_close(tuple(x.grad for x in leaves), expected)
 
-    @pytest.mark.parametrize("options", [{}, {"window": 3}], ids=["far", "near"])
-    def test_training_takes_over_nothing_of_a_call_in_inference_mode(self, options):
-        q, k, v = torch.randn(3, 2, 9, 5, generator=torch.Generator().manual_seed(0))
-        with torch.inference_mode():
-            kt.linear_attention(q, k, v, causal=True, **options)
-        q.requires_grad_()
-        kt.linear_attention(q, k, v, causal=True, **options).sum().backward()
-        assert q.grad is not None
+    def test_training_takes_over_nothing_of_a_call_in_inference_mode(self):
+        for options in ({}, {"window": 3}):
+            q, k, v = torch.randn(3, 2, 9, 5, generator=torch.Generator().manual_seed(0))
+            with torch.inference_mode():
+                kt.linear_attention(q, k, v, causal=True, **options)
+            q.requires_grad_()
+            kt.linear_attention(q, k, v, causal=True, **options).sum().backward()
+            assert q.grad is not None
 
 
 class TestAutocast:
     """Rotary embeddings leave q and k in float32 where projections make v bfloat16."""
 
-    @pytest.mark.parametrize("attend", [kt.linear_attention, kt.softmax_attention])
-    def test_takes_mixed_dtypes(self, attend):
+    def test_takes_mixed_dtypes(self):
         q, k, v = tensors(dtype=torch.float32)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            half = v.bfloat16()
-            out = attend(q, k.bfloat16(), half, causal=True)
-        assert out.dtype == torch.bfloat16
-        expected = attend(q, k.bfloat16().float(), half.float(), causal=True)
-        torch.testing.assert_close(out, expected.bfloat16())
-        mine, theirs = (torch.autograd.grad(x.float().sum(), (q, k, v)) for x in (out, expected))
-        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02)
-
-    def test_half_projections_of_a_module(self):
-        layer = torch.nn.Linear(8, 24)
-        x = torch.randn(2, 10, 8)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            q, k, v = layer(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-            out = kt.linear_attention(q.float() * 2, k.float(), v, causal=True)
-        assert out.dtype == torch.bfloat16
-        out.float().sum().backward()
-        assert torch.isfinite(layer.weight.grad).all()
+        for attend in (kt.linear_attention, kt.softmax_attention):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                half = v.bfloat16()
+                out = attend(q, k.bfloat16(), half, causal=True)
+            assert out.dtype == torch.bfloat16
+            expected = attend(q, k.bfloat16().float(), half.float(), causal=True)
+            torch.testing.assert_close(out, expected.bfloat16())
+            mine, theirs = (
+                torch.autograd.grad(x.float().sum(), (q, k, v)) for x in (out, expected)
+            )
+            torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02)
 
     def test_without_it_they_are_refused(self):
         q, k, v = tensors(dtype=torch.float32)
@@ -514,13 +501,14 @@ class TestCompile:
     @pytest.mark.slow
     def test_by_the_default_compiler(self):
         layer = Layer()
-        made, graphs = compiled(layer, "inductor")
-        for n in (20, 33, 70):
-            x = torch.randn(2, n, 8)
-            out, expected = made(x), layer(x)
-            torch.testing.assert_close(out, expected)
-            out.sum().backward()
-        assert len(graphs) == 2
+        made, _ = compiled(layer, "inductor")
+        x = torch.randn(2, 20, 8)
+        out, expected = made(x), layer(x)
+        torch.testing.assert_close(out, expected)
+        mine, theirs = (
+            torch.autograd.grad(y.sin().sum(), tuple(layer.parameters())) for y in (out, expected)
+        )
+        torch.testing.assert_close(mine, theirs)
 
 
 class TestExport:
@@ -562,12 +550,12 @@ def test_learned_maps_of_every_kind_are_taken_apart_by_the_compiler():
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_layers_with_learned_maps_compile_for_every_backend(backend):
+def test_layers_with_learned_maps_compile_for_the_eager_backend():
+    """As do those of `TestCompile` for aot_eager."""
     from kerneltrick.torch import Attention, LearnedMap
 
     layer = Attention(16, 2, feature_map=LearnedMap("hedgehog", num_heads=2, head_dim=8))
-    run = torch.compile(layer, backend=backend, fullgraph=True)
+    run = torch.compile(layer, backend="eager", fullgraph=True)
     for n in (3, 7):
         x = torch.linspace(-1, 1, n * 16).reshape(1, n, 16)
         torch.testing.assert_close(run(x)[0], layer(x)[0])

@@ -45,9 +45,11 @@ def test_a_minus_is_standard_output(capsysbinary, tmp_path, monkeypatch):
         stream.write(b"\0")
     assert capsysbinary.readouterr().out == b"before\nn\xc3\xa9\0"
     assert not list(tmp_path.iterdir())
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(OSError, match="standard output"):
+        _files.write("-", "text")
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+def test_pipes_and_devices_are_written_to_and_stay(tmp_path):
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     _files.check_writable(fifo)
@@ -56,9 +58,6 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     assert wait() == b"through"
     assert stat.S_ISFIFO(fifo.stat().st_mode)
     assert _files.regular_file(fifo) is None
-
-
-def test_a_device_stays_a_device():
     before = os.stat("/dev/null")
     _files.check_writable("/dev/null")
     _files.write("/dev/null", "gone")
@@ -101,20 +100,16 @@ def test_files_keep_their_rights_and_appear_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_new_files_have_the_rights_of_the_umask(tmp_path):
+def test_new_files_have_the_rights_of_the_umask_and_names_as_long_as_the_system_allows(tmp_path):
+    long = tmp_path / ("x" * 255)
     old = os.umask(0o027)
     try:
-        _files.write(tmp_path / "file", "")
+        _files.check_writable(long)
+        _files.write(long, "text")
     finally:
         os.umask(old)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
-
-
-def test_names_may_be_as_long_as_the_system_allows(tmp_path):
-    long = tmp_path / ("x" * 255)
-    _files.check_writable(long)
-    _files.write(long, "text")
     assert long.read_text() == "text"
+    assert stat.S_IMODE(long.stat().st_mode) == 0o640
 
 
 def test_a_descriptor_is_appended_to(tmp_path):
@@ -125,12 +120,11 @@ def test_a_descriptor_is_appended_to(tmp_path):
     assert log.read_text() == "before after"
 
 
-@pytest.mark.parametrize("name", ["nowhere/file", "", "."])
-def test_what_cannot_be_written_is_one_sentence(tmp_path, name):
-    path = tmp_path / name
-    for call in (_files.check_writable, lambda path: _files.write(path, "")):
-        with pytest.raises(OSError, match=f"cannot write {path}: .*folder|directory"):
-            call(path)
+def test_what_cannot_be_written_is_one_sentence(tmp_path):
+    for path in (tmp_path / "nowhere" / "file", tmp_path, tmp_path / "."):
+        for call in (_files.check_writable, lambda path: _files.write(path, "")):
+            with pytest.raises(OSError, match=f"cannot write {path}: .*folder|directory"):
+                call(path)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
@@ -154,9 +148,8 @@ def test_a_reader_that_has_read_enough_gets_no_complaint():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
-def test_json_on_standard_output_is_all_that_is_there(name, tmp_path):
-    done = kerneltrick(*SMALL, "--json", name, cwd=tmp_path)
+def test_json_on_standard_output_is_all_that_is_there(tmp_path):
+    done = kerneltrick(*SMALL, "--json", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["format"] == "kerneltrick.compare/3"
     assert b"Feature maps against softmax" in done.stderr
@@ -195,27 +188,31 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("option", ["--json", "--html"])
-@pytest.mark.parametrize("how", ["itself", "symlink", "hard link", "other spelling", "in a folder"])
-def test_compare_does_not_overwrite_the_file_it_reads(run, captured, monkeypatch, option, how):
-    file, out = captured / "ok.npz", captured / "out"
-    if how == "itself":
-        out = file
-    elif how == "symlink":
-        out.symlink_to(file)
-    elif how == "hard link":
-        out.hardlink_to(file)
-    elif how == "other spelling":
-        monkeypatch.chdir(captured)
-        out = "folder/../ok.npz"
-    else:
-        file = captured / "folder"
-        out = file / "v.npy"
+def test_compare_does_not_overwrite_what_it_reads(run, captured, monkeypatch):
+    """Neither its files by any name, nor what is in a folder that it reads, nor maps."""
+    monkeypatch.chdir(captured)
+    file, folder, maps = captured / "ok.npz", captured / "folder", captured / "maps.safetensors"
+    link, same, inside = (captured / name for name in ("link", "same", "inside"))
+    link.symlink_to(file)
+    same.hardlink_to(file)
+    inside.hardlink_to(folder / "v.npy")
+    dial = kt.Dial(kt.maps.Hedgehog(np.eye(4)), window=4)
+    analysis.FittedMaps({0: dial}, heads=(0, 1)).save(maps)
     before = contents(captured)
-    code, printed, err = run("compare", file, "--map", "elu", option, out)
-    assert (code, printed) == (2, "")
-    assert f"cannot write {out}: this command reads" in err
-    assert contents(captured) == before
+    for read, text, option, out in (
+        (file, "elu", "--json", file),
+        (file, "elu", "--html", link),
+        (file, "elu", "--json", same),
+        (file, "elu", "--html", "folder/../ok.npz"),
+        (folder, "elu", "--json", folder / "v.npy"),
+        (folder, "elu", "--html", inside),
+        (file, maps, "--json", maps),
+        (file, f"elu,{maps}@window=2", "--html", maps),
+    ):
+        code, printed, err = run("compare", read, "--map", text, option, out)
+        assert (code, printed) == (2, ""), out
+        assert f"cannot write {out}: this command reads" in err
+        assert contents(captured) == before
 
 
 def test_reports_in_a_folder_that_is_read_can_be_replaced(run, captured):
@@ -227,21 +224,8 @@ def test_reports_in_a_folder_that_is_read_can_be_replaced(run, captured):
     assert json.loads((folder / "report.json").read_text())["format"].startswith("kerneltrick")
 
 
-def test_compare_does_not_overwrite_the_maps_it_reads(run, captured):
-    fitted = captured / "maps.safetensors"
-    analysis.FittedMaps({0: kt.Dial(kt.maps.Hedgehog(np.eye(4)), window=4)}, heads=(0, 1)).save(
-        fitted
-    )
-    before = contents(captured)
-    for text in (fitted, f"elu,{fitted}@window=2"):
-        code, _, err = run("compare", captured / "ok.npz", "--maps", text, "--json", fitted)
-        assert code == 2
-        assert "this command reads it" in err
-    assert contents(captured) == before
-
-
 def test_no_other_command_overwrites_what_it_reads(run, captured, monkeypatch):
-    """Fit, capture, evaluate, linearize and train: refused before the work, nothing changed."""
+    """Fit, capture, evaluate and train: refused before the work, nothing changed."""
     pytest.importorskip("torch")
     model, text = captured / "model", captured / "text.safetensors"
     model.mkdir()
@@ -334,37 +318,21 @@ def test_a_link_to_a_report_keeps_the_finished_pieces_beside_the_report(run, tmp
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["report.json"]
 
 
-@pytest.mark.parametrize("found", ["folder", "nested", "changed"])
-def test_finished_pieces_that_cannot_be_used(run, tmp_path, found):
+def test_finished_pieces_that_cannot_be_used(run, tmp_path):
     kept = tmp_path / ".r.json.unfinished"
-    if found == "folder":
-        kept.mkdir()
-        code, out, err = run(*SMALL, "--json", tmp_path / "r.json", "-q")
-        assert (code, out) == (1, "")
-        assert err == f"kerneltrick: cannot write {kept}: Is a directory\n"
-        return
-    store = Store(kept, "run")
-    store.put("a", [1])
-    if found == "nested":
-        kept.write_text(kept.read_text() + "[" * 100_000)
-    else:
-        kept.write_text(kept.read_text().replace("[1]", "[2]"))
-    assert Store(kept, "run").resumed == (found == "nested")
+    for damage, resumed in ((("", "[" * 100_000), True), (("[1]", "[2]"), False)):
+        store = Store(kept, "run")
+        store.put("a", [1])
+        text = kept.read_text()
+        kept.write_text(text.replace(*damage) if damage[0] else text + damage[1])
+        assert Store(kept, "run").resumed == resumed
+        kept.unlink()
+    kept.mkdir()
+    code, out, err = run(*SMALL, "--json", tmp_path / "r.json", "-q")
+    assert (code, out, err) == (1, "", f"kerneltrick: cannot write {kept}: Is a directory\n")
 
 
-def test_pictures_go_wherever_files_go(tmp_path, capsysbinary):
-    pytest.importorskip("matplotlib")
-    figure = simulate.moments_figure(simulate.moments([1, 2], draws=10))
-    _pictures.save_figure(figure, "-")
-    assert capsysbinary.readouterr().out.startswith(b"\x89PNG")
-    fifo = tmp_path / "pipe.pdf"
-    os.mkfifo(fifo)
-    wait = read_in_background(fifo)
-    _pictures.save_figure(figure, fifo)
-    assert wait().startswith(b"%PDF")
-
-
-def test_states_and_attention_go_wherever_files_go(tmp_path, capsysbinary):
+def test_pictures_states_and_attention_go_wherever_files_go(tmp_path, capsysbinary):
     x = np.ones((1, 4, 2))
     _, state = kt.linear_attention(x, x, x, return_state=True)
     state.save("-")
@@ -373,8 +341,9 @@ def test_states_and_attention_go_wherever_files_go(tmp_path, capsysbinary):
     analysis.save_attention(analysis.AttentionData.from_arrays(x, x, x), "-")
     (tmp_path / "x.safetensors").write_bytes(capsysbinary.readouterr().out)
     assert analysis.load_attention(tmp_path / "x.safetensors").q.shape == (1, 1, 4, 2)
-
-
-def test_standard_output_without_a_buffer_is_one_sentence_too():
-    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(OSError, match="standard output"):
-        _files.write("-", "text")
+    pytest.importorskip("matplotlib")
+    fifo = tmp_path / "pipe.pdf"
+    os.mkfifo(fifo)
+    wait = read_in_background(fifo)
+    _pictures.save_figure(simulate.moments_figure(simulate.moments([1, 2], draws=10)), fifo)
+    assert wait().startswith(b"%PDF")
