@@ -134,7 +134,7 @@ class RWKV(Mixer):
         return tuple(x + delta * share for share in shares)
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
-        o = joined(o)  # Eq. 20
         weight, bias = self.norm.weight.to(o.dtype), self.norm.bias.to(o.dtype)
-        flat = functional.group_norm(o.flatten(0, 1), self.num_heads, weight, bias, self.norm.eps)
-        return linear(self.o_proj, flat.view_as(o) * functional.silu(heads.gate))
+        normed = functional.layer_norm(o, o.shape[-1:], eps=self.norm.eps)  # each head by itself
+        flat = joined(normed) * weight + bias
+        return linear(self.o_proj, flat * functional.silu(heads.gate))  # Eq. 20

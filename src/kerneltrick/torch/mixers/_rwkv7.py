@@ -104,8 +104,8 @@ class RWKV7(DeltaMixer):
         )
 
     def _combine(self, heads: Heads, o: Tensor) -> Tensor:
-        o = joined(o)
         weight, bias = self.norm.weight.to(o.dtype), self.norm.bias.to(o.dtype)
-        flat = functional.group_norm(o.flatten(0, 1), self.num_heads, weight, bias, self.norm.eps)
+        normed = functional.layer_norm(o, o.shape[-1:], eps=self.norm.eps)  # each head by itself
+        flat = joined(normed) * weight + bias
         own = (heads.q * self.bonus.to(o.dtype)[:, None] * heads.k).sum(-1, keepdim=True) * heads.v
-        return linear(self.o_proj, (flat.view_as(o) + joined(own)) * heads.gate)
+        return linear(self.o_proj, (flat + joined(own)) * heads.gate)
