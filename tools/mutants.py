@@ -46,8 +46,7 @@ MUTANTS = [
         "maps/_favor.py",
         "top = stop_gradient(xp.max(projected, axis=-1, keepdims=True))",
         "top = xp.max(projected, axis=(-2, -1), keepdims=True) + 0 * projected[..., :1]",
-        "test_causality.py::test_past_is_bit_identical_when_the_future_changes"
-        "[favor:features=16-chunked-normalised]",
+        "test_causality.py::test_past_is_bit_identical_when_the_future_changes[favor:features=16]",
     ),
     Mutant(
         "QR without sign(diag R)",
@@ -98,23 +97,21 @@ MUTANTS = [
         "engines/_problem.py",
         "features = blank(features, keep, xp)\n    if log_scale",
         "if log_scale",
-        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out"
-        "[elu-chunked]",
+        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out[chunked]",
     ),
     Mutant(
         "masked tokens still decay the state",
         "engines/_problem.py",
         "log_decay = blank(astype(log_decay, dtype), keep, xp)",
         "log_decay = astype(log_decay, dtype)",
-        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out"
-        "[elu-recurrent]",
+        "test_causality.py::TestPads::test_left_and_interior_pads_agree_with_leaving_them_out[recurrent]",
     ),
     Mutant(
         "NaN and inf not taken out of keys and values",
         "engines/_problem.py",
         "    good = xp.isfinite(x)\n",
         "    return x, None\n    good = xp.isfinite(x)\n",
-        "test_nonfinite.py::test_exactly_the_dependent_outputs_become_nan[elu-chunked-nan]",
+        "test_nonfinite.py::test_exactly_the_dependent_outputs_become_nan[elu]",
     ),
     Mutant(
         "an ε in the normaliser",
@@ -128,7 +125,7 @@ MUTANTS = [
         "engines/_problem.py",
         "x * math.sqrt(scale)",
         "x * scale",
-        "test_engines.py::test_scale_multiplies_the_products[full-chunked]",
+        "test_engines.py::test_scale_multiplies_the_products[chunked]",
     ),
     Mutant(
         "query heads dealt out in turn instead of in runs",
@@ -143,7 +140,7 @@ MUTANTS = [
         "engines/_chunked.py",
         "xp.tril(inside)",
         "xp.tril(inside, k=1)",
-        "test_engines.py::test_causal_engines_equal_the_loop[elu-none-unmasked-fresh]",
+        "test_engines.py::test_causal_engines_equal_the_loop[elu]",
     ),
     Mutant(
         "ratios of cumulative products",
@@ -162,7 +159,7 @@ MUTANTS = [
         "        if factor is not None:\n"
         "            factor = xp.concat([factor[..., :-1], 0 * factor[..., -1:] + 1], axis=-1)\n"
         "        sums = wide_add(sums, own[..., c, :, :], factor)",
-        "test_engines.py::test_causal_engines_equal_the_loop[elu-token-unmasked-fresh]",
+        "test_engines.py::test_causal_engines_equal_the_loop[elu]",
     ),
     Mutant(
         "the running maximum does not decay",
@@ -191,14 +188,14 @@ MUTANTS = [
         "for first in range(-offset, length, block):\n",
         "for first in range(-offset, length, block):\n"
         "        block = min(block, length - first) if offset == 0 else block\n",
-        "test_causality.py::TestPads::test_right_padding_is_bit_equal_to_no_padding[elu-chunked]",
+        "test_causality.py::TestPads::test_right_padding_is_bit_equal_to_no_padding[chunked]",
     ),
     Mutant(
         "segments do not restart the state",
         "attention/_arguments.py",
         "changed = ids[..., 1:, :] != ids[..., :-1, :]",
         "changed = ids[..., 1:, :] != ids[..., 1:, :]",
-        "test_engines.py::test_segments_restart_the_state[elu-none]",
+        "test_engines.py::test_segments_restart_the_state[none-elu]",
     ),
     Mutant(
         "merge without the decay of the right half",
@@ -206,6 +203,69 @@ MUTANTS = [
         "    factor = decay\n",
         "    factor = None\n",
         "test_state.py::test_merge_is_associative_and_equals_the_whole",
+    ),
+    Mutant(
+        "NaN crosses into the next segment",
+        "engines/_chunked.py",
+        "seen = (last_bad > 0) & (last_bad >= restarted)",
+        "seen = last_bad > 0",
+        "test_nonfinite.py::test_nan_does_not_cross_a_segment_and_rides_in_the_state[chunked]",
+    ),
+    Mutant(
+        "NaN of a state is in every segment",
+        "engines/_chunked.py",
+        "carried = carried & (restarted == 0)",
+        "carried = carried & (restarted >= 0)",
+        "test_nonfinite.py::test_nan_does_not_cross_a_segment_and_rides_in_the_state[chunked]",
+    ),
+    Mutant(
+        "a key decays by its own decay too",
+        "engines/_chunked.py",
+        "later = constant(np.tri(size, k=-1, dtype=bool)",
+        "later = constant(np.tri(size, dtype=bool)",
+        "test_engines.py::test_causal_engines_equal_the_loop[elu]",
+    ),
+    Mutant(
+        "a decoder by the recurrent engine forgets NaN",
+        "attention/_decode.py",
+        "self._bad[...] = nan.any(axis=-2, keepdims=True)",
+        "self._bad[...] = False",
+        "test_decoder.py::test_nan_and_inf_spoil_what_they_spoil_in_linear_attention[poly:degree=3]",
+    ),
+    Mutant(
+        "a decoder by the recurrent engine forgets how much has decayed",
+        "attention/_decode.py",
+        "self._total += log_decay.reshape(self._total.shape)",
+        "self._total[...] = log_decay.reshape(self._total.shape)",
+        "test_decoder.py::test_decays_before_and_after_may_be_of_other_kinds[recurrent-m]",
+    ),
+    Mutant(
+        "a state after a masked token has one token of a convolution less",
+        "engines/_convolution.py",
+        "kept = kept - n + xp.sum(astype(keep, index), axis=-2)",
+        "kept = kept - n + xp.sum(astype(keep[:, 1:, :], index), axis=-2)",
+        "test_sequence.py::test_engines_agree_with_the_loop_over_tokens[short_convolution-direct]",
+    ),
+    Mutant(
+        "the gate of a selective scan without its own factor",
+        "engines/_scan.py",
+        "y * (z * sigmoid(z))",
+        "y * sigmoid(z)",
+        "test_sequence.py::test_engines_agree_with_the_loop_over_tokens[selective_scan-recurrent]",
+    ),
+    Mutant(
+        "dense: a state is spoilt for rows that do not see it",
+        "engines/_dense.py",
+        "xp.expand_dims(data.carry.bad, axis=-3) & sees_state)",
+        "xp.expand_dims(data.carry.bad, axis=-3) | (sees_state & False))",
+        "test_nonfinite.py::test_nan_does_not_cross_a_segment_and_rides_in_the_state[dense]",
+    ),
+    Mutant(
+        "going back reads one token too many",
+        "attention/_history.py",
+        "size = min(reading.length, left - start)",
+        "size = min(reading.length, left - start + 1)",
+        "test_history.py::test_going_back_is_never_having_read",
     ),
     Mutant(
         "states of other maps accepted",
@@ -226,7 +286,7 @@ MUTANTS = [
         "maps/_favor.py",
         "return features, astype(top[..., 0], half_norm.dtype) - half_norm",
         "return features, stop_gradient(astype(top[..., 0], half_norm.dtype) - half_norm)",
-        "test_gradients.py::test_gradcheck[favor:features=16-causal-normalised-unmasked-fresh]",
+        "test_gradients.py::test_gradcheck[favor:features=16]",
     ),
     Mutant(
         "Z left out of linear attention's count",
