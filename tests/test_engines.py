@@ -135,7 +135,7 @@ def test_segments_restart_the_state(text, kind):
     q, k, v = inputs(rng, n)
     ids = np.stack([np.sort(rng.integers(0, 5, n)), rng.integers(0, 2, n)])
     mask = rng.random((2, n)) > 0.2
-    mask[:, -1] = True  # the loop leaves the state that a masked last token would end
+    mask[:, -1] = True  # the state is that of the last segment
     decay = make_decay(kind, rng, k, maps.get(text).dim(D))
     options = {"causal": True, "log_decay": decay, "segment_ids": ids, "mask": mask}
     options |= {"on_zero": "nan", "normalize": text not in SIGNED_FEATURES, "chunk_size": 16}

@@ -25,16 +25,15 @@ LIBRARIES = {
 }
 
 
-# XLA takes seconds per map, so `make test` runs only this one.
-COMPILED = {"favor:features=16"}
+# One map in every library, the others in turn. XLA takes seconds per map: one for `make test`.
+EVERYWHERE = "favor:features=16"
 PAIRS = [
     pytest.param(
-        text,
-        library,
-        marks=[pytest.mark.slow] if library == "jax" and text not in COMPILED else [],
+        text, library, marks=[pytest.mark.slow] if library == "jax" and text != EVERYWHERE else []
     )
-    for text in MAPS
-    for library in LIBRARIES
+    for number, text in enumerate(MAPS)
+    for place, library in enumerate(LIBRARIES)
+    if text == EVERYWHERE or number % len(LIBRARIES) == place
 ]
 BUT_FOR_JAX = [
     pytest.param(library, marks=[pytest.mark.slow] if library == "jax" else [])

@@ -488,16 +488,3 @@ def test_units_are_checked():
         kt.Far(0.0, "yes")
     with pytest.raises(TypeError, match="gain to be a number or an array"):
         kt.Far("much")
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_outputs_do_not_depend_on_the_batch(engine):
-    n = 20 if engine == "recurrent" else 70
-    q, k, v = inputs(n, batch=(3,), dtype=np.float32)
-    mask = np.random.default_rng(1).random((3, n)) < 0.8
-    for text in ("elu", "favor:features=16", "softmax"):
-        options = {"causal": True, "window": 6, "sinks": 2, "engine": engine, "on_zero": "nan"}
-        whole = kt.linear_attention(q, k, v, text, mask=mask, **options)
-        for b in range(3):
-            alone = kt.linear_attention(q[b], k[b], v[b], text, mask=mask[b], **options)
-            assert same_bits(whole[b], alone)

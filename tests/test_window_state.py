@@ -145,7 +145,7 @@ def test_a_state_of_another_window_is_refused():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("text", ["elu", "favor:features=8", "cosformer:horizon=99", "softmax"])
+@pytest.mark.parametrize("text", ["cosformer:horizon=99", "softmax"])
 def test_full_attention_counts_on_from_the_state(text, engine):
     """Queries see the state's tokens and all of the call's, near or far by their ranks."""
     q, k, v = inputs(30, lead=(1,))
