@@ -116,43 +116,9 @@ def test_steps_equal_linear_attention(text, monkeypatch):
         same_state(decoder.snapshot(), end)
 
 
-@pytest.mark.parametrize("text", FEW)
-def test_dtypes_are_those_of_linear_attention(text, compiled, monkeypatch):
-    accuracies = {"float16": 2**-10, "float32": 2e-6, "float64": 1e-11}
-    for dtype, isa in turns(FEW.index(text), accuracies, ISAS):
-        monkeypatch.setenv("KERNELTRICK_ISA", isa)
-        q, k, v = (np.abs(x) for x in tokens(dtype=dtype))
-        decoder = kt.Decoder(text, shape=(2, 3), d=D, value_width=WIDTH, dtype=dtype)
-        out = run(decoder, q, k, v)
-        assert out.dtype == dtype
-        exact = whole(*(x.astype(np.float64) for x in (q, k, v)), text)
-        np.testing.assert_allclose(out, exact, rtol=accuracies[dtype], err_msg=isa)
-
-
 def test_heads_are_needed():
     with pytest.raises(ValueError, match="heads"):
         kt.Decoder("elu", shape=(3, 0), d=D)
-
-
-@pytest.mark.parametrize("shape", [(1,), (7,), (2, 3), (2, 1, 3), (33,), (0, 2)], ids=str)
-def test_any_number_of_streams_and_heads(shape, compiled, monkeypatch):
-    """Rows are processed in groups; none is skipped and none is repeated."""
-    q, k, v = tokens(4, shape, groups=2)
-    expected = whole(q, k, v, "elu")
-    for _ in each_isa(monkeypatch):
-        decoder = kt.Decoder("elu", shape=shape, d=D, value_width=WIDTH, groups=2, dtype="float64")
-        np.testing.assert_allclose(run(decoder, q, k, v), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 8), (3, 0), (17, 9), (64, 64), (8, 31)], ids=str)
-def test_any_width_of_keys_and_values(sizes, monkeypatch):
-    d, width = sizes
-    q, k, v = tokens(4, d=d, width=width)
-    for text in ("elu", "taylor:order=2") if d < 64 else ("elu",):
-        expected = whole(q, k, v, text)
-        for _ in each_isa(monkeypatch):
-            decoder = kt.Decoder(text, shape=(2, 3), d=d, value_width=width, dtype="float64")
-            np.testing.assert_allclose(run(decoder, q, k, v), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_value_width_is_that_of_the_keys_unless_told():
@@ -217,18 +183,6 @@ def test_prompt_decoder_snapshot_and_back(text):
     assert same_bits(middle.U, kept)
     with pytest.raises(ValueError, match="read-only"):
         middle.sums.hi[...] = 0
-
-
-def test_snapshot_is_saved_and_loaded(tmp_path):
-    q, k, v = tokens()
-    decoder = kt.Decoder("elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64")
-    run(decoder, q[:6], k[:6], v[:6])
-    decoder.snapshot().save(tmp_path / "state")
-    again = kt.Decoder(
-        "elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64",
-        state=kt.State.load(tmp_path / "state"),
-    )  # fmt: skip
-    assert same_bits(run(again, q[6:], k[6:], v[6:]), run(decoder, q[6:], k[6:], v[6:]))
 
 
 @pytest.mark.parametrize("before", [0, 1, "m"])
@@ -357,16 +311,6 @@ def test_the_horizon_of_a_map_ends_the_stream(compiled):
         whole(q, k, v, "cosformer:horizon=4", on_zero="zero")
 
 
-def test_scale_is_that_of_linear_attention(compiled):
-    q, k, v = tokens()
-    for text, scale in (("elu", 0.3), ("favor:features=16", None), ("hedgehog", 2.0)):
-        decoder = kt.Decoder(
-            text, shape=(2, 3), d=D, value_width=WIDTH, dtype="float64", scale=scale
-        )
-        expected = whole(q, k, v, text, scale=scale)
-        np.testing.assert_allclose(run(decoder, q, k, v), expected, rtol=1e-10)
-
-
 def test_layouts_in_memory_do_not_change_bits(isa):
     q, k, v = (x[0] for x in tokens(1, dtype="float32"))
 
@@ -491,17 +435,6 @@ def copies_go_on(text, make):
     )
     assert (one.snapshot().stop, other.snapshot().stop) == (4, 9)
     np.testing.assert_allclose(run(one, q[4:], k[4:], v[4:], decays[4:]), expected[4:], rtol=1e-12)
-
-
-def test_copies_keep_the_tokens_near_by():
-    q, k, v = tokens(9)
-    options = {"d": D, "value_width": WIDTH, "dtype": "float64", "window": 3, "sinks": 1}
-    one = kt.Decoder("elu", shape=(2, 3), far=-1.0, **options)
-    run(one, q[:5], k[:5], v[:5])
-    other = copy.deepcopy(one)
-    expected = whole(q, k, v, "elu", window=3, sinks=1, far=-1.0)
-    for decoder in (other, one):
-        np.testing.assert_allclose(run(decoder, q[5:], k[5:], v[5:]), expected[5:], rtol=1e-11)
 
 
 def test_a_decoder_is_not_pickled():

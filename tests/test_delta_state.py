@@ -53,15 +53,6 @@ class TestState:
             kt.DeltaState(np.zeros((4, 5, 3))).select(np.array([0]))
         assert state.nbytes == 2 * 4 * 5 * 3 * 8
 
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    def test_it_is_saved_and_loaded(self, dtype, tmp_path):
-        arrays = prompt(dtype=dtype)
-        _, state = kt.delta_rule(**arrays, return_state=True)
-        state.save(tmp_path / "state")
-        back = kt.DeltaState.load(tmp_path / "state")
-        np.testing.assert_array_equal(back.S, state.S)
-        assert (back.S.dtype, back.start, back.stop) == (dtype, 0, 30)
-
     def test_files_that_are_no_states_are_refused(self, tmp_path):
         from kerneltrick.attention import encoded
 
