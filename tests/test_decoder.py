@@ -385,6 +385,7 @@ def test_steps_of_one_decoder_exclude_each_other(text):
         import sys, threading
         import numpy as np
         import kerneltrick as kt
+        sys.setswitchinterval(1e-6)  # threads take turns as often as they can
         text, each, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
         rng = np.random.default_rng(0)
         q, k, v = rng.standard_normal((3, 8, d), dtype=np.float32)

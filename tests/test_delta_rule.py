@@ -175,6 +175,11 @@ class TestPromises:
 
         checks = ["padding changes nothing", "prefill = decode at any split"]
         keeps(checks, run, "delta_rule_per_feature", arrays, (1, 31, 32, 40))
+        keep = rng.random(70) > 0.3
+        out, state = run(*arrays, mask=keep)
+        left, after = run(*(x[:, :, keep] for x in arrays))
+        agree(out[:, :, keep], left)
+        agree(state.S, after.S)
 
     @pytest.mark.parametrize(("engine", "kind"), PAIRS)
     def test_packed_texts_do_not_see_each_other(self, engine, kind):

@@ -95,18 +95,19 @@ def test_results_do_not_depend_on_batch_and_threads(operator, two_threads):
 def test_nan_reaches_what_depends_on_it_and_nothing_else(operator, engine):
     rng = np.random.default_rng(4)
     arrays = case(operator, rng, (), 50, 20, 4)
-    arrays["x"][20, 3] = np.nan
+    arrays["x"][20, 3] = arrays["x"][38, 5] = np.nan
     segments = np.arange(50) >= 40
     found, state = run(operator, arrays, segment_ids=segments.astype(int), engine=engine)
     wanted = np.zeros((50, 20), bool)
     wanted[20 : 24 if operator == "short_convolution" else 40, 3] = True
+    wanted[38:40, 5] = True
     assert (np.isnan(found) == wanted).all()
     assert not np.isnan(state).any()
     mask = np.ones(50, bool)
-    mask[20] = False
+    mask[[20, 38]] = False
     found, _ = run(operator, arrays, engine=engine, mask=mask)
     assert not np.isnan(found).any()
-    assert (found[20] == 0).all()
+    assert (found[[20, 38]] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["dt", "A", "B", "C", "D", "z", "dt_bias"])

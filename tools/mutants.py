@@ -1206,10 +1206,10 @@ MUTANTS = [
         "test_delta_rule.py::test_every_engine_is_the_loop[chunked-none]",
     ),
     Mutant(
-        "delta rule: a masked token decays the state",
+        "delta rule: a masked token corrects the state",
         "engines/_delta_problem.py",
-        "beta, log_decay = clean(beta, found), clean(log_decay, found)",
-        "beta, log_decay = clean(beta, found), None if log_decay is None else grouped(log_decay)",
+        "x, bad = finite(blank(grouped(x), keep, xp), xp)",
+        "x, bad = finite(grouped(x), xp)",
         "test_delta_rule.py::TestPromises::test_pads_and_splits_change_nothing[chunked]",
     ),
     Mutant(
