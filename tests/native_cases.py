@@ -75,6 +75,11 @@ def make_map(text, heads, d, make=np.asarray):
     return {"subclass": Shifted(), "function": custom}.get(text, text)
 
 
+def share(options, text, of):
+    """Every second, or third, … of the options for a map, and others for the next one."""
+    return list(options)[EVERY.index(text) % of :: of]
+
+
 def each_isa(monkeypatch):
     """Select each instruction set in turn within one test, so that a slow reference runs once."""
     for name in ISAS:

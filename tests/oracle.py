@@ -1,7 +1,6 @@
 """Attention as loops over tokens in float64. Every engine must agree with them."""
 
 import numpy as np
-import pytest
 
 from kerneltrick import conformance, maps
 from kerneltrick.conformance import delta_loop
@@ -40,14 +39,21 @@ SIGNED_FEATURES = {
     "taylor:order=3",
 }
 
-# Without mask and state, and with both. Only `make test-all` has one of them alone.
-MASKED_CONTINUED = [
-    pytest.param(False, False, id="unmasked-fresh"),
-    pytest.param(True, True, id="masked-continued"),
-    pytest.param(True, False, id="masked-fresh", marks=pytest.mark.slow),
-    pytest.param(False, True, id="unmasked-continued", marks=pytest.mark.slow),
-]
 DECAYS = ["none", "number", "head", "token", "feature"]
+
+
+def turns(text, first, *others):
+    """Each of `first` with one of each of the others, which take turns: few calls for many pairs.
+
+    The turns of the next map (or the next of another list) begin one later.
+    """
+    start = text if isinstance(text, int) else MAPS.index(text)
+    for place, x in enumerate(first, start):
+        chosen = []
+        for values in others:
+            place, index = divmod(place, len(values))
+            chosen.append(values[index])
+        yield x, *chosen
 
 
 def make_decay(kind, rng, k, m, strength=2.0):

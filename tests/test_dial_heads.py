@@ -5,8 +5,6 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from oracle import near_far_heads, same_bits
 
 import kerneltrick as kt
@@ -37,38 +35,6 @@ def setting_of(head, text="elu"):
     return (
         "softmax" if WINDOWS[head] is None else f"{text}@window={WINDOWS[head]},sinks={SINKS[head]}"
     )
-
-
-@given(data=st.data())
-def test_engines_equal_the_loop_over_pairs(data):
-    engine = data.draw(st.sampled_from(ENGINES))
-    n = data.draw(st.sampled_from([1, 9, 30]))
-    heads = data.draw(st.sampled_from([(3, 3), (6, 3)]))
-    window = data.draw(st.lists(st.sampled_from([None, 0, 1, 7, n]), min_size=3, max_size=3))
-    sinks = data.draw(st.lists(st.sampled_from([0, 1, 4]), min_size=3, max_size=3))
-    text = data.draw(st.sampled_from(["elu", "exp", "cosformer:horizon=100000", "hedgehog"]))
-    causal, normalize, relative = (data.draw(st.booleans()) for _ in range(3))
-    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
-    q, k, v = inputs(n, (), heads, seed=int(rng.integers(999)))
-    options = {"causal": causal, "normalize": normalize, "window": window, "sinks": sinks}
-    if data.draw(st.booleans()):
-        options["mask"] = rng.random((3, n) if data.draw(st.booleans()) else n) < 0.7
-    if causal and data.draw(st.booleans()):
-        options["segment_ids"] = np.sort(rng.integers(0, 3, (3, n)), axis=-1)
-    if not causal and data.draw(st.booleans()):
-        options["query_mask"] = rng.random((heads[0], n)) < 0.7
-    near = [w or s for w, s in zip(window, sinks, strict=True) if w is not None]
-    gain = rng.standard_normal(heads[0])
-    if not any(near):
-        far, gain, relative = None, 0.0, False
-    else:
-        far = kt.Far(gain, relative)
-        # A head without near keys is linear attention, whose weights have no units.
-        linear = [not (w or s) and w is not None for w, s in zip(window, sinks, strict=True)]
-        gain = np.where(np.repeat(linear, heads[0] // 3), 0.0, gain)
-    out = kt.linear_attention(q, k, v, text, far=far, engine=engine, on_zero="nan", **options)
-    want = near_far_heads(q, k, v, text, gain=gain, relative=relative, **options)
-    np.testing.assert_allclose(out, want, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from oracle import turns
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -23,7 +24,7 @@ INTEGERS = {
     "torch": ["int8", "uint8", "int16", "int32", "int64"],
     "jax": ["int8", "uint8", "int16", "int32"],
 }
-RUN = [("native",)] * (core() is not None) + [("chunked",), ("recurrent",)]
+RUN = ["native"] * (core() is not None) + ["chunked", "recurrent"]
 ROUNDING = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, ">f4": 2e-6}
 
 
@@ -101,30 +102,32 @@ def check(library, dtype, arguments, engine):
     expected = kt.linear_attention(q, k, v, causal=True, engine="dense", **exact)
     # Angles of positions are computed in the dtype of q in every library.
     close = 1e-5 if library == "jax" else 1e-12
-    np.testing.assert_allclose(as_numpy(got), as_numpy(expected), rtol=close, atol=close)
+    told = {"rtol": close, "atol": close, "err_msg": f"{dtype}, {engine}"}
+    np.testing.assert_allclose(as_numpy(got), as_numpy(expected), **told)
 
 
-def cases(dtypes, engines=None):
-    """Every dtype of every library, with every engine; JAX compiles each call, which takes long."""
-    return [
-        pytest.param(library, dtype, *engine, marks=[pytest.mark.slow] * (library == "jax"))
-        for library, names in dtypes.items()
-        for dtype in names
-        for engine in ([()] if engines is None else engines)
-        if library != "jax" or engine in ((), ("chunked",))
-    ]
+# JAX compiles each call, which takes long.
+LIBRARIES = ["numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)]
 
 
+def calls(library, dtypes, number):
+    """Every dtype of the library, the engines in turn."""
+    engines = ["chunked"] if library == "jax" else RUN
+    return turns(number, dtypes[library], engines)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("arguments", FLOATING)
-@pytest.mark.parametrize(("library", "dtype", "engine"), cases(FLOATS, RUN))
-def test_floating_arguments_count_by_their_values(library, dtype, engine, arguments):
-    check(library, dtype, FLOATING[arguments], engine)
+def test_floating_arguments_count_by_their_values(arguments, library):
+    for dtype, engine in calls(library, FLOATS, list(FLOATING).index(arguments)):
+        check(library, dtype, FLOATING[arguments], engine)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("arguments", WHOLE)
-@pytest.mark.parametrize(("library", "dtype", "engine"), cases(INTEGERS, RUN))
-def test_whole_numbers_count_by_their_values(library, dtype, engine, arguments):
-    check(library, dtype, WHOLE[arguments], engine)
+def test_whole_numbers_count_by_their_values(arguments, library):
+    for dtype, engine in calls(library, INTEGERS, list(WHOLE).index(arguments)):
+        check(library, dtype, WHOLE[arguments], engine)
 
 
 OPERATORS = {
@@ -147,17 +150,17 @@ def stream(q, k, v):
     return kt.linear_attention(q[:, 4:], k[:, 4:], v[:, 4:], causal=True, window=2, state=state)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(("library", "dtype"), cases(FLOATS))
-def test_operators_are_as_good_as_the_dtype_of_their_arrays(library, dtype, operator):
-    arrays = tokens(library, dtype)
-    exact = [as_numpy(x).astype(np.float64) for x in arrays]
-    got, expected = OPERATORS[operator](*arrays), OPERATORS[operator](*exact)
-    assert got.dtype == arrays[2].dtype
-    close = ROUNDING.get(dtype, 1e-12)
-    np.testing.assert_allclose(
-        as_numpy(got).astype(np.float64), expected, rtol=close, atol=close * abs(expected).max()
-    )
+def test_operators_are_as_good_as_the_dtype_of_their_arrays(operator, library):
+    for dtype in FLOATS[library]:
+        arrays = tokens(library, dtype)
+        exact = [as_numpy(x).astype(np.float64) for x in arrays]
+        got, expected = OPERATORS[operator](*arrays), OPERATORS[operator](*exact)
+        assert got.dtype == arrays[2].dtype
+        close = ROUNDING.get(dtype, 1e-12)
+        limit = {"rtol": close, "atol": close * abs(expected).max(), "err_msg": dtype}
+        np.testing.assert_allclose(as_numpy(got).astype(np.float64), expected, **limit)
 
 
 @pytest.mark.parametrize("dtype", FLOATS["torch"])
@@ -187,9 +190,12 @@ def test_gradients_reach_arguments_of_every_dtype(dtype, arguments):
 
 
 @pytest.mark.parametrize("dtype", FLOATS["torch"])
-@pytest.mark.parametrize("window", [0, 3])
-@pytest.mark.parametrize("weights", [hedgehog, t2r])
-def test_a_decoder_takes_weights_of_every_dtype(weights, window, dtype):
+def test_a_decoder_takes_weights_of_every_dtype(dtype):
+    for weights, window in ((hedgehog, 0), (hedgehog, 3), (t2r, 0), (t2r, 3)):
+        weighted_steps(weights, window, dtype)
+
+
+def weighted_steps(weights, window, dtype):
     keywords = weights(lambda x: make("torch", x, dtype))
     q, k, v = tokens("torch", "float64")
     decoder = kt.Decoder(**keywords, shape=(H,), d=D, dtype="float64", window=window)

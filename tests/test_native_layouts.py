@@ -4,8 +4,8 @@ import gc
 
 import numpy as np
 import pytest
-from native_cases import FUSED, inputs, options_of
-from oracle import same_bits
+from native_cases import FUSED, ISAS, inputs, options_of
+from oracle import MAPS, same_bits, turns
 
 import kerneltrick as kt
 from kerneltrick import maps
@@ -46,10 +46,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_in_memory_do_not_change_bits(layout, dtype, isa):
-    arrange = LAYOUTS[layout]
+def test_layouts_in_memory_do_not_change_bits(layout, monkeypatch):
+    for isa, dtype in turns([*LAYOUTS].index(layout), ISAS, [np.float16, np.float32, np.float64]):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
+        lay_out(LAYOUTS[layout], dtype)
+
+
+def lay_out(arrange, dtype):
     arrays = inputs(150, 6, 5, (4, 2), (2,), dtype=dtype)
     rng = np.random.default_rng(0)
     extra = {
@@ -132,8 +136,14 @@ def test_swapped_bytes_are_right_or_refused():
 
 
 @pytest.mark.parametrize("text", ["elu", "favor:features=16", "poly:degree=2", "poly:degree=3"])
-@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (2, 0, 4), (0, 1, 0, 4)], ids=str)
-def test_empty_batches_and_sequences(text, shape, isa):
+def test_empty_batches_and_sequences(text, monkeypatch):
+    shapes = [(0, 2, 5, 4), (2, 0, 4), (0, 1, 0, 4)]
+    for isa, shape in turns(MAPS.index(text) if text in MAPS else 0, ISAS, shapes):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
+        attend_to_nothing(text, shape)
+
+
+def attend_to_nothing(text, shape):
     def leaf(x):  # not through NumPy, whose empty arrays have strides of 0
         return torch.zeros(x.shape, dtype=torch.float64).requires_grad_()
 
@@ -169,9 +179,14 @@ def test_denormal_numbers_are_numbers(dtype, isa):
         assert np.abs(ours).max() > 10**5
 
 
-@pytest.mark.parametrize("case", ["all", "full grouped"])
 @pytest.mark.parametrize("text", FUSED)
-def test_nan_and_inf_spoil_the_same_outputs_as_in_dense(text, case, isa):
+def test_nan_and_inf_spoil_the_same_outputs_as_in_dense(text, monkeypatch):
+    for isa, case in turns(text, ISAS, ["all", "full grouped"]):
+        monkeypatch.setenv("KERNELTRICK_ISA", isa)
+        spoil(text, case)
+
+
+def spoil(text, case):
     (q, k, v), options = options_of(case, text)
     rng = np.random.default_rng(3)
     for x in (q, k, v):
@@ -187,10 +202,13 @@ def test_nan_and_inf_spoil_the_same_outputs_as_in_dense(text, case, isa):
     np.testing.assert_array_equal(np.isnan(after.Z), np.isnan(end.Z))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("text", ["elu", "favor:features=16", "taylor:order=2", "poly:degree=3"])
-def test_half_precision_is_float32_rounded_once(text, causal, dtype, isa):
+def test_half_precision_is_float32_rounded_once(text, isa):
+    for dtype, causal in turns(ISAS.index(isa), ["float16", "bfloat16"], [False, True]):
+        round_once(text, causal, dtype)
+
+
+def round_once(text, causal, dtype):
     half = getattr(torch, dtype)
     arrays = [torch.asarray(np.abs(x)).to(half) for x in inputs(200, 6, 5, (4, 2))]
     out = kt.linear_attention(*arrays, text, causal=causal, engine="native")

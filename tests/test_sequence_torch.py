@@ -1,12 +1,10 @@
 """The short convolution and the selective scan in PyTorch, JAX and other array libraries."""
 
-import array_api_strict
 import numpy as np
 import pytest
 from sequence_cases import convolution_case, run, scan_case, tokens_case
 
 import kerneltrick as kt
-from kerneltrick._arrays import as_numpy
 
 torch = pytest.importorskip("torch")
 
@@ -46,15 +44,15 @@ def slopes(operator, given, **options):
 
 
 @pytest.mark.parametrize("operator", OTHER)
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("n", "channels", "size"), [(1, 3, 1), (40, 9, 4), (70, 300, 3)])
-def test_gradients_are_those_of_the_other_engine(operator, masked, packed, n, channels, size):
+def test_gradients_are_those_of_the_other_engine(operator, n, channels, size):
     given = tensors(operator, n=n, channels=channels, size=size)
-    which = tokens(n, masked, packed)
-    found = slopes(operator, given, engine="native", **which)
-    for name, wanted in slopes(operator, given, engine=OTHER[operator], **which).items():
-        torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-11, msg=name)
+    masks = [(True, True)] if n == 1 else [(False, True), (True, False), (True, True)]
+    for masked, packed in masks:
+        which = tokens(n, masked, packed)
+        found = slopes(operator, given, engine="native", **which)
+        for name, wanted in slopes(operator, given, engine=OTHER[operator], **which).items():
+            torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-11, msg=name)
 
 
 @pytest.mark.parametrize("operator", OTHER)
@@ -312,24 +310,11 @@ def test_a_step_that_came_before_is_still_recorded_when_gradients_are_asked_for(
 
 
 @pytest.mark.parametrize("operator", OTHER)
-@pytest.mark.parametrize("library", ["jax", "array-api-strict"])
-def test_other_libraries_agree_with_numpy(operator, library):
-    if library == "jax":
-        make = pytest.importorskip("jax").numpy.asarray
-    else:
-        make = array_api_strict.asarray
-    given = arrays(operator, n=40, channels=5)
-    given = {name: x.astype(np.float32) for name, x in given.items()}
-    which = tokens_case(np.random.default_rng(1), (2,), 40, True, True)
-    wanted = run(operator, given, **which, **OPTIONS[operator])
-    made = {name: make(x) for name, x in given.items()}
-    own = {name: make(x) for name, x in which.items()}
-    for found, want in zip(run(operator, made, **own, **OPTIONS[operator]), wanted, strict=True):
-        assert type(found) is type(made["x"])
-        np.testing.assert_allclose(as_numpy(found), want, rtol=1e-4, atol=1e-5)
-    if library == "jax":
-        with pytest.raises(ValueError, match="cannot overwrite an array of JAX's"):
-            getattr(kt, operator)(**made, inplace=True)
+def test_an_array_of_jax_is_not_overwritten(operator):
+    make = pytest.importorskip("jax").numpy.asarray
+    made = {name: make(x.astype(np.float32)) for name, x in arrays(operator, n=1).items()}
+    with pytest.raises(ValueError, match="cannot overwrite an array of JAX's"):
+        getattr(kt, operator)(**made, inplace=True)
 
 
 @pytest.mark.parametrize("operator", OTHER)

@@ -78,8 +78,8 @@ class SSD(Mixer):
         A = -torch.exp(self.A_log.to(step.dtype))
         shared = self.num_heads // self.num_groups
         return Heads(
-            q=C.repeat_interleave(shared, dim=1),
-            k=B.repeat_interleave(shared, dim=1) * step[..., None],
+            q=_repeated(C, shared),
+            k=_repeated(B, shared) * step[..., None],
             v=x,
             tail=tail,
             counted=tokens.counted()[1],
@@ -97,3 +97,8 @@ class SSD(Mixer):
     def extra_repr(self) -> str:
         inner = f"state_dim={self.state_dim}, expand={self.inner // self.hidden_size}"
         return f"{super().extra_repr()}, {inner}, num_groups={self.num_groups}"
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """Every head so many times, side by side; `repeat_interleave` fails in ONNX without tokens."""
+    return x[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
