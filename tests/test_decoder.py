@@ -288,17 +288,6 @@ class TestVanishingNormalizer:
         assert np.isnan(self.decoder().step(self.q * np.nan, self.k, self.v)).all()
 
 
-def test_positions_count_from_the_end_of_the_state(compiled):
-    q, k, v = tokens(8, shape=(2,))
-    expected, _ = whole(q, k, v, "cosformer:horizon=20", return_state=True, on_zero="zero")
-    _, state = whole(q[:3], k[:3], v[:3], "cosformer:horizon=20", return_state=True, on_zero="zero")
-    decoder = kt.Decoder(
-        "cosformer:horizon=20", shape=(2,), d=D, value_width=WIDTH, dtype="float64", state=state,
-        on_zero="zero",
-    )  # fmt: skip
-    np.testing.assert_allclose(run(decoder, q[3:], k[3:], v[3:]), expected[3:], rtol=1e-9)
-
-
 def test_the_horizon_of_a_map_ends_the_stream(compiled):
     q, k, v = tokens(6, shape=(2,))
     decoder = kt.Decoder(

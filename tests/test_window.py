@@ -355,11 +355,6 @@ class TestDial:
     def test_text_form_gives_the_dial_back(self, text):
         assert str(kt.Dial.get(text)) == text
 
-    def test_softmax_alone_is_exact(self):
-        q, k, v = inputs(30)
-        out = kt.linear_attention(q, k, v, "softmax", causal=True)
-        np.testing.assert_allclose(out, kt.softmax_attention(q, k, v, causal=True), rtol=1e-10)
-
     @pytest.mark.parametrize(
         ("text", "message"),
         [
