@@ -1383,7 +1383,7 @@ MUTANTS = [
     Mutant(
         "SSD: groups are dealt to heads in turn",
         "torch/mixers/_ssd.py",
-        "q=C.repeat_interleave(shared, dim=1)",
+        "q=_repeated(C, shared)",
         "q=C.repeat(1, shared, 1, 1)",
         "test_mixers_peers.py::test_ssd_is_the_mixer_of_mamba_2_in_transformers[2]",
     ),
