@@ -400,7 +400,7 @@ def test_steps_of_one_decoder_exclude_each_other(text):
         assert mine.stop == theirs.stop == 8 * each, (mine.stop, theirs.stop)
         assert np.array_equal(mine.U, theirs.U) and np.array_equal(mine.Z, theirs.Z)
     """
-    each, d = (20, 8) if text == "poly:degree=3" else (300, 32)
+    each, d = (20, 8) if text == "poly:degree=3" else (1000, 32)
     command = [sys.executable, "-c", textwrap.dedent(code), text, str(each), str(d)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"

@@ -126,7 +126,9 @@ def test_chunk_size_does_not_matter(text):
     for chunk_size, causal in turns(text, (1, 2, 7, 63, 64, 65, 130), [False, True]):
         expected = kt.linear_attention(q, k, v, text, engine="dense", causal=causal, **options)
         close = {"rtol": 1e-11, "atol": 1e-11 * np.nanmax(abs(expected))}
-        actual = kt.linear_attention(q, k, v, text, causal=causal, chunk_size=chunk_size, **options)
+        actual = kt.linear_attention(
+            q, k, v, text, engine="chunked", causal=causal, chunk_size=chunk_size, **options
+        )
         np.testing.assert_allclose(actual, expected, **close, err_msg=str(chunk_size))
 
 
@@ -171,14 +173,17 @@ def test_scale_multiplies_the_products(engine):
     np.testing.assert_allclose(default, half, rtol=1e-12)  # 1/√4
 
 
-def test_a_million_float32_tokens_lose_nothing():
+@pytest.mark.parametrize("engine", ["chunked", "native"])
+def test_a_million_float32_tokens_lose_nothing(engine):
     n, d, width, piece = 1_000_000, 8, 4, 1 << 17
     rng = np.random.default_rng(7)
     state, U, Z = None, np.zeros((d, width)), np.zeros(d)
     for first in range(0, n, piece):
         count = min(piece, n - first)
         k, v = (rng.standard_normal((count, w)).astype(np.float32) for w in (d, width))
-        _, state = kt.linear_attention(k, k, v, "elu", causal=True, state=state, return_state=True)
+        _, state = kt.linear_attention(
+            k, k, v, "elu", causal=True, state=state, return_state=True, engine=engine
+        )
         phi = maps.get("elu").phi(k.astype(np.float64))
         U, Z = U + phi.T @ v.astype(np.float64), Z + phi.sum(0)
     assert state.stop == n

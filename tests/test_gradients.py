@@ -29,16 +29,14 @@ def tensors(n=5, heads=(2, 1), seed=0):
 def test_gradcheck(text):
     for causal, normalize, masked, with_state in turns(text, BOTH, BOTH, BOTH, BOTH):
         mask = torch.tensor([True, False, True, True, False]) if masked else None
-        options = {"causal": causal, "normalize": normalize}
+        options = {"causal": causal, "normalize": normalize, "engine": "chunked", "chunk_size": 2}
         earlier = tensors(3, seed=1) if with_state else []
 
         def function(q, k, v, *before, options=options, mask=mask):
             state = None
             if before:
                 _, state = kt.linear_attention(*before, text, return_state=True, **options)
-            return kt.linear_attention(
-                q, k, v, text, mask=mask, state=state, chunk_size=2, **options
-            )
+            return kt.linear_attention(q, k, v, text, mask=mask, state=state, **options)
 
         assert torch.autograd.gradcheck(function, (*tensors(), *earlier), fast_mode=True)
 
@@ -54,8 +52,9 @@ def test_gradcheck_of_log_decay(kind, text):
 
     def function(q, k, v, decay):
         return kt.linear_attention(
-            q, k, v, text, causal=True, log_decay=decay, segment_ids=ids, chunk_size=2
-        )
+            q, k, v, text, causal=True, log_decay=decay, segment_ids=ids, engine="chunked",
+            chunk_size=2,
+        )  # fmt: skip
 
     assert torch.autograd.gradcheck(function, (q, k, v, decay), fast_mode=True)
 
