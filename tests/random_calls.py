@@ -314,11 +314,13 @@ def one_head(
                 loose @ np.abs(v[js]) * scale_back
                 + np.abs(out[i]) * (loose.sum() if normalize else 0)
             ) / np.abs(total)
-            lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum())  # products smaller than any number
+            # Weights and products that are smaller than any number.
+            lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum()) + np.abs(v[js]).sum(0)
             allowed[i] = (
                 EXACT_NEAR * eps * wrong + 4 * tiny * (1 + lost / np.abs(total)) * scale_back
             )
-            if normalize and not np.abs(weight.sum()) > 1e4 * tiny * (1 + len(js)):
+            none = 1e4 * tiny * (1 + len(js)) + EXACT_NEAR * eps * loose.sum()
+            if normalize and not np.abs(weight.sum()) > none:
                 allowed[i] = np.inf  # as good as no weights
     return out, allowed, added
 

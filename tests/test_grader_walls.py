@@ -281,7 +281,7 @@ class TestWalls:
 
     def test_the_reference_is_out_of_reach(self, server):
         attempts = (
-            "import kerneltrick",
+            "from kerneltrick import linear_attention",
             "from kerneltrick.labs import kernel_trick",
             "import importlib; importlib.import_module('kerneltrick.labs.kernel_trick')",
             f"open({REFERENCE!r}).read()",
