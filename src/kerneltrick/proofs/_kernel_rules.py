@@ -24,7 +24,7 @@ NONE = Form({})
 Signed = tuple[int, Node]
 
 
-class _KernelPlace(NamedTuple):
+class _Where(NamedTuple):
     """Where an expression stands: the meaning of its names, and of the indices of sums."""
 
     space: Space
@@ -44,19 +44,19 @@ class _KernelPlace(NamedTuple):
         found = sign_of_node(node, self.space, {}, 1, self.labels).sign
         return found == "positive" or (found == "non-negative" and not strictly)
 
-    def inside(self, indices: Node) -> _KernelPlace:
+    def inside(self, indices: Node) -> _Where:
         """A sum over coordinates of kernels is one, for any coordinates that the indices mean."""
         own = {str(x.value): f"{x.value}{len(self.labels)}" for x in indices.parts}
-        return _KernelPlace(Space({"q", "k"}, None, self.space.places), {**self.labels, **own})
+        return _Where(Space({"q", "k"}, None, self.space.places), {**self.labels, **own})
 
 
 def proof(node: Node, space: Space) -> list[str] | None:
     """The steps of a proof that an expression in q and k is psd; None if there is none."""
     steps: list[str] = []
-    return list(dict.fromkeys(steps)) if _psd(node, _KernelPlace(space, {}), steps) else None
+    return list(dict.fromkeys(steps)) if _psd(node, _Where(space, {}), steps) else None
 
 
-def _psd(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
+def _psd(node: Node, at: _Where, steps: list[str]) -> bool:
     """Whether rules or the coefficients of its normal form prove that an expression is psd.
 
     The steps of the proof are appended to `steps`."""
@@ -64,9 +64,9 @@ def _psd(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
 
 
 def _tried(
-    rule: Callable[[Node, _KernelPlace, list[str]], bool],
+    rule: Callable[[Node, _Where, list[str]], bool],
     node: Node,
-    at: _KernelPlace,
+    at: _Where,
     steps: list[str],
 ) -> bool:
     own: list[str] = []
@@ -76,7 +76,7 @@ def _tried(
     return True
 
 
-def _by_form(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
+def _by_form(node: Node, at: _Where, steps: list[str]) -> bool:
     for x in (node, *_with_kernel_as_letter(node, at)):
         form = at.form(x)
         reason = None if form is None else kernel_by_form(form, at.least)
@@ -86,7 +86,7 @@ def _by_form(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
     return _tried(_vanishing_at_zero, node, at, steps)
 
 
-def _with_kernel_as_letter(node: Node, at: _KernelPlace) -> Iterator[Node]:
+def _with_kernel_as_letter(node: Node, at: _Where) -> Iterator[Node]:
     """The expression with the letter K for a kernel in an exponent, as in e^K − 1 − K."""
     for exponent in _exponents(node):
         for x in (x for _, addend in _addends(exponent) for x in _factors(addend)):
@@ -107,11 +107,11 @@ def _put(node: Node, old: Node, new: Node) -> Node:
     return node._replace(parts=tuple(_put(part, old, new) for part in node.parts))
 
 
-def _vanishing_at_zero(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
+def _vanishing_at_zero(node: Node, at: _Where, steps: list[str]) -> bool:
     """K is psd if −K is conditionally negative definite and K(q, 0) is a constant ≥ 0."""
     space = Space({"q", "k"}, at.space.d, at.space.places)
     space.vectors["k"] = space.vectors["k"].each(lambda _: Form({}))
-    form = _KernelPlace(space, at.labels).form(node) if not at.labels else None
+    form = _Where(space, at.labels).form(node) if not at.labels else None
     constant = None if form is None else form.constant
     steps.append(
         "K is psd if −K is conditionally negative definite and K(q, 0) is constant and ≥ 0"
@@ -119,7 +119,7 @@ def _vanishing_at_zero(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
     return constant is not None and constant >= 0 and _conditional(node, 1, at, steps)
 
 
-def _by_rules(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
+def _by_rules(node: Node, at: _Where, steps: list[str]) -> bool:
     name = str(node.value)
     if not names(node) & {"q", "k"}:
         steps.append("a constant ≥ 0 is a kernel")
@@ -146,7 +146,7 @@ def _by_rules(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
     return _is_power(node, at, steps)
 
 
-def _is_sum_of_kernels(addends: list[Signed], at: _KernelPlace, steps: list[str]) -> bool:
+def _is_sum_of_kernels(addends: list[Signed], at: _Where, steps: list[str]) -> bool:
     """Whether addends are kernels, or some of them together make up for those that are not."""
     kernels = [x for x in addends if x[0] > 0 and _tried(_psd, x[1], at, steps)]
     left = [x for x in addends if x not in kernels]
@@ -157,7 +157,7 @@ def _is_sum_of_kernels(addends: list[Signed], at: _KernelPlace, steps: list[str]
     return not left or any(_tried(_by_form, _sum_of(x), at, steps) for x in proper)
 
 
-def _is_product_of_kernels(factors: list[Node], at: _KernelPlace, steps: list[str]) -> bool:
+def _is_product_of_kernels(factors: list[Node], at: _Where, steps: list[str]) -> bool:
     """Whether factors are kernels, or functions of q and the same functions of k."""
     mixed = [x for x in factors if len(names(x) & {"q", "k"}) != 1]
     alone = [(1, x) for x in factors if len(names(x) & {"q", "k"}) == 1]
@@ -170,7 +170,7 @@ def _is_product_of_kernels(factors: list[Node], at: _KernelPlace, steps: list[st
     return all(_psd(x, at, steps) for x in mixed)
 
 
-def _is_power(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
+def _is_power(node: Node, at: _Where, steps: list[str]) -> bool:
     """Whether a power with a whole exponent, or one < 0, is a kernel."""
     base, e = _as_power(node)
     if e.denominator == 1 and e >= 0 and base is not node:
@@ -182,7 +182,7 @@ def _is_power(node: Node, at: _KernelPlace, steps: list[str]) -> bool:
     return e < 0 and at.is_positive(base) and _conditional(base, -1, at, steps)
 
 
-def _conditional(node: Node, sign: int, at: _KernelPlace, steps: list[str]) -> bool:
+def _conditional(node: Node, sign: int, at: _Where, steps: list[str]) -> bool:
     """Whether −sign·node is conditionally negative definite."""
     form = at.form(node)
     if form is not None and conditional_by_form(form.times(Fraction(sign)), at.least):
@@ -211,7 +211,7 @@ def _conditional(node: Node, sign: int, at: _KernelPlace, steps: list[str]) -> b
     return at.is_positive(base, strictly=is_log) and _conditional(base, -1, at, steps)
 
 
-def _is_conditional_sum(addends: list[Signed], at: _KernelPlace, steps: list[str]) -> bool:
+def _is_conditional_sum(addends: list[Signed], at: _Where, steps: list[str]) -> bool:
     """Whether addends are constants, f(q) + f(k), or each conditionally definite."""
     alone = [(s, x) for s, x in addends if len(names(x) & {"q", "k"}) == 1]
     mixed = [(s, x) for s, x in addends if len(names(x) & {"q", "k"}) == 2]
