@@ -319,6 +319,8 @@ def one_head(
             allowed[i] = (
                 EXACT_NEAR * eps * wrong + 4 * tiny * (1 + lost / np.abs(total)) * scale_back
             )
+            if not normalize and top > 0.98 * np.log(WIDE(draw.wide.max)):
+                allowed[i] = np.inf  # a weight larger than any number
             none = 1e4 * tiny * (1 + len(js)) + EXACT_NEAR * eps * loose.sum()
             if normalize and not np.abs(weight.sum()) > none:
                 allowed[i] = np.inf  # as good as no weights

@@ -97,7 +97,8 @@ def linear_attention(
         each token. A number, (H_kv,), one per token (..., H_kv, n), or one per token and feature
         (..., H_kv, n, m). Causal only.
     normalize
-        Divide by φ(q)ᵀZ.
+        Divide by φ(q)ᵀZ. Without that, near weights e^{s·q·k} must be numbers of the arithmetic:
+        s·q·k below 88 in float32.
     mask
         True = keep; (..., H_kv, n), (..., n) or (n,). Causal: a masked token contributes nothing,
         does not decay the state, and its output is 0. Full: it marks keys.
