@@ -315,10 +315,9 @@ def one_head(
                 + np.abs(out[i]) * (loose.sum() if normalize else 0)
             ) / np.abs(total)
             # Weights and products that are smaller than any number.
-            lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum()) + np.abs(v[js]).sum(0)
-            allowed[i] = (
-                EXACT_NEAR * eps * wrong + 4 * tiny * (1 + lost / np.abs(total)) * scale_back
-            )
+            lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum())
+            lost = (1 + lost / np.abs(total)) * scale_back + np.abs(v[js]).sum(0) / np.abs(total)
+            allowed[i] = EXACT_NEAR * eps * wrong + 4 * tiny * lost
             if not normalize and top > 0.98 * np.log(WIDE(draw.wide.max)):
                 allowed[i] = np.inf  # a weight larger than any number
             none = 1e4 * tiny * (1 + len(js)) + EXACT_NEAR * eps * loose.sum()
