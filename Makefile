@@ -89,7 +89,7 @@ sanitize: $(VENV)/.test ## run random calls under AddressSanitizer and UBSan, an
 
 # Calls of the core with what they gave, for machines and sanitizers without Python.
 build/calls.bin: $(VENV)/.test tests/random_calls.py tools/sanitize.py tools/record_calls.py $(NATIVE)
-	$(BIN)/python tools/sanitize.py record $@ --cases 600
+	$(BIN)/python tools/sanitize.py record $@ --cases 900
 
 # AddressSanitizer does not run under qemu; UBSan does.
 sanitize-arm: build/calls.bin ## run recorded calls on ARM64, cross-compiled, in an emulator (Debian: g++-aarch64-linux-gnu qemu-user-static)

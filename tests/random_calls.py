@@ -70,7 +70,7 @@ class Draw:
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.mild = mild  # float64 and ordinary values, so that derivatives do not overflow
-        self.steady = mild or steady  # no sums that nearly cancel before they are divided by
+        self.steady = mild or steady  # nothing that other orders of adding change much
         self.stream = stream  # without masks, segments and long texts, which decoders do not take
         self.dtype = np.dtype("float64" if mild else self.one(TYPES))
         self.compute = np.dtype("float64" if self.dtype == "float64" else "float32")
@@ -148,7 +148,7 @@ def draw_linear(draw: Draw) -> Call:
     growing = text.startswith(GROWING)
     causal = draw.stream or draw.chance(0.7)
     n_q = n if causal else one(LENGTHS[1:])
-    size = one((1e-3, 1, 1, 1 if draw.mild else 2 if growing else 30))
+    size = one((1e-3, 1, 1, 1 if draw.steady else 2 if growing else 30))
     q = draw.normal(batch, heads * groups, n_q, d, size=size)
     k = draw.normal(batch, heads, n, d, size=size)
     v = draw.values(batch, heads, n, width)
@@ -495,6 +495,14 @@ def drawn(seed: int, operator: str | None = None, *, steady: bool = False) -> tu
     draw = Draw(seed, steady=steady)
     often = ("linear", "linear", "linear", "delta", "delta", "scan", "convolution")
     return draw, DRAWS[operator or draw.one(often)](draw)
+
+
+def is_steady(call: Call) -> bool:
+    """Whether another order of adding changes no output by much of the largest one."""
+    sure = np.isfinite(call.truth)
+    largest = np.abs(call.truth[sure]).max(initial=0)
+    narrow = all(x.dtype != np.float64 for x in call.arrays.values())
+    return bool((call.allowed[sure] <= (1e-3 if narrow else 1e-10) * largest + 1e-30).all())
 
 
 def compare(told: str, call: Call, found: np.ndarray) -> None:

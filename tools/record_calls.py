@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from kerneltrick.engines import _core_call, _native_decoder
-from kerneltrick.engines._core_call import CoreCall, layout
+from kerneltrick.engines._core_call import CoreCall, core, layout
 
+ISAS = ("baseline", "avx2", "avx512")
+# What is kept for the gradient has units that depend on the length of blocks, so only the same
+# instruction set can read it.
+KEPT = ("normalizer", "near_reference", "near_normalizer", "near_top")
 # How far numbers of another compiler or processor may be, as a share of the largest of an array.
-SHARES = {"f64": 1e-9, "f32": 2e-4, "f16": 2e-3, "bf16": 2e-2}
+SHARES = {"f64": 1e-9, "f32": 2e-3, "f16": 4e-3, "bf16": 2e-2}
 MAGIC = 0x4B54524550303031
 KINDS = ("forward", "backward", "step")
 
@@ -38,6 +43,7 @@ def pieces_of(call: CoreCall) -> list[Piece]:
     """The memory of a call; arrays that overlap are one piece."""
     kind = next(name for name, at in layout("attention").types.items() if at == call["type"])
     found: list[Piece] = []
+    kept = {call[name] for name in KEPT if name in call._layout.slots}
     for x in sorted([*call.alive, *call.offsets], key=lambda x: np.lib.array_utils.byte_bounds(x)):
         low, high = np.lib.array_utils.byte_bounds(x)
         if high == low:
@@ -47,7 +53,7 @@ def pieces_of(call: CoreCall) -> list[Piece]:
             continue
         type = "E" if kind == "bf16" and x.dtype.itemsize == 2 else x.dtype.char
         share = 0.0 if x.dtype.kind in "iub" and type != "E" else SHARES[kind]
-        found.append(Piece(low, high, type, share))
+        found.append(Piece(low, high, type, math.inf if low in kept else share))
     return found
 
 
@@ -72,20 +78,24 @@ class Recorder:
         self.file = file
         self.count = 0
 
-    @contextlib.contextmanager
-    def call(self, call: CoreCall, kind: str) -> Iterator[None]:
+    def call(self, call: CoreCall, kind: str, run: Callable[[], Any]) -> Any:
+        """Run a call and record it, but for steps that say that a normaliser is 0."""
         pieces = pieces_of(call)
         record = call.packed(gradient=kind == "backward")
         for piece in pieces:
             piece.before = piece.read()
         addresses = addresses_in(call, record, pieces)
-        yield
-        self._write(call.operator, kind, record, pieces, addresses)
+        found = run()
+        if found is not False:
+            kept = kind == "backward" and call.operator == "attention" and call["normalizer"] != 0
+            self._write(call.operator, kind, kept, record, pieces, addresses)
+        return found
 
     def _write(
         self,
         operator: str,
         kind: str,
+        kept: bool,
         record: bytes,
         pieces: list[Piece],
         addresses: list[tuple[int, int, int]],
@@ -94,9 +104,10 @@ class Recorder:
             MAGIC,
             _core_call.OPERATORS.index(operator),
             KINDS.index(kind),
+            ISAS.index(core().isa()) if kept else -1,
             len(record),
         ]
-        text = [struct.pack("=4q", *words), record, struct.pack("=q", len(pieces))]
+        text = [struct.pack("=5q", *words), record, struct.pack("=q", len(pieces))]
         for piece in pieces:
             after = piece.read()
             changes = after != piece.before
@@ -131,18 +142,18 @@ def recorded(path: Path) -> Iterator[Recorder]:
         recorder = Recorder(file)
 
         def run_forward(call: CoreCall) -> None:
-            with recorder.call(call, "forward"):
-                forward(call)
+            recorder.call(call, "forward", lambda: forward(call))
 
         def run_backward(call: CoreCall) -> None:
-            with recorder.call(call, "backward"):
-                backward(call)
+            recorder.call(call, "backward", lambda: backward(call))
 
-        def run_step(steps: Any, position: int, *arrays: Any) -> bool:
-            if steps.ring is not None and steps.ring.size < steps.ring.rule.window:
-                return decoder(steps, position, *arrays)  # the ring may grow, and move
-            with recorder.call(one_token(steps.call, position, *arrays), "step"):
+        def run_step(steps: Any, position: int, *arrays: Any) -> Any:
+            def step() -> bool:
                 return decoder(steps, position, *arrays)
+
+            if steps.ring is not None and steps.ring.size < steps.ring.rule.window:
+                return step()  # the ring may grow, and move
+            return recorder.call(one_token(steps.call, position, *arrays), "step", step)
 
         CoreCall.forward, CoreCall.backward = run_forward, run_backward  # type: ignore[method-assign]
         _native_decoder.Steps.step = run_step  # type: ignore[method-assign]
