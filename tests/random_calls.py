@@ -318,7 +318,7 @@ def one_head(
             lost = 1 + len(js) * (1 + np.abs(phi_q[i]).sum())
             lost = (1 + lost / np.abs(total)) * scale_back + np.abs(v[js]).sum(0) / np.abs(total)
             allowed[i] = EXACT_NEAR * eps * wrong + 4 * tiny * lost
-            if not normalize and top > 0.98 * np.log(WIDE(draw.wide.max)):
+            if (parts * scale_back).max(initial=0) > 0.1 * WIDE(draw.wide.max):
                 allowed[i] = np.inf  # a weight larger than any number
             none = 1e4 * tiny * (1 + len(js)) + EXACT_NEAR * eps * loose.sum()
             if normalize and not np.abs(weight.sum()) > none:
