@@ -36,7 +36,7 @@
 namespace {
 
 constexpr double LEAST = 1e-37;  // an output may round to 0 elsewhere
-constexpr double CANCELLED = 1e-5;  // of the largest number of a call; what is smaller may be all rounding
+constexpr double CANCELLED = 1e-2;  // of the largest number of a call: what sums of such terms leave over
 constexpr int64_t MAGIC = 0x4b54524550303031;
 constexpr const char* OPERATORS[] = {"attention", "delta_rule", "short_convolution", "selective_scan"};
 constexpr const char* ISAS[] = {"baseline", "avx2", "avx512"};
