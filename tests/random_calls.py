@@ -310,6 +310,8 @@ def one_head(
             parts = np.abs(features).sum(-1) * unit
             parts[near] = weight[near]
             added[i] = parts @ np.abs(v[js]) * np.maximum(scale_back / np.abs(total), 1)
+            raw = np.abs(features).sum(-1)[~near] @ np.abs(v[js[~near]])  # before near ones count
+            added[i] = np.maximum(added[i], raw)
             wrong = (
                 loose @ np.abs(v[js]) * scale_back
                 + np.abs(out[i]) * (loose.sum() if normalize else 0)

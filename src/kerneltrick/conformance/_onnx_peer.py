@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,7 @@ ORDER = ("query", "key", "value", "past_state", "decay", "beta")
 
 def _run(rule: str, given: dict[str, Array], state: Any, dtype: str | None) -> tuple[Array, Any]:
     batch, heads, n, d = given["value"].shape
-    packed = {
-        name: np.ascontiguousarray(np.moveaxis(x, 1, 2).reshape(batch, n, -1))
-        for name, x in given.items()
-    }
+    packed = {name: np.ascontiguousarray(_packed(x)) for name, x in given.items()}
     if state is not None:
         packed["past_state"] = state
     kind = "float32" if dtype is None else dtype
@@ -79,3 +77,9 @@ def gated_delta_rule(
 ) -> tuple[Array, Any]:
     given = {"query": q, "key": k, "value": v, "decay": log_decay, "beta": beta}
     return _run("gated_delta", given, state, dtype)
+
+
+def _packed(x: Array) -> Array:
+    """(batch, heads, n, …) as (batch, n, width)."""
+    moved = np.moveaxis(x, 1, 2)
+    return moved.reshape(*moved.shape[:2], math.prod(moved.shape[2:]))
